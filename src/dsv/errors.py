@@ -1,0 +1,111 @@
+"""What can go wrong, grouped by what a handler would do about it.
+
+Every error is one sentence that names the object, an optional hint (a command that mends it), and an exit
+code that scripts may rely on. Nothing below the command line catches these to print them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DsvError(Exception):
+    """Base of everything that dsv raises on purpose.
+
+    `message` is one sentence without a trailing period; `subject` names the object it is about (a path, a
+    target, a key), for programs that read `--json`; `hint` is what to do next, usually a command.
+    """
+
+    kind: ClassVar[str] = "unexpected"
+    exit_code: ClassVar[int] = 70
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, subject: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.subject = subject
+        self.hint = hint
+
+
+class UsageError(DsvError):
+    """The command or the call was malformed."""
+
+    kind = "usage"
+    exit_code = 2
+
+
+class NotFound(DsvError):
+    """A dataset, revision, path, key or run that is not there."""
+
+    kind = "not-found"
+    exit_code = 3
+
+
+class Conflict(DsvError):
+    """Somebody else was first, or a dangerous act was refused."""
+
+    kind = "conflict"
+    exit_code = 4
+
+
+class IntegrityError(DsvError):
+    """Bytes that are not what their id, their format or their reference says."""
+
+    kind = "integrity"
+    exit_code = 5
+
+
+class Unreachable(DsvError):
+    """A store or cache that did not answer; trying again later may work."""
+
+    kind = "unreachable"
+    exit_code = 6
+    retryable = True
+
+
+class OutcomeUnknown(Unreachable):
+    """A write whose answer was lost and whose effect could not be read back."""
+
+    kind = "outcome-unknown"
+
+
+class NoRoom(DsvError):
+    """A full disk, an exhausted quota, or a limit that still is exceeded."""
+
+    kind = "no-room"
+    exit_code = 7
+
+
+class Denied(DsvError):
+    """Credentials that are missing, expired or not sufficient, or file permissions."""
+
+    kind = "denied"
+    exit_code = 8
+
+
+class Unsupported(DsvError):
+    """Something that this version, this platform or this store cannot do."""
+
+    kind = "unsupported"
+    exit_code = 9
+
+
+class Interrupted(DsvError):
+    """Ctrl-C (130)."""
+
+    kind = "interrupted"
+    exit_code = 130
+
+
+class Terminated(DsvError):
+    """SIGTERM (143)."""
+
+    kind = "interrupted"
+    exit_code = 143
+
+
+class LaunchError(DsvError):
+    """Everything that kept `dsv run` from starting the command, as docker's 125."""
+
+    kind = "launch"
+    exit_code = 125

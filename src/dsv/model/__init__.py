@@ -1,0 +1,1 @@
+"""Values and bytes: no I/O, no clock, nothing imported but errors."""

@@ -1,0 +1,68 @@
+"""A commit: a tree, its parents, who, when, why."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass
+
+from dsv.model.ids import CommitId, NodeId
+from dsv.model.tree import MAX_LEVEL
+from dsv.model.wire import Buffer, Count, Long, Millis, Raw32, Record, Short, damaged
+
+MAX_PARENTS = 64
+_COMMIT = Record(
+    "commit", tuple[Raw32, Count, tuple[Raw32, ...], Short, Millis, Long, Count, Count, Count], limit=1 << 20
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """root, level: the tree's root node and its level. files, bytes, entries: the tree's totals.
+
+    time_ms: milliseconds since 1970 in UTC, by the writer's clock.
+    """
+
+    root: NodeId
+    level: int
+    parents: tuple[CommitId, ...]
+    author: str
+    time_ms: int
+    message: str
+    files: int
+    bytes: int
+    entries: int
+
+    @property
+    def id(self) -> CommitId:
+        return CommitId.hash(self.encode())
+
+    def encode(self) -> builtins.bytes:
+        """Raises `ValueError` for what `decode` would refuse."""
+        fault = self._fault()
+        if fault is not None:
+            raise ValueError(f"a commit can't hold this: {fault}")
+        return _COMMIT.encode((
+            builtins.bytes(self.root), self.level, tuple(map(builtins.bytes, self.parents)), self.author,
+            self.time_ms, self.message, self.files, self.bytes, self.entries,
+        ))  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Commit:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        root, level, parents, author, time_ms, message, files, size, entries = _COMMIT.decode(data)
+        commit = cls(
+            NodeId(root), level, tuple(map(CommitId, parents)), author, time_ms, message, files, size, entries
+        )
+        fault = commit._fault()
+        if fault is not None:
+            raise damaged("commit", fault)
+        return commit
+
+    def _fault(self) -> str | None:
+        if not 1 <= self.level <= MAX_LEVEL:
+            return f"its tree has level {self.level}"
+        if len(self.parents) > MAX_PARENTS or len(set(self.parents)) != len(self.parents):
+            return "it has too many parents, or one twice"
+        if self.files > self.entries or (self.bytes and not self.files):
+            return "its totals contradict each other"
+        return None

@@ -1,0 +1,132 @@
+"""One type for each kind of id.
+
+Ids are `bytes` underneath, so that they hash, compare and concatenate at C speed in columns of millions, and
+distinct types, so that a type checker refuses one where another is meant. Text becomes an id only by `parse`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar, Self
+
+from blake3 import blake3
+
+from dsv.errors import UsageError
+
+
+class Id(bytes):
+    """A fixed number of bytes, shown as lower-case hex."""
+
+    __slots__ = ()
+    size: ClassVar[int] = 32
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """The id with these bytes. Raises `ValueError` where the length is not the kind's."""
+        if len(raw) != cls.size:
+            raise ValueError(f"a {cls.__name__} has {cls.size} bytes, not {len(raw)}")
+        return cls(raw)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The id that this whole lower-case hex text shows. Raises `UsageError`."""
+        try:
+            raw = bytes.fromhex(text)
+        except ValueError:
+            raw = b""
+        if len(raw) != cls.size or raw.hex() != text:
+            raise UsageError(f"{text!r} is not a {cls.__name__}: {cls.size * 2} lower-case hex digits", subject=text)
+        return cls(raw)
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.hex()})"
+
+
+class _RandomId(Id):
+    __slots__ = ()
+    size = 16
+
+    @classmethod
+    def random(cls) -> Self:
+        return cls(os.urandom(cls.size))
+
+
+class _HashedId(Id):
+    """BLAKE3 in derive-key mode: a dataset file can never have the id of metadata."""
+
+    __slots__ = ()
+    context: ClassVar[str]
+
+    @classmethod
+    def hash(cls, encoded: bytes | bytearray | memoryview) -> Self:
+        return cls(blake3(encoded, derive_key_context=cls.context).digest())
+
+
+class ChunkId(Id):
+    """Plain BLAKE3-256 of a chunk's bytes."""
+
+    __slots__ = ()
+
+    @classmethod
+    def hash(cls, data: bytes | bytearray | memoryview) -> ChunkId:
+        return cls(blake3(data).digest())
+
+
+class FileId(Id):
+    """Plain BLAKE3-256 of a whole file's bytes: what `b3sum` prints."""
+
+    __slots__ = ()
+
+    @classmethod
+    def hash(cls, data: bytes | bytearray | memoryview) -> FileId:
+        return cls(blake3(data).digest())
+
+
+EMPTY_FILE = FileId.hash(b"")
+
+
+class RecipeId(_HashedId):
+    __slots__ = ()
+    context = "dsv 2026-11 recipe v1"
+
+
+class SegmentId(_HashedId):
+    __slots__ = ()
+    context = "dsv 2026-11 segment v1"
+
+
+class NodeId(_HashedId):
+    """A node of the tree above the segments; the top one is a commit's root."""
+
+    __slots__ = ()
+    context = "dsv 2026-11 node v1"
+
+
+class CommitId(_HashedId):
+    __slots__ = ()
+    context = "dsv 2026-11 commit v1"
+
+
+class PackId(_RandomId):
+    __slots__ = ()
+
+
+class IndexId(_RandomId):
+    __slots__ = ()
+
+
+class SessionId(_RandomId):
+    __slots__ = ()
+
+
+class StoreId(_RandomId):
+    __slots__ = ()
+
+
+class Nonce(_RandomId):
+    """Makes two writes of the same meaning different bytes, so that a writer knows its own."""
+
+    __slots__ = ()

@@ -1,0 +1,267 @@
+"""An index file: which pack, offset and length hold each object, as sorted rows of a fixed width.
+
+    magic | packs, u32 | rows, u32 | fanout, 256 u32 | pack ids | rows of 56 bytes | BLAKE3 of all before
+
+`fanout[b]` is the number of rows whose id begins with a byte up to `b`, so that a search reads one bucket.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import compress, count, islice
+from operator import eq
+
+from blake3 import blake3
+
+from dsv.errors import NotFound, Unsupported
+from dsv.model.codec import Codec
+from dsv.model.columns import cut, from_little, little, u32s
+from dsv.model.ids import Id, PackId
+from dsv.model.location import OBJECT_MAX, PACK_MAX, Location, ObjectKind
+from dsv.model.wire import Buffer, damaged
+
+MAGIC = b"dsvindx1"
+ROW_SIZE = 56
+MAX_ROWS = 1 << 28
+HASH_SIZE = 32
+_ROW = struct.Struct("<32sBBBxIIIII")
+_PLACE = struct.Struct("<BBBxIIIII")  # a row without its id
+_HEAD = struct.Struct("<8sII")
+_FANOUT = 256 * 4
+_FIXED = _HEAD.size + _FANOUT
+_PREFIX = 33  # id and kind: what rows are sorted by
+_CODECS = tuple(Codec)
+_KINDS = (ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE)
+IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # what a row's `where` says; the last two are reserved
+
+
+class IndexBuilder:
+    """Collects rows, in any order; of two with the same kind and id the first counts."""
+
+    def __init__(self) -> None:
+        self._buckets: list[bytearray] = [bytearray() for _ in range(256)]
+        self._packs: dict[PackId, int] = {}
+
+    def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
+        """Raises `ValueError` for a locator, which is found by the tail of its object, or for a wrong id."""
+        pack, offset, stored, length, codec, tail = location
+        if kind is ObjectKind.LOCATOR:
+            raise ValueError("an index lists no locators")
+        if len(object_id) != 32:
+            raise ValueError(f"an object's id has 32 bytes, not {len(object_id)}")
+        number = self._packs.setdefault(pack, len(self._packs))
+        self._buckets[object_id[0]] += _ROW.pack(
+            object_id, kind, IN_PACK, codec, number, offset, stored, length, tail
+        )
+
+    def finish(self) -> bytes:
+        """The whole file."""
+        return _write(list(self._packs), self._buckets)
+
+
+class Index:
+    """One index file, held as it lies in memory or in a mapped file; the buffer must stay unchanged."""
+
+    def __init__(self, view: memoryview, packs: list[PackId], fanout: array[int]) -> None:
+        """For `parse`; checks nothing."""
+        self._view = view
+        self.packs = packs
+        self._fanout = fanout
+        self._start = _FIXED + 16 * len(packs)
+        # By bucket, when first asked: bytes 1 to 4 of each row's id, as numbers that C code can bisect.
+        self._heads: list[array[int] | None] = [None] * 256
+
+    @classmethod
+    def parse(cls, buffer: Buffer, name: str = "", *, verify: bool = True) -> Index:
+        """Checks everything but whether packs hold what is said of them; `name` is for messages.
+
+        Without `verify`, for a local copy that was checked when it was made, only the head is looked at, so
+        that a large mapped file costs nothing; what is wrong then shows as a wrong place or a miss.
+        Raises `IntegrityError`, or `Unsupported` for a newer version.
+        """
+        view = memoryview(buffer)
+        what = f"index {name}".rstrip()
+        packs, fanout, rows = _parse_head(view, what, verify)
+        if verify:
+            _check_rows(rows, len(packs), fanout, what)
+        return cls(view, packs, fanout)
+
+    def __len__(self) -> int:
+        return self._fanout[255]
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        """Where the object lies. Raises `Unsupported` where that is in no pack, `NotFound` if erased."""
+        bucket = object_id[0]
+        heads = self._heads[bucket]
+        if heads is None:
+            heads = self._heads[bucket] = self._load(bucket)
+        head = int.from_bytes(object_id[1:5], "big")
+        row = bisect_left(heads, head)
+        while row < len(heads) and heads[row] == head:
+            at = self._start + ROW_SIZE * (row + (self._fanout[bucket - 1] if bucket else 0))
+            if self._view[at : at + 32].tobytes() == object_id and self._view[at + 32] == kind:
+                return self._location(at)
+            row += 1
+        return None
+
+    def rows(self) -> Iterator[tuple[ObjectKind, Id, Location]]:
+        """Every row that names a place in a pack, by id and kind."""
+        for at in range(self._start, self._start + len(self) * ROW_SIZE, ROW_SIZE):
+            if self._view[at + 33] == IN_PACK:
+                yield ObjectKind(self._view[at + 32]), Id(self._view[at : at + 32]), self._location(at)
+
+    def _load(self, bucket: int) -> array[int]:
+        first, end = self._fanout[bucket - 1] if bucket else 0, self._fanout[bucket]
+        start = self._start + 1  # behind the byte that makes the bucket
+        heads = array("I")
+        if end > first:
+            # One row's worth from the second byte on; the last row may end before the buffer does.
+            rows = bytes(self._view[start + first * ROW_SIZE : start + end * ROW_SIZE])
+            heads.frombytes(memoryview(rows).cast("I")[:: ROW_SIZE // 4].tobytes())
+        if sys.byteorder == "little":
+            heads.byteswap()
+        return heads
+
+    def _location(self, at: int) -> Location:
+        _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(self._view, at + 32)
+        if where == IN_PACK:
+            try:
+                return Location(self.packs[pack], offset, stored, length, _CODECS[codec], tail)
+            except IndexError:  # only in a copy that was not verified
+                raise damaged("index", "a row names a pack or codec that there is not") from None
+        object_id = self._view[at : at + 32].hex()
+        if where == ERASED:
+            raise NotFound(f"object {object_id} was erased from the store", subject=object_id)
+        raise Unsupported(
+            f"object {object_id} lies outside the store, which this dsv can't read",
+            subject=object_id,
+            hint="install a newer dsv",
+        )
+
+
+def merge(indexes: Iterable[Index]) -> bytes:
+    """One index file of several; where two have an object, the erased row counts, else that of the first."""
+    packs: dict[PackId, int] = {}
+    buckets = [bytearray() for _ in range(256)]
+    for one in indexes:
+        numbers = [packs.setdefault(pack, len(packs)) for pack in one.packs]
+        rows = bytearray(one._view[one._start : one._start + len(one) * ROW_SIZE])
+        _renumber(rows, numbers)
+        start = 0
+        for bucket, end in zip(buckets, one._fanout, strict=True):
+            bucket += rows[start * ROW_SIZE : end * ROW_SIZE]
+            start = end
+    return _write(list(packs), buckets)
+
+
+def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
+    """The file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
+    body, fanout, total = bytearray(), array("I"), 0
+    for bucket in buckets:
+        rows = _settle(bytes(bucket))
+        body += b"".join(rows)
+        total += len(rows)
+        fanout.append(total)
+    if total > MAX_ROWS:
+        raise ValueError(f"an index has at most {MAX_ROWS} rows, not {total}")
+    used = sorted((packs[number], number) for number in set(_column(body, 9)) if total)
+    positions = [0] * len(packs)
+    for position, (_, number) in enumerate(used):
+        positions[number] = position
+    _renumber(body, positions)
+    out = bytearray(_HEAD.pack(MAGIC, len(used), total))
+    out += little(fanout)
+    for pack, _ in used:
+        out += pack
+    out += body
+    out += blake3(out).digest()
+    return bytes(out)
+
+
+def _settle(bucket: bytes) -> list[bytes]:
+    """A bucket's rows, sorted, each kind and id once."""
+    best: dict[bytes, bytes] = {}
+    for row in cut(bucket, ROW_SIZE):
+        had = best.setdefault(row[:_PREFIX], row)
+        if had is not row and row[33] == ERASED != had[33]:
+            best[row[:_PREFIX]] = row
+    return [best[key] for key in sorted(best)]
+
+
+def _column(rows: Buffer, word: int) -> array[int]:
+    """One of the 32-bit columns (9: pack, 10: offset, 11: stored, 12: length, 13: tail) of all rows."""
+    return from_little("I", memoryview(rows).cast("I")[word :: ROW_SIZE // 4].tobytes())
+
+
+def _renumber(rows: bytearray, numbers: list[int]) -> None:
+    """Writes `numbers[n]` where a row has pack n."""
+    if rows:
+        changed = u32s(map(numbers.__getitem__, _column(rows, 9)))
+        if sys.byteorder == "big":
+            changed.byteswap()
+        memoryview(rows).cast("I")[9 :: ROW_SIZE // 4] = memoryview(changed)
+
+
+def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId], array[int], memoryview]:
+    """The packs, the fanout, and the rows' bytes, with everything but the rows checked."""
+    if len(view) < _FIXED + HASH_SIZE:
+        raise damaged(name, "it is cut short")
+    magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
+    if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit() and magic > MAGIC:
+        raise Unsupported(f"{name} has version {magic[-1:].decode()}, and this dsv knows version 1",
+                          hint="install a newer dsv")  # fmt: skip
+    if magic != MAGIC:
+        raise damaged(name, "it does not begin as one")
+    start = _FIXED + 16 * packs
+    if rows > MAX_ROWS or packs > rows or len(view) != start + rows * ROW_SIZE + HASH_SIZE:
+        raise damaged(name, f"it has {len(view)} bytes, which is not what its head says")
+    if verify and blake3(view[:-HASH_SIZE]).digest() != view[-HASH_SIZE:]:
+        raise damaged(name, "its bytes are not those its hash was written for")
+    table = cut(bytes(view[_FIXED:start]), 16)
+    fanout = from_little("I", view[_HEAD.size : _FIXED])
+    if fanout[255] != rows or sorted(fanout) != fanout.tolist():
+        raise damaged(name, "its fanout contradicts its rows")
+    if sorted(set(table)) != table:
+        raise damaged(name, "its packs are not sorted")
+    return list(map(PackId, table)), fanout, view[start : start + rows * ROW_SIZE]
+
+
+def _check_rows(rows: memoryview, packs: int, fanout: array[int], name: str) -> None:
+    """A few column-wise passes; no Python object is kept for a row."""
+    if not rows:
+        return
+    kinds, where, codecs = (set(bytes(rows[at::ROW_SIZE])) for at in (32, 33, 34))
+    if not kinds <= set(_KINDS) or not where <= {IN_PACK, EXTERNAL, ERASED} or not codecs <= set(_CODECS):
+        raise damaged(name, "a row has an unknown kind, place or codec")
+    if any(bytes(rows[35::ROW_SIZE])):
+        raise damaged(name, "a row's padding is not zero")
+    if set(_column(rows, 9)) != set(range(packs)):
+        raise damaged(name, "its packs are not those of its rows")
+    offsets, stored, lengths, tails = (_column(rows, word) for word in (10, 11, 12, 13))
+    if max(offsets) + max(stored) + max(tails) > PACK_MAX and any(
+        sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True)
+    ):
+        raise damaged(name, "a row lies outside its pack")
+    if where == {IN_PACK} and (not min(stored) or not min(lengths) or max(lengths) > OBJECT_MAX):
+        raise damaged(name, "a row has an impossible length")
+    _check_order(rows, fanout, name)
+
+
+def _check_order(rows: memoryview, fanout: array[int], name: str) -> None:
+    heads = array("I", memoryview(rows).cast("I")[:: ROW_SIZE // 4].tobytes())
+    if sys.byteorder == "little":
+        heads.byteswap()
+    numbers = heads.tolist()
+    in_order = sorted(numbers) == numbers
+    # Rows whose ids begin alike are few: those alone are compared whole.
+    for at in compress(count(), map(eq, numbers, islice(numbers, 1, None))):
+        first, second = (rows[row * ROW_SIZE : row * ROW_SIZE + _PREFIX].tobytes() for row in (at, at + 1))
+        in_order = in_order and first < second
+    if not in_order:
+        raise damaged(name, "its rows are not sorted")
+    if any(bisect_left(numbers, (first + 1) << 24) != end for first, end in enumerate(fanout)):
+        raise damaged(name, "its fanout contradicts its rows")

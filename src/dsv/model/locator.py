@@ -1,0 +1,116 @@
+"""Where the things that an object lists lie: it travels behind the object and saves asking the index.
+
+Row i of a segment's locator is for its i-th file that is not empty: its chunk, or a large one's recipe. Row i
+of a recipe's is for its i-th chunk or recipe. A commit's lists its nodes breadth first, then its segments.
+A locator is advisory: a wrong row costs time, never correctness.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dsv.model.codec import Codec, compress, unpack_frame
+from dsv.model.columns import ColumnReader, ColumnWriter, cut, first_seen, u32s
+from dsv.model.ids import PackId
+from dsv.model.location import OBJECT_MAX, PACK_MAX, Location
+from dsv.model.wire import Buffer, damaged, header
+
+MAX_ROWS = 1 << 22
+_ROW = 4 * 5 + 1
+_FIXED = len(header("locator")) + 8
+_LARGEST = _FIXED + MAX_ROWS * (_ROW + 16)
+_CODECS = tuple(Codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """The columns: `places[i]` is a row of `packs`."""
+
+    packs: tuple[PackId, ...]
+    places: array[int]
+    offsets: array[int]
+    stored: array[int]
+    lengths: array[int]
+    tails: array[int]
+    codecs: bytes
+
+    @classmethod
+    def of(cls, locations: Iterable[Location]) -> Locator:
+        """Raises `ValueError` for more than `MAX_ROWS`."""
+        rows = list(locations)
+        if len(rows) > MAX_ROWS:
+            raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(rows)}")
+        if not rows:
+            return cls((), u32s(()), u32s(()), u32s(()), u32s(()), u32s(()), b"")
+        pack, offset, stored, length, codec, tail = zip(*rows, strict=True)
+        number = {one: at for at, one in enumerate(dict.fromkeys(pack))}
+        places = u32s(map(number.__getitem__, pack))
+        return cls(tuple(number), places, u32s(offset), u32s(stored), u32s(length), u32s(tail), bytes(codec))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def get(self, at: int) -> Location:
+        """The location at a place from 0. Raises `IndexError`."""
+        return Location(
+            self.packs[self.places[at]],
+            self.offsets[at],
+            self.stored[at],
+            self.lengths[at],
+            _CODECS[self.codecs[at]],
+            self.tails[at],
+        )
+
+    def locations(self) -> Iterator[Location]:
+        """Every row, in order."""
+        return map(
+            Location,
+            map(self.packs.__getitem__, self.places),
+            self.offsets,
+            self.stored,
+            self.lengths,
+            map(_CODECS.__getitem__, self.codecs),
+            self.tails,
+        )
+
+    @property
+    def encoded_length(self) -> int:
+        """Bytes of the encoding before it is compressed: what a pack's table notes as its length."""
+        return _FIXED + 16 * len(self.packs) + _ROW * len(self)
+
+    def encode(self) -> bytes:
+        """One zstd frame."""
+        out = ColumnWriter("locator")
+        out.u32(len(self.packs))
+        out.u32(len(self))
+        out.raw(b"".join(self.packs))
+        for column in (self.places, self.offsets, self.stored, self.lengths, self.tails):
+            out.numbers(column)
+        out.raw(self.codecs)
+        return compress(out.finish())
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Locator:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        read = ColumnReader("locator", unpack_frame(data, _FIXED, _LARGEST))
+        packs = read.u32(MAX_ROWS, "packs")
+        rows = read.u32(MAX_ROWS, "rows")
+        if packs > rows:
+            raise damaged("locator", "it has more packs than rows")
+        table = tuple(map(PackId, cut(bytes(read.raw(16 * packs)), 16)))
+        places, offsets, stored, lengths, tails = (read.numbers("I", rows) for _ in range(5))
+        codecs = bytes(read.raw(rows))
+        read.end()
+        if len(set(table)) != packs or not first_seen(places, packs):
+            raise damaged("locator", "its packs are not those of its rows")
+        if codecs.translate(None, bytes(_CODECS)):
+            raise damaged("locator", "it has an unknown codec")
+        if rows and (not min(stored) or not min(lengths) or max(lengths) > OBJECT_MAX):
+            raise damaged("locator", "it has an object of an impossible length")
+        if rows and max(offsets) + max(stored) + max(tails) > PACK_MAX and any(
+            sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True)
+        ):
+            raise damaged("locator", "it has a place beyond the end of any pack")
+        return cls(table, places, offsets, stored, lengths, tails, codecs)

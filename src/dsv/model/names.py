@@ -1,0 +1,147 @@
+"""Names that people give: datasets, branches, tags, revisions, and the targets made of them.
+
+    [DATASET][@REV][:PATH]
+
+The first `:` ends the names, the rest is the path as it stands; `@` separates only before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from dsv.errors import UsageError
+
+MAX_COMPONENT = 200  # bytes of a name as one key or path component
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*", re.ASCII)
+_HEX = re.compile(r"[0-9a-fA-F]{8,64}", re.ASCII)
+_REV = re.compile(r"([^~]*)(?:~([0-9]{1,6}))?", re.ASCII)
+
+
+class _Name(str):
+    """Parts of `[A-Za-z0-9][A-Za-z0-9._-]*` joined by `/`; made by `parse` alone."""
+
+    __slots__ = ()
+    what: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The name, unchanged. Raises `UsageError` with what is wrong about it."""
+        reason = cls._fault(text)
+        if reason is not None:
+            raise UsageError(f"{text!r} is no name for a {cls.what}: {reason}", subject=text)
+        return cls(text)
+
+    @classmethod
+    def from_component(cls, text: str) -> Self:
+        """The name that `component` gave. Raises `UsageError`, for a second spelling of one too."""
+        name = cls.parse(text.replace("%2F", "/"))
+        if name.component != text:
+            raise UsageError(f"{text!r} is no name for a {cls.what}: a / is written as %2F", subject=text)
+        return name
+
+    @property
+    def component(self) -> str:
+        """The name as one component of a key or of a path."""
+        return self.replace("/", "%2F")
+
+    @classmethod
+    def _fault(cls, text: str) -> str | None:
+        if not text:
+            return "it is empty"
+        if _NAME.fullmatch(text) is None:
+            return "'/' joins parts of letters, digits, '.', '_', '-' that begin with a letter or digit"
+        if ".." in text:
+            return "it holds '..'"
+        if len(text.replace("/", "%2F")) > MAX_COMPONENT:
+            return f"it is longer than {MAX_COMPONENT} bytes"
+        if _HEX.fullmatch(text) is not None:
+            return "8 to 64 hex digits are read as a commit id"
+        return None
+
+
+class DatasetName(_Name):
+    __slots__ = ()
+    what = "dataset"
+
+    @classmethod
+    def _fault(cls, text: str) -> str | None:
+        if len(text) == 1 and text.isalpha():
+            return "one letter alone looks like a drive"
+        return super()._fault(text)
+
+
+class BranchName(_Name):
+    __slots__ = ()
+    what = "branch"
+
+
+class TagName(_Name):
+    __slots__ = ()
+    what = "tag"
+
+
+MAIN = BranchName("main")
+
+
+@dataclass(frozen=True, slots=True)
+class Rev:
+    """A branch, a tag, or 8 to 64 hex digits of a commit id; `ancestor` first parents back."""
+
+    text: str
+    ancestor: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Rev:
+        """Raises `UsageError`."""
+        match = _REV.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text!r} is no revision: after a ~ comes a number and no more", subject=text)
+        name, ancestor = match[1], int(match[2] or 0)
+        if _HEX.fullmatch(name) is not None:
+            return cls(name.lower(), ancestor)
+        fault = _Name._fault(name)
+        if fault is not None:
+            raise UsageError(f"{text!r} is no revision: {fault}", subject=text)
+        return cls(name, ancestor)
+
+    @property
+    def commit_prefix(self) -> str | None:
+        """The lower-case hex digits, where this names a commit by its id."""
+        return self.text if _HEX.fullmatch(self.text) is not None else None
+
+    def __str__(self) -> str:
+        return f"{self.text}~{self.ancestor}" if self.ancestor else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a command is about. None is what was left out; `path` is the bytes behind the `:`, unchecked."""
+
+    dataset: DatasetName | None = None
+    rev: Rev | None = None
+    path: bytes | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Raises `UsageError`. Nothing at all is the target with nothing given."""
+        names, colon, rest = text.partition(":")
+        dataset, at, rev = names.partition("@")
+        if at and not rev:
+            raise UsageError(f"{text!r} names no revision after the @", subject=text)
+        if dataset and _HEX.fullmatch(dataset) is not None:
+            raise UsageError(
+                f"{dataset!r} is no name for a dataset: 8 to 64 hex digits are read as a commit id",
+                subject=text,
+                hint=f"write @{dataset} for the commit",
+            )
+        return cls(
+            DatasetName.parse(dataset) if dataset else None,
+            Rev.parse(rev) if at else None,
+            rest.encode("utf-8", "surrogateescape") if colon else None,
+        )
+
+    def __str__(self) -> str:
+        path = "" if self.path is None else ":" + self.path.decode("utf-8", "surrogateescape")
+        return f"{self.dataset or ''}{f'@{self.rev}' if self.rev else ''}{path}"

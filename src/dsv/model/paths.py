@@ -1,0 +1,198 @@
+"""Which paths a tree may hold, and where its symlinks may lead.
+
+Paths are UTF-8 bytes as they stand, relative, with no empty, `.` or `..` component, no NUL, components
+of at most 255 bytes and 4,096 in all. A component `.dsv` or `.git`, in any case, is in no tree.
+"""
+
+from __future__ import annotations
+
+import operator
+import unicodedata
+from collections.abc import Iterable, Mapping
+
+MAX_PATH = 4096  # bytes
+MAX_COMPONENT = 255  # bytes
+MAX_TARGET = 4095  # bytes of a symlink's target: what Linux takes
+_MAX_HOPS = 40  # what Linux follows for one path; macOS follows 32
+_RESERVED = (b".dsv", b".git")
+# The one letter outside ASCII that folds to a letter of a reserved name: LATIN SMALL LETTER LONG S.
+_LONG_S = "ſ".encode()
+
+
+def _folded(raw: bytes) -> bytes:
+    return raw.lower().replace(_LONG_S, b"s")
+
+
+def check_path(path: bytes) -> None:
+    """Raises `ValueError` with the reason where a tree may not hold this path."""
+    if not path:
+        raise ValueError("it is empty")
+    if len(path) > MAX_PATH:
+        raise ValueError(f"it is longer than {MAX_PATH} bytes")
+    if b"\0" in path:
+        raise ValueError("it holds a NUL")
+    try:
+        path.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if path[:1] == b"/":
+        raise ValueError("it is absolute")
+    for part in path.split(b"/"):
+        if not part:
+            raise ValueError("it has an empty component")
+        if part in (b".", b".."):
+            raise ValueError(f"it has a component {part.decode()!r}")
+        if len(part) > MAX_COMPONENT:
+            raise ValueError(f"it has a component longer than {MAX_COMPONENT} bytes")
+        if _folded(part) in _RESERVED:
+            raise ValueError(f"it has a component {part.decode()!r}, which is dsv's or git's own")
+
+
+def check_joined(blob: bytes) -> list[bytes]:
+    """The paths of a blob in which they are joined by NUL, each as good as `check_path` says.
+
+    Works on the whole blob: a few nanoseconds a byte. Raises `ValueError` with one path and its reason.
+    """
+    paths = blob.split(b"\0")
+    framed = b"/" + blob.replace(b"\0", b"/") + b"/"
+    longest = max(map(len, paths))
+    good = (
+        longest <= MAX_PATH
+        and b"//" not in framed
+        and (b"/." not in framed or _dots_are_fine(framed))
+        and (longest <= MAX_COMPONENT or max(map(len, framed.split(b"/"))) <= MAX_COMPONENT)
+    )
+    try:
+        blob.decode("utf-8")
+    except UnicodeDecodeError:
+        good = False
+    if not good:
+        for path in paths:
+            try:
+                check_path(path)
+            except ValueError as error:
+                raise ValueError(f"path {show(path)}: {error}") from None
+        raise AssertionError("check_joined and check_path disagree")
+    return paths
+
+
+# Paths as `entry.sort_key` orders them, ended by a byte that UTF-8 never has.
+_TO_KEYS = bytes.maketrans(b"/\0", b"\0\xff")
+
+
+def disorder(blob: bytes) -> int | None:
+    """The number of the first path that may not follow the one before it; None for a tree's order.
+
+    `blob` is one that `check_joined` accepted. A path follows another if it sorts behind it by components and
+    does not lie below it. What lies below `p` has the keys from `p NUL` up to, not including, `p 0x01`, so
+    one comparison with `p 0x01` decides both.
+    """
+    keys = blob.translate(_TO_KEYS)
+    ends = keys.replace(b"\xff", b"\1\xff").split(b"\xff")
+    starts = keys.split(b"\xff")[1:]
+    if all(map(operator.le, ends, starts)):
+        return None
+    return next(at for at, (end, start) in enumerate(zip(ends, starts, strict=False), 1) if end > start)
+
+
+def _dots_are_fine(framed: bytes) -> bool:
+    folded = _folded(framed)
+    return not any(part in folded for part in (b"/./", b"/../", b"/.dsv/", b"/.git/"))
+
+
+def check_target(target: bytes) -> None:
+    """Raises `ValueError` where no tree may hold a symlink with this target, wherever it lies."""
+    if not target:
+        raise ValueError("it is empty")
+    if len(target) > MAX_TARGET:
+        raise ValueError(f"it is longer than {MAX_TARGET} bytes")
+    if b"\0" in target:
+        raise ValueError("it holds a NUL")
+    if target[:1] == b"/":
+        raise ValueError("it is absolute")
+    try:
+        target.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+
+
+def show(path: bytes, limit: int = 200) -> str:
+    """The path for a message: quoted, with nothing a terminal would act on, and not endless."""
+    text = repr(path.decode("utf-8", "backslashreplace"))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def link_escapes(links: Mapping[bytes, bytes]) -> list[bytes]:
+    """The symlinks (path -> target) that lead out of the tree, resolved through the tree's own links.
+
+    The paths must be valid ones of one tree. A link that dangles inside, or goes round in circles, stays;
+    one that takes more hops than any system follows counts as leaving.
+    """
+    return [path for path, target in links.items() if _escapes(path, target, links)]
+
+
+def _escapes(path: bytes, target: bytes, links: Mapping[bytes, bytes]) -> bool:
+    if target[:1] == b"/":
+        return True
+    here = path.split(b"/")[:-1]  # these are folders: nothing lies below a symlink's path
+    # What is still to walk, the next component last; None where the target of a link that was followed ends.
+    ahead: list[bytes | None] = [*target.split(b"/")[::-1]]
+    following = [path]
+    hops = 0
+    while ahead:
+        part = ahead.pop()
+        if part is None:
+            following.pop()
+        elif part == b"..":
+            if not here:
+                return True
+            here.pop()
+        elif part not in (b"", b"."):
+            here.append(part)
+            link = b"/".join(here)
+            if link in following:
+                # A circle, which no system passes. Programs that resolve by themselves read on as it stands.
+                links = {}
+            elif link in links:
+                hops += 1
+                if hops > _MAX_HOPS or links[link][:1] == b"/":
+                    return True
+                here.pop()
+                following.append(link)
+                ahead.append(None)
+                ahead.extend(links[link].split(b"/")[::-1])
+    return False
+
+
+def fold_clashes(paths: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    """Pairs of paths that are one name on a file system that folds case or Unicode.
+
+    The paths come in tree order (`entry.sort_key`). Folders count: where two of them clash, the pair is
+    theirs and what lies below is not compared.
+    Holds the names of one folder for each level, not the whole tree.
+    """
+    clashes: list[tuple[bytes, bytes]] = []
+    parts: list[bytes] = []  # of the path before
+    names: list[dict[str, bytes]] = [{}]  # what was seen in each of its folders, the top one first
+    for path in paths:
+        now = path.split(b"/")
+        depth = 0
+        while depth < len(parts) and depth < len(now) and parts[depth] == now[depth]:
+            depth += 1
+        del names[depth + 1 :]
+        for level in range(depth, len(now)):
+            if level == len(names):
+                names.append({})
+            first = names[level].setdefault(_fold_key(now[level]), now[level])
+            if first != now[level]:
+                above = b"".join(part + b"/" for part in now[:level])
+                clashes.append((above + first, above + now[level]))
+        parts = now
+    return clashes
+
+
+def _fold_key(path: bytes) -> str:
+    text = path.decode("utf-8", "surrogateescape")
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())

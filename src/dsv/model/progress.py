@@ -1,0 +1,37 @@
+"""How long work tells whoever watches it how far it is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Called from the thread that does the work; implementations must be cheap and must not raise."""
+
+    def start(self, total_files: int | None, total_bytes: int | None) -> None:
+        """Begins a count, again for each phase; None is not known (yet)."""
+        ...
+
+    def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None:  # noqa: A002
+        """Adds finished files, their bytes, and the bytes that went over the network for them."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line for a person: a warning or a phase."""
+        ...
+
+    def finish(self) -> None:
+        """Ends the count; may be called without `start`."""
+        ...
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def start(self, total_files: int | None, total_bytes: int | None) -> None: ...
+
+    def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None: ...  # noqa: A002
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self) -> None: ...

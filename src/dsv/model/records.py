@@ -1,0 +1,269 @@
+"""The small records of a store: moves of refs, tags, the feature log, what writers and gc owe each other.
+
+Times are milliseconds since 1970 in UTC, by the writer's clock: for people, never for decisions.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dsv.model import chunking, wire
+from dsv.model.ids import CommitId, Nonce, PackId, StoreId
+from dsv.model.wire import Buffer, Count, Long, Millis, Raw16, Raw32, Record, Short
+
+HASH = "blake3"
+MAX_CONDEMNED = 1 << 20
+
+_REF = Record("ref", tuple[Raw32 | None, bool, Raw16, Millis, Short, Short])
+_TAG = Record("tag", tuple[Raw32, Raw16, Millis, Short, Long])
+_TAG_DELETED = Record("tag-deleted", tuple[Raw16, Millis, Short, Long])
+_CHUNKING = tuple[Short, Count, Count, Count, Count, Count]
+_FORMAT = Record(
+    "format",
+    tuple[Raw16, Short, _CHUNKING, tuple[tuple[Short, Short], ...], bool, Raw16, Millis, Short, Short],
+)
+_SESSION_OPEN = Record("session-open", tuple[Raw16, Millis, Short, Short, Short])
+_SESSION_BEAT = Record("session-beat", tuple[Raw16, Millis])
+_SESSION_VERDICT = Record("session-verdict", tuple[Raw32 | None, Raw16])
+_SESSION_CLOSED = Record("session-closed", tuple[Raw16, Millis])
+_GC_CONDEMNED = Record(
+    "gc-condemned",
+    tuple[Count, tuple[Raw16, ...], Raw16, Millis, Short],
+    limit=(1 << 12) + 18 * MAX_CONDEMNED,
+)
+_GC_DONE = Record("gc-done", tuple[Count, Raw16, Millis])
+
+
+@dataclass(frozen=True, slots=True)
+class RefEntry:
+    """One move of a branch. `commit` None and not `deleted`: the branch exists and names no commit yet."""
+
+    commit: CommitId | None
+    deleted: bool
+    nonce: Nonce
+    time_ms: int
+    author: str
+    action: str
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` where a deleted branch names a commit."""
+        if self.deleted and self.commit is not None:
+            raise ValueError("a deleted branch names no commit")
+        return _REF.encode((self.commit and bytes(self.commit), self.deleted, bytes(self.nonce), self.time_ms,
+                            self.author, self.action))  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: Buffer) -> RefEntry:
+        commit, deleted, nonce, time_ms, author, action = _REF.decode(data)
+        if deleted and commit is not None:
+            raise wire.damaged("ref", "it is deleted and names a commit")
+        return cls(CommitId(commit) if commit else None, deleted, Nonce(nonce), time_ms, author, action)
+
+
+@dataclass(frozen=True, slots=True)
+class TagValue:
+    commit: CommitId
+    nonce: Nonce
+    time_ms: int
+    author: str
+    message: str
+
+    def encode(self) -> bytes:
+        return _TAG.encode((bytes(self.commit), bytes(self.nonce), self.time_ms, self.author, self.message))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> TagValue:
+        commit, nonce, time_ms, author, message = _TAG.decode(data)
+        return cls(CommitId(commit), Nonce(nonce), time_ms, author, message)
+
+
+@dataclass(frozen=True, slots=True)
+class TagDeleted:
+    nonce: Nonce
+    time_ms: int
+    author: str
+    message: str
+
+    def encode(self) -> bytes:
+        return _TAG_DELETED.encode((bytes(self.nonce), self.time_ms, self.author, self.message))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> TagDeleted:
+        nonce, time_ms, author, message = _TAG_DELETED.decode(data)
+        return cls(Nonce(nonce), time_ms, author, message)
+
+
+class FeatureRule(enum.StrEnum):
+    """What a program does that does not know the feature."""
+
+    IGNORE = "ignore"
+    READ_ONLY = "read-only"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    name: str
+    rule: FeatureRule
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkingParams:
+    """How files are cut. Sizes in bytes; a file up to `single` is one chunk."""
+
+    algorithm: str = chunking.ALGORITHM
+    single: int = chunking.SINGLE_CHUNK_MAX
+    minimum: int = chunking.MIN_CHUNK
+    average: int = chunking.AVERAGE_CHUNK
+    maximum: int = chunking.MAX_CHUNK
+    normalization: int = chunking.NORMALIZATION
+
+
+@dataclass(frozen=True, slots=True)
+class FormatEntry:
+    """One entry of the feature log: the whole state from then on.
+
+    `store_id`, `hash` and `chunking` are those of the first entry for ever.
+    """
+
+    store_id: StoreId
+    nonce: Nonce
+    time_ms: int
+    author: str
+    tool: str
+    hash: str = HASH
+    chunking: ChunkingParams = ChunkingParams()
+    features: tuple[Feature, ...] = ()
+    single_writer: bool = False
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` where the features are not sorted by name."""
+        names = [one.name for one in self.features]
+        if names != sorted(set(names)):
+            raise ValueError("features are sorted by name, each once")
+        cut = self.chunking
+        return _FORMAT.encode((
+            bytes(self.store_id), self.hash,
+            (cut.algorithm, cut.single, cut.minimum, cut.average, cut.maximum, cut.normalization),
+            tuple((one.name, one.rule.value) for one in self.features),
+            self.single_writer, bytes(self.nonce), self.time_ms, self.author, self.tool,
+        ))  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: Buffer) -> FormatEntry:
+        store, hash_, cut, features, single_writer, nonce, time_ms, author, tool = _FORMAT.decode(data)
+        names = [name for name, _ in features]
+        if names != sorted(set(names)):
+            raise wire.damaged("format", "its features are not sorted")
+        try:
+            parsed = tuple(Feature(name, FeatureRule(rule)) for name, rule in features)
+        except ValueError:
+            raise wire.damaged("format", "it has a feature with an unknown rule") from None
+        return cls(StoreId(store), Nonce(nonce), time_ms, author, tool, hash_, ChunkingParams(*cut), parsed,
+                   single_writer)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpen:
+    nonce: Nonce
+    time_ms: int
+    author: str
+    host: str
+    tool: str
+
+    def encode(self) -> bytes:
+        return _SESSION_OPEN.encode((bytes(self.nonce), self.time_ms, self.author, self.host, self.tool))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> SessionOpen:
+        nonce, time_ms, author, host, tool = _SESSION_OPEN.decode(data)
+        return cls(Nonce(nonce), time_ms, author, host, tool)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBeat:
+    nonce: Nonce
+    time_ms: int
+
+    def encode(self) -> bytes:
+        return _SESSION_BEAT.encode((bytes(self.nonce), self.time_ms))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> SessionBeat:
+        nonce, time_ms = _SESSION_BEAT.decode(data)
+        return cls(Nonce(nonce), time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionVerdict:
+    """The commit that a session is about to name, or None: gc fenced the session first."""
+
+    commit: CommitId | None
+    nonce: Nonce
+
+    def encode(self) -> bytes:
+        return _SESSION_VERDICT.encode((self.commit and bytes(self.commit), bytes(self.nonce)))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> SessionVerdict:
+        commit, nonce = _SESSION_VERDICT.decode(data)
+        return cls(CommitId(commit) if commit else None, Nonce(nonce))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The session writes nothing more."""
+
+    nonce: Nonce
+    time_ms: int
+
+    def encode(self) -> bytes:
+        return _SESSION_CLOSED.encode((bytes(self.nonce), self.time_ms))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> SessionClosed:
+        nonce, time_ms = _SESSION_CLOSED.decode(data)
+        return cls(Nonce(nonce), time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class GcCondemned:
+    """The packs that this epoch may delete: writers whose session began later treat them as absent."""
+
+    epoch: int
+    packs: tuple[PackId, ...]
+    nonce: Nonce
+    time_ms: int
+    tool: str
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` where the packs are not sorted, or are too many for one epoch."""
+        if list(self.packs) != sorted(set(self.packs)):
+            raise ValueError("condemned packs are sorted, each once")
+        packs = tuple(bytes(pack) for pack in self.packs)
+        return _GC_CONDEMNED.encode((self.epoch, packs, bytes(self.nonce), self.time_ms, self.tool))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> GcCondemned:
+        epoch, packs, nonce, time_ms, tool = _GC_CONDEMNED.decode(data)
+        if list(packs) != sorted(set(packs)):
+            raise wire.damaged("gc-condemned", "its packs are not sorted")
+        return cls(epoch, tuple(map(PackId, packs)), Nonce(nonce), time_ms, tool)
+
+
+@dataclass(frozen=True, slots=True)
+class GcDone:
+    """Every pack of the epoch was deleted or found to be needed; its condemnation no longer counts."""
+
+    epoch: int
+    nonce: Nonce
+    time_ms: int
+
+    def encode(self) -> bytes:
+        return _GC_DONE.encode((self.epoch, bytes(self.nonce), self.time_ms))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> GcDone:
+        epoch, nonce, time_ms = _GC_DONE.decode(data)
+        return cls(epoch, Nonce(nonce), time_ms)

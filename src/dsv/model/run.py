@@ -1,0 +1,246 @@
+"""The record of a run: which command saw which commit, where, how long, and what came of it.
+
+A record is a JSON document, unlike the store's other metadata: nothing refers to it by a hash, half of it
+(parameters, metrics) is JSON of somebody else's anyway, and a person with a bucket browser can read it.
+Members that a reader doesn't know are ignored; a higher `version` than its own it refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, Self, TypeAlias
+
+import msgspec
+
+from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName
+
+Json: TypeAlias = Any
+"""What JSON can hold: dict, list, str, int, float, bool, None."""
+
+RECORD_VERSION: Final = 1
+MAX_RECORD: Final = 32 << 20
+"""Bytes of one record: a MiB of metrics, and commands as long as a kernel takes, several bytes for each."""
+MAX_DEPTH: Final = 64
+"""How deep parameters and metrics may nest."""
+
+START, LOG, RECORD = "start", "log", "record"
+"""The parts of a run in the store: what was launched, its log, and all there is to know once it has ended."""
+
+_RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
+
+
+class RunId(str):
+    """`20261120-132145-1f2e3d4c`: the time of the start in UTC, then randomness. Sorts by time."""
+
+    __slots__ = ()
+
+    @classmethod
+    def make(cls, time_ms: int, entropy: bytes) -> Self:
+        """From milliseconds since 1970 and four random bytes."""
+        if len(entropy) != 4:
+            raise ValueError("a run id takes four random bytes")
+        return cls(f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%d-%H%M%S}-{entropy.hex()}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `UsageError`."""
+        if _RUN_ID.fullmatch(text) is None:
+            raise UsageError(f"{text!r} is no id of a run", subject=text, hint="dsv runs lists them")
+        return cls(text)
+
+
+class RunState(StrEnum):
+    RUNNING = "running"
+    """Launched; nobody has said yet how it ended. A machine that lost power leaves it at that."""
+    ENDED = "ended"
+    """The command ran and ended by itself or by a signal; its exit code is the run's."""
+    NOT_LAUNCHED = "not-launched"
+    """The command never began: 125, or 126 and 127 as docker has them."""
+    CUT_OFF = "cut-off"
+    """Ended by dsv, because its lease was lost and the data could no longer be vouched for."""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self is not RunState.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One commit that a run saw. name: of `--data`, empty for the target itself; path: what of the commit."""
+
+    name: str
+    dataset: DatasetName
+    commit: CommitId
+    path: str | None = None
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeState:
+    """The folder given as `--code`. commit: git's, if it has one; dirty: changed since, or untracked."""
+
+    path: str
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU while the job ran: mean utilisation in per cent, most memory seen in bytes."""
+
+    name: str
+    utilization: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a job took, as far as it could be seen.
+
+    peak_memory_bytes: the most of samples twice a second, page cache and mapped files not counted; None where
+    it was over too soon. cpu_seconds: user and system, of all its processes.
+    """
+
+    peak_memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    gpus: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogInfo:
+    """bytes: what the job wrote; kept_bytes: what is kept of it, its head and its tail."""
+
+    bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run. Times are milliseconds since 1970 by the clock of `host`.
+
+    command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs.
+    """
+
+    run: RunId
+    dataset: DatasetName
+    commit: CommitId
+    target: str
+    data: tuple[RunData, ...]
+    state: RunState
+    engine: str
+    engine_version: str | None = None
+    image: str | None = None
+    image_id: str | None = None
+    image_digest: str | None = None
+    command: tuple[str, ...] = ()
+    engine_args: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    params: dict[str, Json]
+    gpus: str | None = None
+    shm_bytes: int | None = None
+    code: CodeState | None = None
+    out: str
+    name: str | None = None
+    host: str
+    user: str
+    started_ms: int
+    ended_ms: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    error: str | None = None
+    cache_hit: bool = False
+    stage_seconds: float = 0.0
+    stage_bytes: int = 0
+    usage: Usage | None = None
+    metrics: dict[str, Json] | None = None
+    metrics_error: str | None = None
+    log: LogInfo | None = None
+    again_of: RunId | None = None
+    dsv: str = ""
+
+    @property
+    def commits(self) -> tuple[tuple[DatasetName, CommitId], ...]:
+        """What this record keeps alive."""
+        return tuple((each.dataset, each.commit) for each in self.data)
+
+    def encode(self) -> bytes:
+        """ASCII JSON, one member a line. Raises `ValueError` where parameters or metrics are no JSON."""
+        document = {"kind": "dsv run", "version": RECORD_VERSION, **asdict(self), "commit": self.commit.hex()}
+        document["data"] = [asdict(each) | {"commit": each.commit.hex()} for each in self.data]
+        return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes, subject: str) -> RunRecord:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
+        document = _load(data, subject)
+        version = document.get("version")
+        if isinstance(version, int) and version > RECORD_VERSION:
+            raise Unsupported(
+                f"{subject} was written by a newer dsv (version {version} of its kind)",
+                subject=subject,
+                hint="update dsv",
+            )
+        if document.get("kind") != "dsv run" or version != RECORD_VERSION:
+            raise IntegrityError(f"{subject} is no record of a run", subject=subject)
+        try:
+            record = msgspec.convert(document, cls, dec_hook=_convert)
+        except msgspec.ValidationError as error:
+            raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
+        return record
+
+
+def parse_json(text: str) -> Json:
+    """JSON of a job's: NaN and the infinities become strings, as JSON has none. Raises `ValueError`."""
+    try:
+        value = json.loads(text, parse_constant=str)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    return check_json(value)
+
+
+def check_json(value: Json, depth: int = 0) -> Json:
+    """The value, if a record can hold it as it is. Raises `ValueError`."""
+    if depth > MAX_DEPTH:
+        raise ValueError("it nests too deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("its keys are not all strings")
+        return {key: check_json(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [check_json(each, depth + 1) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"a {type(value).__name__} is no JSON")
+
+
+def _load(data: bytes, subject: str) -> dict[str, Json]:
+    if len(data) > MAX_RECORD:
+        raise IntegrityError(f"{subject} is larger than a record of a run may be", subject=subject)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
+    if not isinstance(document, dict):
+        raise IntegrityError(f"{subject} is no record of a run", subject=subject)
+    return document
+
+
+def _convert(kind: type, value: Json) -> object:
+    """Ids and names become what they are only by their own parsers."""
+    if kind in (CommitId, DatasetName, RunId) and isinstance(value, str):
+        try:
+            return kind.parse(value)
+        except DsvError as error:
+            raise ValueError(error.message) from error
+    raise ValueError(f"{value!r} is no {kind.__name__}")

@@ -1,0 +1,193 @@
+"""What must not enter a run's record: which names and values count as secret, and how text is rid of them.
+
+Two rules. By name: the value of `--token X`, `api_key=X`, `"password": "X"` and the like is replaced. By
+value: what the caller is known to hold as a secret (see `Masker`), and what can be nothing else (a PEM key,
+an AWS key id, a GitHub token, a password inside a URL).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+HIDDEN = "***"
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+# fmt: off
+_SECRET_WORDS = frozenset(
+    (
+        "password", "passwd", "passphrase", "passcode", "pass", "pwd", "secret", "token", "apikey",
+        "accesskey", "secretkey", "privatekey", "credential", "credentials", "auth", "authorization",
+        "bearer", "cookie", "sas", "pat",
+    )
+)
+_KEY_KINDS = frozenset(
+    (
+        "api", "access", "secret", "private", "account", "encryption", "signing", "storage", "master",
+        "license", "ssh",
+    )
+)
+_TOKENS_OF_TEXT = frozenset(
+    (
+        "pad", "eos", "bos", "unk", "sep", "cls", "mask", "special", "max", "min", "num", "per", "next",
+        "first", "last", "new", "extra", "id", "ids", "type", "count", "size",
+    )
+)
+_NO_SECRETS = frozenset(
+    (
+        "true", "false", "yes", "no", "none", "null", "auto", "default",
+    )
+)
+# fmt: on
+
+# A name and what follows it, within a longer text such as the argument of `sh -c`.
+_ASSIGNED = re.compile(
+    r"""(?P<head>(?P<name>[A-Za-z][A-Za-z0-9_.-]*)["']?\s*[=:]\s*)"""
+    r"""(?P<value>"[^"]*"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s"'&;,|)}]+)""",
+    re.IGNORECASE,
+)
+_FOLLOWED = re.compile(
+    r"""(?P<head>--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'&;|)]+)"""
+)
+_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*)=)(?P<value>.+)", re.DOTALL)
+_FLAG = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)")
+
+_SHAPES = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    rb"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    rb"|\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
+    rb"|\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
+    rb"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
+    rb"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{16,})"
+    rb"|(?<=://)[^\s/:@\"']{1,256}:[^\s/@\"']{1,256}(?=@)",
+    re.DOTALL,
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `aws-secret-access-key`.
+
+    `max_tokens`, `pad_token`, `tokenizer`, `author` and `key` are not.
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if "token" in words and not _TOKENS_OF_TEXT.isdisjoint(words):
+        words = [word for word in words if word != "token"]
+    if any(word in _SECRET_WORDS for word in words):
+        return True
+    return any(word in ("key", "keys") and before in _KEY_KINDS for before, word in pairwise(words))
+
+
+@dataclass(frozen=True, slots=True)
+class Masker:
+    """Replaces secrets in what is about to be recorded.
+
+    known: values to hide wherever they occur; `surely` are those that not even parameters may show.
+    """
+
+    known: tuple[str, ...] = field(default=(), repr=False)
+    surely: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], environ: Mapping[str, str]) -> Masker:
+        """From the values given to the job with `-e`, and the caller's own environment.
+
+        Given values of six characters or more count unless they are numbers; where the name says secret, four
+        do. Of the environment only names that say secret count.
+        """
+        named = {
+            value
+            for name, value in [*given.items(), *environ.items()]
+            if is_secret_name(name) and len(value) >= 4 and value.lower() not in _NO_SECRETS
+        }
+        plain = {value for value in given.values() if len(value) >= 6 and not _is_number(value)}
+        longest_first = sorted(named | plain, key=lambda value: (-len(value), value))
+        return cls(tuple(longest_first), tuple(value for value in longest_first if value in named))
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest known value."""
+        return max((len(_bytes(value)) for value in self.known), default=0)
+
+    def data(self, data: bytes) -> bytes:
+        """A log, or any other text, without what is known or obvious."""
+        for value in self.known:
+            data = data.replace(_bytes(value), HIDDEN.encode())
+        return _SHAPES.sub(HIDDEN.encode(), data)
+
+    def text(self, text: str) -> str:
+        return self.data(_bytes(text)).decode("utf-8", "surrogateescape")
+
+    def value(self, value: object, *, surely: bool = False) -> object:
+        """A JSON value with all strings and keys masked; with `surely`, by what surely is secret alone."""
+        if surely:
+            return Masker(self.surely).value(value)
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.value(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(each) for each in value]
+        return value
+
+    def argv(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """A command without its secrets, by name and by value; as many arguments as before."""
+        kept: list[str] = []
+        hide_next = False
+        for argument in argv:
+            if hide_next and not argument.startswith("--"):
+                kept.append(HIDDEN)
+                hide_next = False
+                continue
+            flag = _FLAG.fullmatch(argument)
+            hide_next = flag is not None and is_secret_name(flag["name"])
+            script = bool(kept) and kept[-1] in ("-c", "-lc", "-ec")
+            kept.append(self.text(_by_name(argument, script)))
+        return tuple(kept)
+
+
+def hide_env_values(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Arguments meant for a container engine: of `-e K=V`, `--env=K=V` and the like, the name alone stays."""
+    kept: list[str] = []
+    expects = False
+    for argument in arguments:
+        match = re.fullmatch(r"(--env=|-e=?)([^=]+)=(.*)", argument, re.DOTALL)
+        if expects:
+            name, equals, _ = argument.partition("=")
+            kept.append(f"{name}={HIDDEN}" if equals else name)
+        elif match is not None:
+            kept.append(f"{match[1]}{match[2]}={HIDDEN}")
+        else:
+            kept.append(argument)
+        expects = not expects and argument in ("-e", "--env")
+    return tuple(kept)
+
+
+def _by_name(argument: str, script: bool) -> str:
+    whole = None if script else _WHOLE.fullmatch(argument)
+    if whole is not None and is_secret_name(whole["name"]):
+        return whole["head"] + HIDDEN
+    for pattern in (_ASSIGNED, _FOLLOWED):
+        argument = _hide_values(pattern, argument)
+    return argument
+
+
+def _hide_values(pattern: re.Pattern[str], text: str) -> str:
+    """Goes on inside the value of a name that isn't secret: `url=http://host/?token=X`."""
+    parts, done, position = [], 0, 0
+    while (match := pattern.search(text, position)) is not None:
+        position = match.start("value")
+        if is_secret_name(match["name"]):
+            quote = match["value"][0] if match["value"][0] in "\"'" else ""
+            parts += [text[done:position], quote, HIDDEN, quote]
+            done = position = match.end("value")
+    return "".join((*parts, text[done:]))
+
+
+def _is_number(value: str) -> bool:
+    return re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?", value) is not None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,167 @@
+"""How a tree is cut into segments and nodes, at boundaries that the paths alone decide.
+
+Segments are level 0. A node of level 1 lists segments, one of level n+1 nodes of level n; the single node of
+the highest level is the root. Every tree has one, an empty tree a root of level 1 without children.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_intdigest
+
+from dsv.errors import IntegrityError
+from dsv.model.columns import ColumnReader, ColumnWriter, cut, u64s
+from dsv.model.entry import sort_key
+from dsv.model.ids import Id, NodeId, SegmentId
+from dsv.model.paths import check_joined, disorder, show
+from dsv.model.wire import Buffer, damaged
+
+MIN_ENTRIES = 512
+MAX_ENTRIES = 4096
+MAX_PATH_BYTES = 1 << 20  # ends a segment or node even before `MIN_ENTRIES`; each path counts one byte more
+MAX_LEVEL = 8
+# What a decoder takes: the path that passes the limit still belongs to the segment.
+PATHS_LIMIT = MAX_PATH_BYTES + 4096
+TOTAL_LIMIT = 1 << 63
+
+
+class Cutter:
+    """Decides where segments (level 0) or the nodes of a level end. After a cut it is as new."""
+
+    __slots__ = ("_bytes", "_count", "_level")
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._count = 0
+        self._bytes = 0
+
+    def add(self, path: bytes) -> bool:
+        """Whether the segment or node ends with this entry's (child's last) path."""
+        self._count += 1
+        self._bytes += len(path) + 1
+        if (
+            (self._count >= MIN_ENTRIES and xxh3_64_intdigest(path, self._level) % MIN_ENTRIES == 0)
+            or self._count == MAX_ENTRIES
+            or self._bytes >= MAX_PATH_BYTES
+        ):
+            self._count = self._bytes = 0
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What a node knows about a segment or node below it: its last path, its id, and what it sums up to.
+
+    entries: paths of all kinds; files: those that are files; bytes: the sum of their sizes.
+    """
+
+    last: builtins.bytes
+    id: Id
+    entries: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    level: int
+    children: tuple[Child, ...]
+
+    def encode(self) -> bytes:
+        """Raises `ValueError` for what `decode` would refuse."""
+        out = ColumnWriter("node")
+        paths = b"".join([child.last + b"\0" for child in self.children])
+        out.u32(self.level)
+        out.u32(len(self.children))
+        out.u32(len(paths))
+        out.raw(paths)
+        out.raw(b"".join([child.id for child in self.children]))
+        out.numbers(u64s(child.entries for child in self.children))
+        out.numbers(u64s(child.files for child in self.children))
+        out.numbers(u64s(child.bytes for child in self.children))
+        data = out.finish()
+        try:
+            same = Node.decode(data) == self
+        except IntegrityError as error:
+            raise ValueError(error.message) from None
+        if not same:
+            raise ValueError("a node's ids have 32 bytes")
+        return data
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Node:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+        read = ColumnReader("node", data)
+        level = read.u32(MAX_LEVEL, "levels")
+        count = read.u32(MAX_ENTRIES, "children")
+        paths = bytes(read.raw(read.u32(PATHS_LIMIT, "bytes of paths")))
+        kind: type[Id] = SegmentId if level == 1 else NodeId
+        ids = [kind(one) for one in cut(bytes(read.raw(32 * count)), 32)]
+        totals = [read.numbers("Q", count) for _ in range(3)]
+        read.end()
+        if level < 1 or (level > 1 and not count):
+            raise damaged("node", "it has no level or no children")
+        last = split_paths("node", paths, count)
+        for entries, files, size in zip(*totals, strict=True):
+            if not files <= entries or not entries or (size and not files):
+                raise damaged("node", "a child's totals contradict each other")
+        if any(sum(column) >= TOTAL_LIMIT for column in totals):
+            raise damaged("node", "its totals are too large")
+        return cls(level, tuple(map(Child, last, ids, *totals)))
+
+
+def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
+    """A column of `count` paths, each ended by NUL, checked to be valid and in order (`IntegrityError`)."""
+    if not count and not column:
+        return []
+    if column[-1:] != b"\0":
+        raise damaged(kind, "its paths are cut short")
+    joined = column[:-1]
+    if joined.count(b"\0") != count - 1:
+        raise damaged(kind, f"it does not have the {count} paths that it says")
+    try:
+        paths = check_joined(joined)
+    except ValueError as error:
+        raise damaged(kind, str(error)) from None
+    wrong = disorder(joined)
+    if wrong is not None:
+        raise damaged(kind, f"path {show(paths[wrong])} does not follow {show(paths[wrong - 1])}")
+    return paths
+
+
+def check_follows(previous: bytes | None, path: bytes) -> None:
+    """Raises `IntegrityError` where `path` can't come after `previous`: out of order, or below a file."""
+    if previous is None:
+        return
+    # What begins with `previous` and a slash sorts below `previous` and byte 1, and nothing else does.
+    if sort_key(path) < sort_key(previous) + b"\1":
+        below = "below" if path.startswith(previous + b"/") else "not after"
+        raise IntegrityError(f"a tree is damaged: path {show(path)} lies {below} {show(previous)}")
+
+
+def group(children: Iterable[Child], level: int) -> Iterator[list[Child]]:
+    """The children of each node of a level; one empty group if there are none: an empty tree's root."""
+    cutter, taken, any_yet = Cutter(level), list[Child](), False
+    for child in children:
+        taken.append(child)
+        if cutter.add(child.last):
+            yield taken
+            taken, any_yet = [], True
+    if taken or not any_yet:
+        yield taken
+
+
+def parent(node_id: NodeId, children: Iterable[Child]) -> Child:
+    """How the level above lists a node with these children; there is at least one."""
+    below = list(children)
+    return Child(
+        below[-1].last,
+        node_id,
+        sum(child.entries for child in below),
+        sum(child.files for child in below),
+        sum(child.bytes for child in below),
+    )

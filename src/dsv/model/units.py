@@ -1,0 +1,66 @@
+"""Durations and sizes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from dsv.errors import UsageError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def parse_duration(text: str) -> int:
+    """Seconds in `30s`, `30m`, `12h`, `1d`, `2w` or `1.5h`. Raises `UsageError`."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a duration", subject=text, hint="write it like 30m, 12h, 1d or 2w")
+    return round(float(match[1]) * _SECONDS[match[2]])
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `500M` (10^6), `1.5GiB` (2^30) or `1234`. Raises `UsageError`."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", subject=text, hint="write it like 500M, 1T or 1.5GiB")
+    number, prefix, binary = match.groups()
+    factor = int((1024 if binary else 1000) ** (_POWERS[prefix.upper()] if prefix else 0))
+    whole, _, fraction = number.partition(".")
+    return int(whole) * factor + int(fraction or "0") * factor // int(10 ** len(fraction))
+
+
+def format_bytes(count: int) -> str:
+    """Three digits and a decimal unit: `999 B`, `1.50 kB`, `32.0 MB`, `250 GB`."""
+    if abs(count) < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
+        value /= 1000
+        if abs(value) < 9.995:
+            return f"{value:.2f} {unit}"
+        if abs(value) < 99.95:
+            return f"{value:.1f} {unit}"
+        if abs(value) < 999.5:
+            return f"{value:.0f} {unit}"
+    return f"{value / 1000:.2f} EB"
+
+
+def format_duration(seconds: float) -> str:
+    """The two largest units that are not zero: `0.4 s`, `42 s`, `3m 5s`, `2h`, `1d 12h`, `3w`."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    if rest < 60:
+        return f"{rest} s"
+    parts = []
+    for unit, size in (("w", 604800), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+        if len(parts) == 2 or (parts and not count):
+            break
+    return " ".join(parts)

@@ -1,0 +1,596 @@
+#!/usr/bin/env python3
+"""Restores a dataset from a dsv store in a directory. It imports nothing of dsv.
+
+    python reader.py STORE_DIR DATASET[@REV] OUT
+
+REV is a branch, a tag, or at least 8 hex digits of a commit id, with ~N for the N-th first parent; without it, the
+head of `main`. OUT must not exist yet. It takes Python 3.11 and the packages blake3, zstandard, and msgpack or
+msgspec. Every byte is checked against its id before it is written, every path before it is used, and OUT appears
+when all of it is there. The format is described in docs/format.md of dsv's repository; this file is a second
+description, kept apart on purpose from the code that writes stores.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import re
+import shutil
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zstandard
+from blake3 import blake3
+
+CHUNK, RECIPE, SEGMENT, NODE = 1, 2, 3, 4
+KINDS = {CHUNK: "chunk", RECIPE: "recipe", SEGMENT: "segment", NODE: "node"}
+CONTEXTS = {
+    RECIPE: "dsv 2026-11 recipe v1",
+    SEGMENT: "dsv 2026-11 segment v1",
+    NODE: "dsv 2026-11 node v1",
+}
+COMMIT_CONTEXT = "dsv 2026-11 commit v1"
+SINGLE_CHUNK_MAX = 1 << 20
+OBJECT_MAX = 32 << 20
+RECORD_MAX = 1 << 20
+KNOWN_FEATURES = ("unordered-listing",)  # a branch's moves are all listed here, so order is nothing to rely on
+ID, ID_OR_NIL = "an id of 32 bytes", "an id or nil"
+FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
+
+
+class StoreError(Exception):
+    """What is wrong with the store, or with the request, in one sentence."""
+
+
+class Entry(NamedTuple):
+    """One path of a tree."""
+
+    path: bytes
+    kind: int
+    size: int = 0
+    file_id: bytes = b""
+    recipe_id: bytes = b""
+    target: bytes = b""
+
+
+class Child(NamedTuple):
+    """What a node lists: the last path below, the id, and how many entries are below."""
+
+    last: bytes
+    id: bytes
+    entries: int
+
+
+# --- the store as named bytes
+
+
+class Store:
+    """Keys are paths below a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._packs: dict[bytes, int] = {}  # open packs, the oldest first
+
+    def get(self, key: str, limit: int = RECORD_MAX) -> bytes | None:
+        try:
+            with (self.folder / key).open("rb") as file:
+                data = file.read(limit + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > limit:
+            raise StoreError(f"{key} is larger than {limit} bytes")
+        return data
+
+    def names(self, prefix: str) -> list[str]:
+        """The names of one folder, in order."""
+        try:
+            return sorted(path.name for path in (self.folder / prefix).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def read_pack(self, pack: bytes, offset: int, length: int) -> bytes:
+        """May be shorter than asked for, where the pack is."""
+        if pack not in self._packs:
+            if len(self._packs) >= 64:
+                os.close(self._packs.pop(next(iter(self._packs))))
+            name = pack.hex()
+            try:
+                self._packs[pack] = os.open(self.folder / "packs" / name[:2] / name, os.O_RDONLY)
+            except FileNotFoundError:
+                return b""
+        return os.pread(self._packs[pack], length, offset)
+
+
+def derived(context: str, data: bytes) -> bytes:
+    return blake3(data, derive_key_context=context).digest()
+
+
+def body_of(data: bytes, kind: str) -> bytes:
+    """What follows the line that says what this is."""
+    line = f"dsv {kind} 1\n".encode()
+    if data.startswith(line):
+        return data[len(line) :]
+    if re.match(rb"dsv %b [0-9]+\n" % kind.encode(), data):
+        raise StoreError(f"a {kind} is of a newer version of the format: use a newer reader")
+    raise StoreError(f"a {kind} is damaged: it does not begin as one")
+
+
+def msgpack_reader() -> tuple[Callable[[bytes], Any], type[Exception]]:
+    """A function that decodes msgpack, and what it raises."""
+    try:
+        return importlib.import_module("msgpack").unpackb, ValueError
+    except ImportError:
+        module = importlib.import_module("msgspec")
+        return module.msgpack.decode, module.DecodeError
+
+
+def record(data: bytes | None, kind: str, *expected: object) -> list[Any]:
+    """The fields of a small record, each of the type expected: a Python type, `ID` or `ID_OR_NIL`."""
+    decode, damage = msgpack_reader()
+    try:
+        body = body_of(data or b"", kind)[:-8]
+        if data is None or blake3(data[:-8]).digest(8) != data[-8:]:
+            raise StoreError(f"a {kind} is damaged: its check is not that of its bytes")
+        fields = decode(body)
+    except (damage, RecursionError) as error:
+        raise StoreError(f"a {kind} is damaged: {error}") from None
+    if not isinstance(fields, list) or len(fields) != len(expected):
+        raise StoreError(f"a {kind} is damaged: it does not have {len(expected)} fields")
+    if not all(map(fits, fields, expected)):
+        raise StoreError(f"a {kind} is damaged: a field is not what it should be")
+    return fields
+
+
+def fits(value: object, expected: object) -> bool:
+    if expected is ID_OR_NIL and value is None:
+        return True
+    if expected in (ID, ID_OR_NIL):
+        return isinstance(value, bytes) and len(value) == 32
+    return type(value) is expected
+
+
+# --- index files and objects
+
+
+class Index:
+    """One index file, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        if path.stat().st_size < 1040 + 32:
+            raise StoreError(f"index {path.name} is damaged: it is cut short")
+        with path.open("rb") as file:
+            self.data = data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if data[:8] != b"dsvindx1":
+            raise StoreError(f"index {path.name} is damaged, or newer than this reader")
+        packs, self.rows = struct.unpack_from("<II", data, 8)
+        self.fanout = struct.unpack_from("<256I", data, 16)
+        self.packs_at, self.rows_at, self.packs = 1040, 1040 + 16 * packs, packs
+        if len(data) != self.rows_at + 56 * self.rows + 32:
+            raise StoreError(f"index {path.name} is damaged: its length is not what it says")
+        if blake3(memoryview(data)[:-32]).digest() != data[-32:]:
+            raise StoreError(f"index {path.name} is damaged: its hash is another")
+
+    def find(self, kind: int, object_id: bytes) -> tuple[int, int, bytes, int, int, int] | None:
+        """Where, codec, pack, offset, stored length and length of the row for this object."""
+        key = object_id + bytes([kind])
+        first = object_id[0]
+        low, high = self.fanout[first - 1] if first else 0, self.fanout[first]
+        while low < high:
+            middle = (low + high) // 2
+            at = self.rows_at + 56 * middle
+            found = self.data[at : at + 33]
+            if found == key:
+                where, codec, _, pack, offset, stored, length, _ = struct.unpack_from(
+                    "<BBBIIIII", self.data, at + 33
+                )
+                if pack >= self.packs:
+                    raise StoreError("an index names a pack that it does not list")
+                pack_at = self.packs_at + 16 * pack
+                return where, codec, self.data[pack_at : pack_at + 16], offset, stored, length
+            if found < key:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
+
+class Objects:
+    """Chunks, recipes, segments and nodes by their ids."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        folder = store.folder / "index"
+        named = [name for name in store.names("index") if re.fullmatch("[0-9a-f]{32}", name)]
+        self.indexes = [Index(folder / name) for name in named]
+
+    def read(self, kind: int, object_id: bytes) -> bytes:
+        """The object's bytes, which have this id. Another copy is tried where one is damaged."""
+        rows = [row for index in self.indexes if (row := index.find(kind, object_id)) is not None]
+        if any(row[0] == 2 for row in rows):
+            raise StoreError(f"{KINDS[kind]} {object_id.hex()} was erased from the store")
+        for where, codec, pack, offset, stored, length in rows:
+            if where != 0 or length > OBJECT_MAX:
+                continue
+            data = unpacked(codec, self.store.read_pack(pack, offset, stored), stored, length)
+            if data is not None and self._id(kind, data) == object_id:
+                return data
+        what = "damaged in every copy" if rows else "in no index"
+        raise StoreError(f"{KINDS[kind]} {object_id.hex()} is {what}")
+
+    def _id(self, kind: int, data: bytes) -> bytes:
+        return blake3(data).digest() if kind == CHUNK else derived(CONTEXTS[kind], data)
+
+
+def unpacked(codec: int, data: bytes, stored: int, length: int) -> bytes | None:
+    """The object in these stored bytes; None where that can't be."""
+    if len(data) != stored or codec not in (0, 1):
+        return None
+    if codec == 0:
+        return data if stored == length else None
+    try:
+        if zstandard.frame_content_size(data) != length:
+            return None
+        decompressor = zstandard.ZstdDecompressor(max_window_size=OBJECT_MAX)
+        plain = decompressor.decompress(data, max_output_size=length, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None
+    return plain if len(plain) == length else None
+
+
+# --- names
+
+
+def check_format(store: Store) -> None:
+    """Whether this reader understands the store: the last entry of the log of features counts."""
+    seq = 0
+    features: list[Any] = []
+    while (data := store.get(f"format/{seq:016x}")) is not None:
+        fields = record(data, "format", bytes, str, list, list, bool, bytes, int, str, str)
+        if fields[1] != "blake3":
+            raise StoreError(f"the store hashes with {fields[1]}, which this reader does not know")
+        features = fields[3]
+        seq += 1
+    if not seq:
+        raise StoreError(f"{store.folder} is no dsv store")
+    for feature in features:
+        if not isinstance(feature, list) or len(feature) != 2:
+            raise StoreError("a format is damaged: a feature is not a name and a rule")
+        if feature[0] not in KNOWN_FEATURES and feature[1] not in ("ignore", "read-only"):
+            raise StoreError(f"the store uses {feature!r}, which this reader does not know")
+
+
+def component(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*", name) or ".." in name:
+        raise StoreError(f"{name!r} is no name")
+    return name.replace("/", "%2F")
+
+
+def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
+    """The commit that the branch names; None where there is no such branch."""
+    prefix = f"refs/{component(dataset)}/branches/{component(branch)}"
+    seqs = [name for name in store.names(prefix) if re.fullmatch("[0-9a-f]{16}", name)]
+    if not seqs:
+        return None
+    data = store.get(f"{prefix}/{seqs[0]}")
+    commit, deleted, *_ = record(data, "ref", ID_OR_NIL, bool, bytes, int, str, str)
+    if commit is None and not deleted:
+        raise StoreError(f"branch {branch} of {dataset} names no commit yet")
+    return None if deleted else bytes(commit)
+
+
+def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
+    prefix = f"refs/{component(dataset)}/tags/{component(tag)}"
+    data = store.get(f"{prefix}/value")
+    if data is None or store.get(f"{prefix}/deleted") is not None:
+        return None
+    commit: bytes = record(data, "tag", ID, bytes, int, str, str)[0]
+    return commit
+
+
+def resolve(store: Store, target: str) -> bytes:
+    """The id of the commit that DATASET[@REV] names."""
+    dataset, _, rev = target.partition("@")
+    match = re.fullmatch(r"([^~]+)(?:~([0-9]{1,6}))?", rev or "main")
+    if match is None:
+        raise StoreError(f"{rev!r} is no revision")
+    name, back = match[1], int(match[2] or 0)
+    if not store.names(f"refs/{component(dataset)}"):
+        known = ", ".join(one.replace("%2F", "/") for one in store.names("refs"))
+        raise StoreError(f"there is no dataset {dataset}; there are: {known or 'none'}")
+    commit: bytes | None
+    if re.fullmatch("[0-9a-fA-F]{8,64}", name):
+        found = [one for one in store.names("commits") if one.startswith(name.lower())]
+        if len(found) != 1:
+            raise StoreError(f"{len(found)} commits begin with {name}")
+        commit = bytes.fromhex(found[0])
+    else:
+        commit = branch_head(store, dataset, name) or tag_commit(store, dataset, name)
+    if commit is None:
+        raise StoreError(f"dataset {dataset} has no branch or tag {name}")
+    for _ in range(back):
+        parents = read_commit(store, commit)[2]
+        if not parents:
+            raise StoreError(f"{rev} goes back further than the history")
+        commit = parents[0]
+    return commit
+
+
+def read_commit(store: Store, commit_id: bytes) -> list[Any]:
+    """Root, level, parents, author, time, message, files, bytes, entries."""
+    data = store.get(f"commits/{commit_id.hex()}")
+    if data is None:
+        raise StoreError(f"there is no commit {commit_id.hex()}")
+    if derived(COMMIT_CONTEXT, data) != commit_id:
+        raise StoreError(f"commit {commit_id.hex()} is damaged")
+    fields = record(data, "commit", ID, int, list, str, int, str, int, int, int)
+    if not all(fits(parent, ID) for parent in fields[2]):
+        raise StoreError(f"commit {commit_id.hex()} is damaged: a parent is no id")
+    return fields
+
+
+# --- trees
+
+
+class Columns:
+    """Takes columns off the front of an object's bytes."""
+
+    def __init__(self, data: bytes, kind: str) -> None:
+        self.kind = kind
+        self.rest = body_of(data, kind)
+
+    def take(self, length: int) -> bytes:
+        if length > len(self.rest):
+            raise StoreError(f"a {self.kind} is damaged: it is cut short")
+        taken, self.rest = self.rest[:length], self.rest[length:]
+        return taken
+
+    def number(self, largest: int) -> int:
+        value: int = struct.unpack("<I", self.take(4))[0]
+        if value > largest:
+            raise StoreError(f"a {self.kind} is damaged: a count of {value} is over the limit of {largest}")
+        return value
+
+    def numbers(self, code: str, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}{code}", self.take(count * (8 if code == "Q" else 4)))
+
+    def ids(self, count: int) -> list[bytes]:
+        column = self.take(32 * count)
+        return [column[at : at + 32] for at in range(0, len(column), 32)]
+
+    def strings(self, column: bytes, count: int) -> list[bytes]:
+        found = column.split(b"\0")
+        if found.pop() != b"" or len(found) != count:
+            raise StoreError(f"a {self.kind} is damaged: it does not have {count} paths or targets")
+        return found
+
+    def end(self) -> None:
+        if self.rest:
+            raise StoreError(f"a {self.kind} is damaged: something follows its end")
+
+
+def decode_node(data: bytes) -> tuple[int, list[Child]]:
+    columns = Columns(data, "node")
+    level, count = columns.number(8), columns.number(4096)
+    paths = columns.take(columns.number((1 << 20) + 4096))
+    ids = columns.ids(count)
+    entries, _, _ = (columns.numbers("Q", count) for _ in range(3))
+    columns.end()
+    return level, list(map(Child, columns.strings(paths, count), ids, entries))
+
+
+def decode_segment(data: bytes) -> list[Entry]:
+    columns = Columns(data, "segment")
+    count = columns.number(4096)
+    paths = columns.strings(columns.take(columns.number((1 << 20) + 4096)), count)
+    kinds = columns.take(count)
+    files = [kind in (FILE, EXECUTABLE) for kind in kinds]
+    sizes = columns.numbers("Q", sum(files))
+    file_ids = columns.ids(len(sizes))
+    recipes = iter(columns.ids(sum(size > SINGLE_CHUNK_MAX for size in sizes)))
+    targets = iter(columns.strings(columns.take(len(columns.rest)), kinds.count(SYMLINK)))
+    contents = zip(sizes, file_ids, strict=True)
+    entries = []
+    for path, kind, is_file in zip(paths, kinds, files, strict=True):
+        if is_file:
+            size, file_id = next(contents)
+            recipe = next(recipes) if size > SINGLE_CHUNK_MAX else b""
+            entries.append(Entry(path, kind, size, file_id, recipe))
+        elif kind == SYMLINK:
+            entries.append(Entry(path, kind, target=next(targets)))
+        elif kind == EMPTY_DIRECTORY:
+            entries.append(Entry(path, kind))
+        else:
+            raise StoreError("a segment is damaged: it has an entry of an unknown kind")
+    return entries
+
+
+def segments(objects: Objects, node: bytes, level: int) -> Iterator[Child]:
+    found, children = decode_node(objects.read(NODE, node))
+    if found != level or not 1 <= level <= 8:
+        raise StoreError(f"node {node.hex()} has level {found} where {level} belongs")
+    for child in children:
+        if level == 1:
+            yield child
+        else:
+            yield from segments(objects, child.id, level - 1)
+
+
+def tree(objects: Objects, root: bytes, level: int) -> Iterator[Entry]:
+    """Every entry of a tree, each path checked: safe, in order, once, and below no other."""
+    previous: bytes | None = None
+    for child in segments(objects, root, level):
+        entries = decode_segment(objects.read(SEGMENT, child.id))
+        if not entries or entries[-1].path != child.last or len(entries) != child.entries:
+            raise StoreError(f"segment {child.id.hex()} is not what its node says")
+        for entry in entries:
+            check_path(entry.path)
+            key = entry.path.replace(b"/", b"\0")
+            if previous is not None and (key <= previous or key.startswith(previous + b"\0")):
+                raise StoreError(f"path {entry.path!r} is twice in the tree, below a file, or out of order")
+            previous = key
+            yield entry
+
+
+def check_path(path: bytes) -> None:
+    parts = path.split(b"/")
+    try:
+        path.decode("utf-8")
+    except UnicodeDecodeError:
+        raise StoreError(f"path {path!r} is not UTF-8") from None
+    if (
+        len(path) > 4096
+        or b"\0" in path
+        or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts)
+    ):
+        raise StoreError(f"path {path!r} may not be in a tree")
+    if any(part.lower().replace("ſ".encode(), b"s") in (b".dsv", b".git") for part in parts):
+        raise StoreError(f"path {path!r} may not be in a tree")
+
+
+def check_links(links: dict[bytes, bytes]) -> None:
+    """Every symlink stays in the tree, resolved through the tree's own links."""
+    for path, target in links.items():
+        if not target or len(target) > 4095 or b"\0" in target or leaves(path, target, links):
+            raise StoreError(f"symlink {path!r} leaves the tree")
+
+
+def leaves(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
+    here = path.split(b"/")[:-1]
+    following, hops = [path], 0
+    ahead: list[bytes | None] = [*reversed(target.split(b"/"))]  # None: here a followed link's target ends
+    if target.startswith(b"/"):
+        return True
+    while ahead:
+        part = ahead.pop()
+        if part is None:
+            following.pop()
+        elif part == b"..":
+            if not here:
+                return True
+            here.pop()
+        elif part not in (b"", b"."):
+            here.append(part)
+            link = b"/".join(here)
+            if link in following:  # a circle: nothing passes it, and the rest is taken as it reads
+                links = {}
+            elif link in links:
+                hops += 1
+                if hops > 40 or links[link].startswith(b"/"):
+                    return True
+                here.pop()
+                following.append(link)
+                ahead += [None, *reversed(links[link].split(b"/"))]
+    return False
+
+
+# --- contents
+
+
+def chunks(objects: Objects, recipe_id: bytes, level: int | None = None) -> Iterator[tuple[bytes, int]]:
+    """The chunks of a recipe with their lengths, nested recipes opened."""
+    columns = Columns(objects.read(RECIPE, recipe_id), "recipe")
+    found, count = columns.number(4), columns.number(65536)
+    ids, lengths = columns.ids(count), columns.numbers("Q" if found else "I", count)
+    columns.end()
+    if level is not None and found != level:
+        raise StoreError(f"recipe {recipe_id.hex()} has level {found} where {level} belongs")
+    for child, length in zip(ids, lengths, strict=True):
+        if found == 0:
+            yield child, length
+        else:
+            yield from chunks(objects, child, found - 1)
+
+
+def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
+    """The file's bytes in pieces. Raises `StoreError` at the end where they are not the file."""
+    if not entry.size:
+        if entry.file_id != blake3().digest():
+            raise StoreError(f"{entry.path!r} is empty, but its id is not")
+        return
+    if entry.size <= SINGLE_CHUNK_MAX:
+        data = objects.read(CHUNK, entry.file_id)
+        if len(data) != entry.size:
+            raise StoreError(f"{entry.path!r} does not have the {entry.size} bytes that the tree says")
+        yield data
+        return
+    whole, size = blake3(), 0
+    for chunk, length in chunks(objects, entry.recipe_id):
+        data = objects.read(CHUNK, chunk)
+        size += len(data)
+        if len(data) != length or size > entry.size:
+            break
+        whole.update(data)
+        yield data
+    if size != entry.size or whole.digest() != entry.file_id:
+        raise StoreError(f"the recipe of {entry.path!r} is not its file")
+
+
+def restore(store_dir: Path, target: str, out: Path) -> tuple[bytes, int, int]:
+    """Writes the files of a commit to `out`, which must not exist. Returns the commit's id, entries and bytes."""
+    if os.path.lexists(out):
+        raise StoreError(f"{out} is there already")
+    store = Store(store_dir)
+    check_format(store)
+    commit_id = resolve(store, target)
+    root, level, *_ = read_commit(store, commit_id)
+    objects = Objects(store)
+    links: dict[bytes, bytes] = {}
+    count = total = 0
+    for entry in tree(objects, root, level):  # all of it is looked at before anything is written
+        count, total = count + 1, total + entry.size
+        if entry.kind == SYMLINK:
+            links[entry.path] = entry.target
+    check_links(links)
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}-{time.time_ns()}")
+    partial.mkdir(parents=True)
+    try:
+        write_tree(objects, tree(objects, root, level), partial)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return commit_id, count, total
+
+
+def write_tree(objects: Objects, entries: Iterator[Entry], folder: Path) -> None:
+    links: list[Entry] = []
+    made = {folder}
+    for entry in entries:
+        place = folder / os.fsdecode(entry.path)
+        above = place if entry.kind == EMPTY_DIRECTORY else place.parent
+        if above not in made:
+            above.mkdir(parents=True, exist_ok=True)
+            made.add(above)
+        if entry.kind == SYMLINK:
+            links.append(entry)
+        elif entry.kind in (FILE, EXECUTABLE):
+            with place.open("xb") as file:
+                for piece in content(objects, entry):
+                    file.write(piece)
+            if entry.kind == EXECUTABLE:
+                place.chmod(place.stat().st_mode | (place.stat().st_mode & 0o444) >> 2)
+    for entry in links:  # last, so that nothing is written by way of one
+        (folder / os.fsdecode(entry.path)).symlink_to(os.fsdecode(entry.target))
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 3 or arguments[0].startswith("-"):
+        print("usage: python reader.py STORE_DIR DATASET[@REV] OUT", file=sys.stderr)
+        return 2
+    store, target, out = arguments
+    try:
+        commit, count, total = restore(Path(store), target, Path(out))
+    except (StoreError, OSError) as error:
+        print(f"reader: {error}", file=sys.stderr)
+        return 1
+    print(f"{commit.hex()}: {count} entries, {total} bytes in {out}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""Makes the golden store: a small one with every kind of object, the same bytes every time.
+
+    python -m tests.golden.make        writes tests/golden/store and tests/golden/vectors.json anew
+
+The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a
+change of these files, and must not happen without a new version of what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import accumulate
+from pathlib import Path
+
+from blake3 import blake3
+
+from dsv.model import keys
+from dsv.model.chunking import cut_points
+from dsv.model.entry import Kind, sort_key
+from dsv.model.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
+from dsv.model.names import MAIN, BranchName, DatasetName, TagName
+from dsv.model.readme import readme_text
+from dsv.model.recipe import build_recipe
+from dsv.model.records import (
+    Feature,
+    FeatureRule,
+    FormatEntry,
+    GcCondemned,
+    GcDone,
+    RefEntry,
+    SessionBeat,
+    SessionClosed,
+    SessionOpen,
+    SessionVerdict,
+    TagDeleted,
+    TagValue,
+)
+from dsv.model.tree import Cutter
+from tests.golden.building import StoreMaker, name_of
+
+HERE = Path(__file__).parent
+LETTERS = DatasetName.parse("demo/letters")
+TIME = 1_790_000_000_000
+AUTHOR = "Ada <ada@example.org>"
+
+File = tuple[Kind, bytes]
+FIRST: dict[bytes, File] = {
+    b"a.txt": (Kind.FILE, b"alpha\n"),
+    b"copy of a.txt": (Kind.FILE, b"alpha\n"),
+    b"docs/empty": (Kind.FILE, b""),
+    b"docs/run.sh": (Kind.EXECUTABLE, b"#!/bin/sh\necho ok\n"),
+    b"docs/to-a": (Kind.SYMLINK, b"../a.txt"),
+    b"dangling": (Kind.SYMLINK, b"docs/missing"),
+    b"empty folder": (Kind.EMPTY_DIRECTORY, b""),
+    "größe.txt".encode(): (Kind.FILE, "naïve — ça va\n".encode()),
+    b"large.bin": (Kind.FILE, bytes(5 << 20) + b"\x01" * (3 << 20)),
+    b"run.txt": (Kind.FILE, b"x" * 1000),
+}
+SECOND = {
+    **{path: file for path, file in FIRST.items() if path != b"run.txt"},
+    b"a.txt": (Kind.FILE, b"ALPHA\n"),
+    b"large.bin": (Kind.FILE, bytes(5 << 20) + b"\x01" * (2 << 20)),
+}
+
+
+def build() -> dict[str, bytes]:
+    """Every key of the golden store with its bytes."""
+    made = StoreMaker()
+    first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
+    second = made.commit(SECOND, (first,), AUTHOR, TIME + 1000, "Larger letters\n\nas asked for")
+    made.put(keys.README_KEY, readme_text().encode())
+    _format(made)
+    _refs(made, first, second)
+    _sessions(made, second)
+    return dict(sorted(made.keys.items()))
+
+
+def _format(made: StoreMaker) -> None:
+    entry = FormatEntry(name_of("store").store, name_of("format 0").nonce, TIME, AUTHOR, "golden 1")
+    made.put(keys.format_key(0), entry.encode())
+    features = tuple(Feature(f"{rule}-me", rule) for rule in (FeatureRule.IGNORE, FeatureRule.READ_ONLY))
+    later = FormatEntry(
+        entry.store_id,
+        name_of("format 1").nonce,
+        TIME,
+        AUTHOR,
+        "golden 2",
+        features=features,
+        single_writer=True,
+    )
+    made.put(keys.format_key(1), later.encode())
+
+
+def _refs(made: StoreMaker, first: CommitId, second: CommitId) -> None:
+    def moves(branch: BranchName, *entries: tuple[CommitId | None, bool, str]) -> None:
+        for number, (commit, deleted, action) in enumerate(entries):
+            entry = RefEntry(commit, deleted, _nonce(f"{branch} {number}"), TIME + number, AUTHOR, action)
+            made.put(keys.branch_key(LETTERS, branch, number), entry.encode())
+
+    moves(MAIN, (None, False, "init"), (first, False, "sync"), (second, False, "sync"))
+    moves(BranchName.parse("old/try"), (first, False, "sync"), (None, True, "delete"))
+    for tag in ("v1", "gone"):
+        value = TagValue(first, _nonce(f"tag {tag}"), TIME, AUTHOR, "worth a name")
+        made.put(keys.tag_key(LETTERS, TagName.parse(tag)), value.encode())
+    deleted = TagDeleted(_nonce("tag deleted"), TIME + 5, AUTHOR, "was wrong")
+    made.put(keys.tag_deleted_key(LETTERS, TagName.parse("gone")), deleted.encode())
+
+
+def _sessions(made: StoreMaker, commit: CommitId) -> None:
+    published, fenced = SessionId(name_of("session 1").raw(16)), SessionId(name_of("session 2").raw(16))
+    for session in (published, fenced):
+        opened = SessionOpen(_nonce(f"open {session}"), TIME, AUTHOR, "host-1", "golden 1")
+        made.put(keys.session_open_key(session), opened.encode())
+    made.put(keys.session_beat_key(published, 0), SessionBeat(_nonce("beat"), TIME + 60_000).encode())
+    made.put(keys.session_verdict_key(published), SessionVerdict(commit, _nonce("declared")).encode())
+    made.put(keys.session_closed_key(published), SessionClosed(_nonce("closed"), TIME + 61_000).encode())
+    made.put(keys.session_verdict_key(fenced), SessionVerdict(None, _nonce("fenced")).encode())
+    condemned = tuple(sorted(name_of(f"condemned {at}").pack for at in range(2)))
+    made.put(keys.gc_condemned_key(0), GcCondemned(0, condemned, _nonce("gc"), TIME, "golden 1").encode())
+    made.put(keys.gc_done_key(0), GcDone(0, _nonce("done"), TIME + 99).encode())
+
+
+def _nonce(label: str) -> Nonce:
+    return name_of(label).nonce
+
+
+def vectors() -> dict[str, object]:
+    """What a second writer must decide alike: where files, trees and recipes are cut, and how ids are made."""
+    stream = blake3(b"dsv golden").digest(length=24 << 20)
+    paths = sorted((b"set/%02d/%06d.png" % (at % 15, at) for at in range(8000)), key=sort_key)
+    cutter = Cutter(0)
+    ends = [at for at, path in enumerate(paths, 1) if cutter.add(path)]
+    chunk_ids = blake3(b"dsv golden chunks").digest(length=32 * 150_000)
+    recipes = build_recipe(chunk_ids, [1 << 20] * 150_000)
+    return {
+        "fastcdc": {
+            "input": "the first bytes of BLAKE3's extended output for the 10 bytes 'dsv golden'",
+            "bytes": len(stream),
+            "cuts": list(accumulate(cut_points(stream))),
+            "zeros of 9 MiB": list(accumulate(cut_points(bytes(9 << 20)))),
+        },
+        "segments": {
+            "input": "set/%02d/%06d.png for (n % 15, n), n from 0 to 7999, in tree order",
+            "ends": ends,
+        },
+        "recipe": {
+            "input": "150000 chunk ids: BLAKE3's extended output for 'dsv golden chunks'; each chunk 1 MiB",
+            "rows": [[recipe.level, len(recipe)] for _, recipe in recipes],
+            "id": str(recipes[-1][0]),
+        },
+        "ids": {
+            "file": str(FileId.hash(b"alpha\n")),
+            "recipe of 'x'": str(type(recipes[0][0]).hash(b"x")),
+            "segment of 'x'": str(SegmentId.hash(b"x")),
+            "node of 'x'": str(NodeId.hash(b"x")),
+            "commit of 'x'": str(CommitId.hash(b"x")),
+        },
+    }
+
+
+def write(folder: Path) -> None:
+    """Replaces the golden files in `folder`."""
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    for key, data in build().items():
+        path = folder / "store" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (folder / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write(HERE)

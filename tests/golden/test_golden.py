@@ -1,0 +1,180 @@
+"""The golden files against the code that writes the format, and against the independent reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from dsv import reader
+from dsv.model import keys
+from dsv.model.chunking import cut_points
+from dsv.model.codec import unpack
+from dsv.model.commit import Commit
+from dsv.model.entry import Kind
+from dsv.model.ids import ChunkId, NodeId, RecipeId, SegmentId
+from dsv.model.index import Index
+from dsv.model.location import ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.pack import verify
+from dsv.model.segment import Segment
+from dsv.model.tree import Node
+from tests.golden import make
+
+STORE = Path(__file__).parent / "store"
+GOLDEN = {str(path.relative_to(STORE)): path.read_bytes() for path in STORE.rglob("*") if path.is_file()}
+HASHES = {
+    ObjectKind.CHUNK: ChunkId.hash,
+    ObjectKind.RECIPE: RecipeId.hash,
+    ObjectKind.SEGMENT: SegmentId.hash,
+    ObjectKind.NODE: NodeId.hash,
+}
+
+RECORDS = [
+    "commit", "ref", "tag", "tag-deleted", "format", "session-open", "session-beat", "session-verdict",
+    "session-closed", "gc-condemned", "gc-done",
+]  # fmt: skip
+
+
+def test_the_code_still_writes_the_golden_store() -> None:
+    made = make.build()
+    assert sorted(made) == sorted(GOLDEN)
+    for key, data in made.items():
+        assert data == GOLDEN[key], f"{key} is written differently now"
+
+
+def test_files_trees_and_recipes_are_still_cut_alike() -> None:
+    assert make.vectors() == json.loads((STORE.parent / "vectors.json").read_text())
+
+
+def test_every_kind_of_object_is_there() -> None:
+    found = {row.kind for key, data in GOLDEN.items() if key.startswith("packs/") for row in verify(data)}
+    assert found == set(ObjectKind)
+    lines = {data.split(b" 1\n")[0] for data in GOLDEN.values() if data.startswith(b"dsv ")}
+    assert lines == {b"dsv " + kind.encode() for kind in RECORDS}
+
+
+def test_every_object_has_its_id_and_the_index_finds_it() -> None:
+    indexes = [Index.parse(data) for key, data in GOLDEN.items() if key.startswith("index/")]
+    rows = 0
+    for key, data in GOLDEN.items():
+        pack = keys.parse_pack_key(key)
+        if pack is None:
+            continue
+        for kind, object_id, place in verify(data).indexed(pack):
+            stored = data[place.offset : place.offset + place.stored]
+            assert HASHES[kind](unpack(place.codec, stored, place.length)) == object_id
+            assert [found for index in indexes if (found := index.find(kind, object_id))] == [place]
+            if place.tail:
+                start = place.offset + place.stored
+                Locator.decode(data[start : start + place.tail])
+            rows += 1
+    assert rows == sum(map(len, indexes)) > 10
+
+
+def test_the_commits_locators_say_where_nodes_and_segments_lie() -> None:
+    def object_at(place: reader.Any) -> bytes:
+        stored = GOLDEN[keys.pack_key(place.pack)][place.offset : place.offset + place.stored]
+        return unpack(place.codec, stored, place.length)
+
+    seen = 0
+    for key, data in GOLDEN.items():
+        commit_id = keys.parse_locator_key(key)
+        if commit_id is None:
+            continue
+        root, segment = Locator.decode(data).locations()
+        commit = Commit.decode(GOLDEN[keys.commit_key(commit_id)])
+        assert NodeId.hash(object_at(root)) == commit.root
+        (child,) = Node.decode(object_at(root)).children
+        assert SegmentId.hash(object_at(segment)) == child.id
+        own = segment.offset + segment.stored
+        pack = GOLDEN[keys.pack_key(segment.pack)]
+        contents = Locator.decode(pack[own : own + segment.tail])
+        files = [entry for entry in Segment.decode(object_at(segment)).entries() if entry.size]
+        assert len(contents) == len(files)
+        for entry, place in zip(files, contents.locations(), strict=True):
+            expected = entry.recipe_id or entry.file_id
+            kind = ObjectKind.RECIPE if entry.recipe_id else ObjectKind.CHUNK
+            assert HASHES[kind](object_at(place)) == expected
+            assert (place.tail > 0) == (kind is ObjectKind.RECIPE)
+        seen += 1
+    assert seen == 2
+
+
+def files_of(folder: Path) -> dict[bytes, make.File]:
+    found: dict[bytes, make.File] = {}
+    for path in folder.rglob("*"):
+        name = os.fsencode(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = Kind.SYMLINK, os.fsencode(path.readlink())
+        elif path.is_file():
+            executable = path.stat().st_mode & 0o111
+            found[name] = Kind.EXECUTABLE if executable else Kind.FILE, path.read_bytes()
+        elif not any(path.iterdir()):
+            found[name] = Kind.EMPTY_DIRECTORY, b""
+    return found
+
+
+@pytest.mark.parametrize(
+    ("target", "files"),
+    [
+        ("demo/letters", make.SECOND),
+        ("demo/letters@main", make.SECOND),
+        ("demo/letters@main~1", make.FIRST),
+        ("demo/letters@v1", make.FIRST),
+    ],
+)
+def test_the_reader_restores_it(tmp_path: Path, target: str, files: dict[bytes, make.File]) -> None:
+    """As a program, in a Python that can't import dsv."""
+    program = Path(reader.__file__).resolve()
+    copy = tmp_path / "reader.py"
+    copy.write_bytes(program.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(copy), str(STORE), target, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert files_of(tmp_path / "out") == files
+
+
+# Runs a program with dsv made impossible to import.
+BLOCKED = """
+import runpy, sys
+sys.modules["dsv"] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_written_rule_cuts_like_the_code() -> None:
+    """docs/format.md, "Cutting a file", as plain Python."""
+    from pyfastcdc.py.constants import GEAR
+
+    def cut(data: bytes, start: int) -> int:
+        size = min(len(data) - start, 4 << 20)
+        if len(data) - start <= 256 << 10:
+            return size
+        state = 0
+        for at in range(256 << 10, size & ~1):
+            state = ((state << 1) + GEAR[data[start + at]]) & 0xFFFF_FFFF_FFFF_FFFF
+            mask = 0x0000D91767537000 if at < 1 << 20 else 0x0000D91707537000
+            if not state & mask:
+                return at
+        return size
+
+    packed = b"".join(number.to_bytes(8, "little") for number in GEAR)
+    assert blake3(packed).hexdigest() in (Path(__file__).parents[2] / "docs/format.md").read_text()
+    data = blake3(b"dsv golden").digest(length=5 << 20)
+    lengths, start = [], 0
+    while start < len(data):
+        lengths.append(cut(data, start))
+        start += lengths[-1]
+    assert lengths == cut_points(data)

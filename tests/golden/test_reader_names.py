@@ -1,0 +1,100 @@
+"""How the independent reader resolves names, and what it says where it can't."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsv import reader
+from dsv.model import keys, wire
+from dsv.model.entry import Kind
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import MAIN, DatasetName, TagName
+from dsv.model.records import Feature, FeatureRule, FormatEntry
+from dsv.reader import StoreError
+from tests.golden.building import StoreMaker, name_of
+from tests.golden.stores import named, refused, stored
+from tests.golden.test_golden import GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nope", "no dataset nope; there are: demo/letters"),
+        ("demo/letters@nope", "no branch or tag nope"),
+        ("demo/letters@gone", "no branch or tag gone"),
+        ("demo/letters@old/try", "no branch or tag old/try"),
+        ("demo/letters@main~2", "goes back further"),
+        ("demo/letters@00000000", "0 commits begin with 00000000"),
+        ("demo/letters@v1~x", "no revision"),
+        ("../x", "no name"),
+        ("demo/letters@../../x", "no name"),
+    ],
+)
+def test_names_that_are_not_there(tmp_path: Path, target: str, message: str) -> None:
+    refused(tmp_path, GOLDEN, message, target)
+
+
+def test_a_ref_that_names_no_commit(tmp_path: Path) -> None:
+    refused(tmp_path, named(None), "names no commit yet")
+
+
+def test_a_ref_that_names_a_commit_that_is_not_there(tmp_path: Path) -> None:
+    refused(tmp_path, named(CommitId(b"c" * 32)), "there is no commit 6363")
+
+
+def test_a_commit_whose_parent_is_missing(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    commit = maker.commit({b"a": (Kind.FILE, b"x")}, (CommitId(b"p" * 32),), "", 0, "")
+    found = {**maker.keys, **named(commit)}
+    refused(tmp_path, found, "there is no commit 7070", "set@main~2")
+    shutil.rmtree(tmp_path / "store")
+    reader.restore(stored(tmp_path, found), "set", tmp_path / "out")
+
+
+def test_no_store(tmp_path: Path) -> None:
+    refused(tmp_path, {"README.txt": b""}, "is no dsv store")
+
+
+@pytest.mark.parametrize(("rule", "fine"), [("ignore", True), ("read-only", True), ("refuse", False)])
+def test_features(tmp_path: Path, rule: str, fine: bool) -> None:
+    entry = FormatEntry(
+        name_of("s").store, Nonce(bytes(16)), 0, "", "", features=(Feature("x", FeatureRule(rule)),)
+    )
+    found = {**GOLDEN, keys.format_key(2): entry.encode()}
+    if fine:
+        reader.restore(stored(tmp_path, found), "demo/letters", tmp_path / "out")
+    else:
+        refused(tmp_path, found, r"uses \['x', 'refuse'\]", "demo/letters")
+
+
+def test_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
+    key = keys.branch_key(DatasetName.parse("demo/letters"), MAIN, 2)
+    refused(tmp_path, {**GOLDEN, key: b"dsv ref 2\n..."}, "newer version", "demo/letters")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"\x96\xce\xff\xff\xff\xff" + bytes(9)]
+)
+def test_a_record_that_is_no_msgpack(tmp_path: Path, body: bytes) -> None:
+    key = keys.tag_key(DatasetName.parse("demo/letters"), TagName("v1"))
+    refused(tmp_path, {**GOLDEN, key: wire.sealed(b"dsv tag 1\n" + body)}, "tag is damaged", "demo/letters@v1")
+
+
+def test_it_never_writes_over_anything(tmp_path: Path) -> None:
+    store = stored(tmp_path, GOLDEN)
+    (tmp_path / "out").symlink_to("nowhere")
+    with pytest.raises(StoreError, match="is there already"):
+        reader.restore(store, "demo/letters", tmp_path / "out")
+
+
+def test_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = stored(tmp_path, GOLDEN)
+    assert reader.main([str(store), "demo/letters", str(tmp_path / "out")]) == 0
+    assert "9 entries, 7340080 bytes" in capsys.readouterr().err
+    assert reader.main([str(store), "demo/letters", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith("reader: ")
+    assert reader.main(["--help"]) == 2
+    assert "usage: " in capsys.readouterr().err

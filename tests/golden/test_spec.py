@@ -1,0 +1,293 @@
+"""docs/format.md against the golden files and the code: its tables are parsed, and used to take bytes apart."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from blake3 import blake3
+
+from dsv.model import chunking, codec, commit, index, locator, names, pack, paths, recipe, records, tree, wire
+from dsv.model import location as place
+from dsv.model.location import ObjectKind
+from dsv.model.segment import Segment
+from tests.golden.test_golden import GOLDEN
+
+DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
+Row = tuple[str, str]
+
+
+def tables(prefix: str) -> dict[str, list[Row]]:
+    """The tables under the headings `### <prefix>: <name>`: the first two cells of each row."""
+    found = {}
+    for section in re.split(r"^###? ", DOC, flags=re.MULTILINE):
+        title, _, body = section.partition("\n")
+        if title.startswith(f"{prefix}: "):
+            cells = (line.strip("| ").split(" | ") for line in body.splitlines() if line.startswith("| `"))
+            found[title.removeprefix(f"{prefix}: ")] = [
+                (one[0].strip("`"), one[1].strip("`")) for one in cells
+            ]
+    return found
+
+
+OBJECTS, LAYOUTS, RECORDS = tables("Object"), tables("Layout"), tables("Record")
+SCALARS = {"u8": "<B", "u32": "<I", "u64": "<Q"}
+
+# What the tables' own text defines: names in sizes that are no fields.
+DERIVED: dict[str, Callable[[dict[str, Any]], int]] = {
+    "files": lambda got: sum(kind in (0, 1) for kind in got["kinds"]),
+    "large": lambda got: sum(size > 1 << 20 for size in numbers("Q", got["sizes"])),
+    "width": lambda got: 8 if got["level"] else 4,
+}
+
+
+def numbers(code: str, column: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(column) // struct.calcsize(code)}{code}", column))
+
+
+def taken_apart(data: bytes, table: list[Row], known: dict[str, int] | None = None) -> dict[str, Any]:
+    """The fields of `data` by their names, as a table of the document has them; all of it must be used."""
+    got: dict[str, Any] = dict(known or {})
+    at = 0
+    for name, size in table:
+        if size.startswith('"'):
+            literal = size.strip('"').replace("\\n", "\n").encode()
+            assert data[at : at + len(literal)] == literal, name
+            at += len(literal)
+        elif size in SCALARS:
+            (got[name],) = struct.unpack_from(SCALARS[size], data, at)
+            at += struct.calcsize(SCALARS[size])
+        else:
+            length = len(data) - at if size == "rest" else evaluated(size, got)
+            got[name] = data[at : at + length]
+            assert len(got[name]) == length, name
+            at += length
+    assert at == len(data)
+    return got
+
+
+def evaluated(expression: str, got: dict[str, Any]) -> int:
+    names_in_it = re.findall(r"[a-z_]+", expression)
+    values = {name: got[name] if name in got else DERIVED[name](got) for name in names_in_it}
+    result = eval(expression, {"__builtins__": {}}, values)
+    assert isinstance(result, int)
+    return result
+
+
+def objects(kind: ObjectKind) -> Iterator[bytes]:
+    for key, data in GOLDEN.items():
+        if key.startswith("packs/"):
+            for row in pack.verify(data):
+                if row.kind is kind:
+                    yield codec.unpack(row.codec, data[row.offset : row.offset + row.stored], row.length)
+
+
+def split(column: bytes) -> list[bytes]:
+    *parts, empty = column.split(b"\0")
+    assert empty == b""
+    return parts
+
+
+def test_all_tables_were_found() -> None:
+    assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
+    assert set(LAYOUTS) == {"pack", "index", "index row"}
+    assert len(RECORDS) == 11
+    assert all(len(table) >= 2 for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
+
+
+def test_segments() -> None:
+    for data in objects(ObjectKind.SEGMENT):
+        got = taken_apart(data, OBJECTS["segment"])
+        segment = Segment.decode(data)
+        assert split(got["paths"]) == segment.paths
+        assert got["kinds"] == segment.kinds
+        files = [entry for entry in segment.entries() if entry.is_file]
+        assert numbers("Q", got["sizes"]) == [entry.size for entry in files]
+        assert got["file_ids"] == b"".join(entry.file_id or b"" for entry in files)
+        assert got["recipe_ids"] == b"".join(entry.recipe_id or b"" for entry in files)
+        assert split(got["targets"]) == [entry.target for entry in segment.entries() if entry.target]
+
+
+def test_nodes() -> None:
+    for data in objects(ObjectKind.NODE):
+        got = taken_apart(data, OBJECTS["node"])
+        node = tree.Node.decode(data)
+        assert (got["level"], got["children"]) == (node.level, len(node.children))
+        ids = [got["ids"][at : at + 32] for at in range(0, len(got["ids"]), 32)]
+        totals = (numbers("Q", got[name]) for name in ("entries", "files", "bytes"))
+        assert list(zip(split(got["paths"]), ids, *totals, strict=True)) == [
+            (child.last, child.id, child.entries, child.files, child.bytes) for child in node.children
+        ]
+
+
+def test_recipes() -> None:
+    made = recipe.build_recipe(bytes(32) * 70_000, [9] * 70_000)
+    for data in (*objects(ObjectKind.RECIPE), *(one.encode() for _, one in made)):
+        got = taken_apart(data, OBJECTS["recipe"])
+        decoded = recipe.Recipe.decode(data)
+        assert (got["level"], got["rows"], got["ids"]) == (decoded.level, len(decoded), decoded.ids)
+        assert numbers("Q" if decoded.level else "I", got["lengths"]) == list(decoded.lengths)
+
+
+def test_locators() -> None:
+    frames = [data for key, data in GOLDEN.items() if key.startswith("locators/")]
+    bodies = [*map(zstandard.decompress, frames), *objects(ObjectKind.LOCATOR)]
+    assert len(bodies) > 3
+    for body in bodies:
+        got = taken_apart(body, OBJECTS["locator"])
+        ids = [got["pack_ids"][at : at + 16] for at in range(0, len(got["pack_ids"]), 16)]
+        columns = [numbers("I", got[name]) for name in ("places", "offsets", "stored", "lengths", "tails")]
+        rows = [(ids[at], *rest) for at, *rest in zip(*columns, strict=True)]
+        decoded = locator.Locator.decode(codec.compress(body)).locations()
+        assert [(*row, number) for row, number in zip(rows, got["codecs"], strict=True)] == [
+            (one.pack, one.offset, one.stored, one.length, one.tail, one.codec) for one in decoded
+        ]
+
+
+def test_packs() -> None:
+    footer = LAYOUTS["pack"][-5:]
+    for key, data in GOLDEN.items():
+        if not key.startswith("packs/"):
+            continue
+        ends = taken_apart(data[-56:], footer)
+        got = taken_apart(data, LAYOUTS["pack"], ends)
+        table = pack.verify(data)
+        assert got["hash"] == blake3(data[:-40]).digest()
+        assert got["zero"] == 0
+        assert (got["kinds"], got["codecs"], got["ids"]) == (table.kinds, table.codecs, table.ids)
+        for name, column in (
+            ("offsets", table.offsets),
+            ("stored", table.stored),
+            ("lengths", table.lengths),
+        ):
+            assert numbers("I", got[name]) == list(column)
+
+
+def test_index_files() -> None:
+    for key, data in GOLDEN.items():
+        if not key.startswith("index/"):
+            continue
+        got = taken_apart(data, LAYOUTS["index"])
+        assert got["hash"] == blake3(data[:-32]).digest()
+        rows = [got["row_data"][at : at + 56] for at in range(0, len(got["row_data"]), 56)]
+        assert numbers("I", got["fanout"]) == [sum(row[0] <= first for row in rows) for first in range(256)]
+        parsed = list(index.Index.parse(data).rows())
+        assert len(parsed) == len(rows) == got["rows"]
+        for row, (kind, object_id, where) in zip(rows, parsed, strict=True):
+            fields = taken_apart(row, LAYOUTS["index row"])
+            pack_id = got["pack_ids"][16 * fields["pack"] : 16 * fields["pack"] + 16]
+            assert (fields["id"], fields["kind"], fields["where"], fields["zero"]) == (object_id, kind, 0, 0)
+            assert (
+                pack_id,
+                *(fields[name] for name in ("offset", "stored", "length", "codec", "tail")),
+            ) == where
+
+
+RECORD_TYPES: dict[str, Any] = {
+    "commit": commit.Commit,
+    "ref": records.RefEntry,
+    "tag": records.TagValue,
+    "tag-deleted": records.TagDeleted,
+    "format": records.FormatEntry,
+    "session-open": records.SessionOpen,
+    "session-beat": records.SessionBeat,
+    "session-verdict": records.SessionVerdict,
+    "session-closed": records.SessionClosed,
+    "gc-condemned": records.GcCondemned,
+    "gc-done": records.GcDone,
+}
+
+
+def fits(value: object, kind: str) -> bool:
+    if kind.startswith("[") and "," in kind:  # a fixed row of types
+        parts = kind[1:-1].strip("[]").split(", ")
+        rows = value if kind.startswith("[[") else [value]
+        return isinstance(rows, list) and all(
+            all(map(fits, row, parts)) and len(row) == len(parts) for row in rows
+        )
+    if kind.startswith("["):
+        return isinstance(value, list) and all(fits(one, kind[1:-1]) for one in value)
+    if kind.endswith("?"):
+        return value is None or fits(value, kind[:-1])
+    if kind in ("id32", "id16"):
+        return isinstance(value, bytes) and len(value) == int(kind[2:])
+    return type(value) is {"bool": bool, "uint": int, "time": int, "text": str, "long text": str}[kind]
+
+
+def plain(value: Any) -> Any:
+    """A decoded record's value as msgpack has it."""
+    if isinstance(value, records.ChunkingParams | records.Feature):
+        return [plain(getattr(value, name)) for name in value.__slots__]
+    if isinstance(value, tuple):
+        return list(map(plain, value))
+    return bytes(value) if isinstance(value, bytes) else value
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records(kind: str) -> None:
+    line = f"dsv {kind} 1\n".encode()
+    golden = [data for data in GOLDEN.values() if data.startswith(line)]
+    assert golden
+    for data in golden:
+        assert blake3(data[:-8]).digest(8) == data[-8:]
+        fields = msgspec.msgpack.decode(data[len(line) : -8])
+        table = RECORDS[kind]
+        decoded = RECORD_TYPES[kind].decode(data)
+        assert len(fields) == len(table)
+        for (name, expected), value in zip(table, fields, strict=True):
+            assert fits(value, expected), name
+            assert plain(getattr(decoded, name)) == value, name
+
+
+LIMITS = {
+    "bytes of a path": paths.MAX_PATH,
+    "bytes of a component": paths.MAX_COMPONENT,
+    "bytes of a symlink's target": paths.MAX_TARGET,
+    "bytes of a name in a key": names.MAX_COMPONENT,
+    "bytes of a small record": wire.RECORD_MAX,
+    "packs in one `gc-condemned`": records.MAX_CONDEMNED,
+    "parents of a commit": commit.MAX_PARENTS,
+    "levels of a tree": tree.MAX_LEVEL,
+    "entries of a segment, children of a node": tree.MAX_ENTRIES,
+    "smallest number of entries before a hash ends a segment": tree.MIN_ENTRIES,
+    "bytes of paths that end a segment or node": tree.MAX_PATH_BYTES,
+    "bytes of the column of paths": tree.PATHS_LIMIT,
+    "bytes of a file that is one chunk": chunking.SINGLE_CHUNK_MAX,
+    "smallest chunk but the last": chunking.MIN_CHUNK,
+    "average chunk size, as a parameter": chunking.AVERAGE_CHUNK,
+    "largest chunk": chunking.MAX_CHUNK,
+    "rows of a recipe": recipe.MAX_ROWS,
+    "smallest number of rows before a hash ends a recipe": recipe.MIN_ROWS,
+    "levels above a recipe's first": recipe.MAX_LEVEL,
+    "rows of a locator": locator.MAX_ROWS,
+    "bytes of an unpacked object": place.OBJECT_MAX,
+    "bytes at which a writer begins another pack": pack.PACK_TARGET,
+    "bytes of a pack": pack.PACK_MAX,
+    "objects in a pack": pack.MAX_ROWS,
+    "rows of an index file": index.MAX_ROWS,
+}
+
+
+def test_limits() -> None:
+    section = DOC.split("## 15. Limits")[1].split("\n## ")[0]
+    written = {
+        name: int(value) for name, value in re.findall(r"^\| (.+?) \| (\d+) \|$", section, re.MULTILINE)
+    }
+    assert written == LIMITS
+
+
+def test_contexts_kinds_and_codecs() -> None:
+    for kind in ("recipe", "segment", "node", "commit"):
+        assert f"`dsv 2026-11 {kind} v1`" in DOC
+    for kind in ObjectKind:
+        assert f"| {kind.value} | {kind.name.lower()} |" in DOC
+    assert [
+        codec.Codec(int(number)).value for number in re.findall(r"^\| (\d) \| (?:stored|one zstd)", DOC, re.M)
+    ] == [0, 1]
+    assert blake3().hexdigest() in DOC

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.model.diff import Change, diff_entries
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import FileId
+from tests.model.strategies import path_lists
+
+VERSIONS = st.integers(0, 2)
+
+
+def entry(path: bytes, version: int) -> Entry:
+    return Entry(path, Kind.FILE, 1, FileId(bytes([version]) * 32))
+
+
+@given(path_lists, st.data())
+def test_it_is_the_difference_of_two_dicts(found: list[bytes], data: st.DataObject) -> None:
+    before = {path: entry(path, data.draw(VERSIONS)) for path in found if data.draw(st.booleans())}
+    after = {path: entry(path, data.draw(VERSIONS)) for path in found if data.draw(st.booleans())}
+    changes = list(diff_entries(before.values(), after.values()))
+    assert changes == [
+        Change(path, before.get(path), after.get(path))
+        for path in sorted(before.keys() | after.keys(), key=sort_key)
+        if before.get(path) != after.get(path)
+    ]
+
+
+def test_a_file_that_becomes_a_folder() -> None:
+    old, new = entry(b"a", 0), entry(b"a/b", 0)
+    assert list(diff_entries([old], [new])) == [Change(b"a", old, None), Change(b"a/b", None, new)]

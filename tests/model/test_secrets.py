@@ -1,0 +1,123 @@
+"""What must not enter a record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.model.secrets import HIDDEN, Masker, hide_env_values, is_secret_name
+
+S = "s3cr3t-VALUE"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["token", "HF_TOKEN", "hf-token", "apiKey", "API_KEY", "aws_secret_access_key", "dbPassword", "DB_PASS", "passwd",
+     "Authorization", "client.secret", "AWS_SESSION_TOKEN", "private-key", "GITHUB_PAT", "encryptionKey", "APIKey"],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lr", "key", "keys", "author", "tokenizer", "max_tokens", "pad_token", "eos_token_id", "passes", "compass",
+     "secretary", "keyboard", "monkey", "primary_key", "path", "pattern", "num_tokens_per_batch"],
+)  # fmt: skip
+def test_names_of_nothing_secret(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "--token", S],
+        ["train", f"--token={S}"],
+        ["train", f"--api-key={S} {S}"],
+        ["train", "-password", S],
+        ["env", f"DB_PASSWORD={S}", "train"],
+        ["sh", "-c", f"export HF_TOKEN={S}; python train.py --secret '{S}' && echo"],
+        [
+            "sh",
+            "-c",
+            f'curl -H "Authorization: Bearer {S}" -H "X-Api-Key: {S}" http://x/?access_token={S}&a=b',
+        ],
+        ["train", f'{{"password": "{S}", "lr": 1}}'],
+        ["git", "clone", f"https://user:{S}@example.org/x.git"],
+        ["train", f"postgresql://user:{S}@host/db"],
+        ["train", "--header", f"Authorization: Token {S}"],
+        ["train", "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t-VALUE\n-----END RSA PRIVATE KEY-----"],
+    ],
+)
+def test_secrets_in_commands_are_hidden(argv: list[str]) -> None:
+    kept = Masker().argv(argv)
+    assert len(kept) == len(argv)
+    assert S not in " ".join(kept) and HIDDEN in " ".join(kept)
+    assert kept[0] == argv[0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [
+            "python",
+            "train.py",
+            "--lr",
+            "0.1",
+            "--max_tokens",
+            "512",
+            "--tokenizer=bert",
+            "author=x",
+            "key=value",
+        ],
+        ["sh", "-c", "for i in 1 2; do echo $i; done > /out/log 2>&1"],
+        ["python", "-c", "import torch; print(torch.__version__)"],
+        ["train", "--auth", "--lr=1"],
+        ["train", "http://host:8080/path", "s3://bucket/key", "2026-11-20T13:21:45", "a@b.c"],
+    ],
+)
+def test_all_else_is_kept(argv: list[str]) -> None:
+    assert Masker().argv(argv) == tuple(argv)
+
+
+@given(st.lists(st.text(max_size=30), max_size=6))
+def test_masking_is_total_and_settled(argv: list[str]) -> None:
+    once = Masker().argv(argv)
+    assert len(once) == len(argv)
+    assert all(HIDDEN in two or two == one for one, two in zip(once, Masker().argv(once), strict=True))
+
+
+def test_what_the_job_was_given_is_hidden_wherever_it_turns_up() -> None:
+    masker = Masker.of(
+        {"ANY": "swordfish-9", "MODE": "fast", "N": "123456", "PIN_TOKEN": "abcd"},
+        {"AWS_SECRET_ACCESS_KEY": S},
+    )
+    assert masker.argv(["x", "swordfish-9", f"a{S}b", "fast", "123456", "abcd"]) == (
+        "x", HIDDEN, f"a{HIDDEN}b", "fast", "123456", HIDDEN,
+    )  # fmt: skip
+    assert masker.data(b"key swordfish-9\n") == b"key ***\n"
+    assert masker.value({"a": ["swordfish-9", 1, None], S: True}) == {"a": [HIDDEN, 1, None], HIDDEN: True}
+    assert masker.value({"a": "swordfish-9", "b": S}, surely=True) == {"a": "swordfish-9", "b": HIDDEN}
+    assert "swordfish" not in repr(masker)
+
+
+def test_one_secret_inside_another() -> None:
+    masker = Masker.of({"A_TOKEN": "abcd", "B_TOKEN": "abcdefgh"}, {})
+    assert masker.text("abcdefgh abcd") == f"{HIDDEN} {HIDDEN}"
+
+
+def test_values_of_engine_variables_are_never_kept() -> None:
+    given = ["-e", "A=b", "--env=X=y=z", "-eQ=1", "-e=R=2", "--env", "NAME", "--cpus=2", "-e"]
+    kept = (
+        "-e",
+        f"A={HIDDEN}",
+        f"--env=X={HIDDEN}",
+        f"-eQ={HIDDEN}",
+        f"-e=R={HIDDEN}",
+        "--env",
+        "NAME",
+        "--cpus=2",
+        "-e",
+    )
+    assert hide_env_values(given) == kept

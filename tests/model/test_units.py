@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from dsv.errors import UsageError
+from dsv.model.units import format_bytes, format_duration, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30m", 1800),
+        ("12h", 43200),
+        ("1d", 86400),
+        ("2w", 1209600),
+        ("90s", 90),
+        ("1.5h", 5400),
+        ("0s", 0),
+        (" 1d ", 86400),
+    ],
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1", "d", "1 d", "-1d", "1M", "1y", "1d12h", "١d", "1e3s", "inf"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("1234", 1234),
+        ("500M", 500_000_000),
+        ("1T", 10**12),
+        ("1.5GiB", 3 << 29),
+        ("1GB", 10**9),
+        ("1 GB", 10**9),
+        ("2Ki", 2048),
+        ("3k", 3000),
+        ("10B", 10),
+        ("1Ei", 1 << 60),
+        ("0.1K", 100),
+        ("9P", 9 * 10**15),
+    ],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert parse_size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1M", "1.M", "10%", "1Mb", "1X", "1iB", "1e9", "1,5G", "٣M"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (1500, "1.50 kB"),
+        (9994, "9.99 kB"),
+        (9996, "10.0 kB"),
+        (32_000_000, "32.0 MB"),
+        (250_000_000_000, "250 GB"),
+        (999_600, "1.00 MB"),
+        (3 * 10**15, "3.00 PB"),
+        (5 * 10**18, "5.00 EB"),
+        (-1500, "-1.50 kB"),
+    ],
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.96, "10 s"),
+        (42, "42 s"),
+        (60, "1m"),
+        (185, "3m 5s"),
+        (7200, "2h"),
+        (3605, "1h"),
+        (129600, "1d 12h"),
+        (604800, "1w"),
+        (59.7, "1m"),
+        (-90, "-1m 30s"),
+    ],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -1,0 +1,162 @@
+"""The store protocol: named bytes that are written once and never changed.
+
+All that dsv asks of a store is get (whole or a byte range), list, delete (for upkeep alone) and an atomic
+put-if-absent: of many writers of one key exactly one wins. This module imports no client library, so that
+everything above may import it at no cost.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+from dsv.errors import IntegrityError, NotFound, Unreachable
+
+#: What may be given to a store: contiguous bytes, which it reads during the call and does not keep.
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAX_KEY_LENGTH: Final = 900
+"""Keys with their store's own prefix stay below the 1,024 bytes that S3 and GCS allow."""
+
+KEY_CHARACTERS: Final = "".join(sorted(string.ascii_letters + string.digits + "._%+=@~,!-"))
+"""What a key's components are made of, in byte order."""
+
+_COMPONENT: Final = r"[A-Za-z0-9_%+=@~,!-][A-Za-z0-9._%+=@~,!-]{0,254}"
+_KEY: Final = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
+_ONE_COMPONENT: Final = re.compile(rf"{_COMPONENT}\Z")
+_PREFIX: Final = re.compile(rf"(?:{_COMPONENT}/)*(?:{_COMPONENT})?\Z")
+
+
+class Put(Enum):
+    """How a put-if-absent ended. A lost race is an ordinary result."""
+
+    WON = "won"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row of a listing: the key, and its object's size in bytes."""
+
+    key: str
+    size: int
+
+
+class NoAnswer(Unreachable):
+    """The store could not be reached, or did not answer in time.
+
+    `maybe_done` is false only where the request certainly never arrived (refused, no such host).
+    """
+
+    def __init__(
+        self, message: str, *, subject: str | None = None, hint: str | None = None, maybe_done: bool = True
+    ) -> None:
+        super().__init__(message, subject=subject, hint=hint)
+        self.maybe_done = maybe_done
+
+
+class Busy(NoAnswer):
+    """The store answered that it cannot serve now: 500, 503, 429 and the like."""
+
+
+class CutShortError(IntegrityError):
+    """A body that ended before it should have."""
+
+
+class StoreMissing(NotFound):
+    """The bucket or container itself is absent, which an absent key must not be mistaken for."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Named bytes. Implementations may be used from many threads at once.
+
+    Every method raises `Unreachable` where the store does not answer, `Denied` where it refuses, and
+    `StoreMissing` where its bucket is absent; keys that `check_key` refuses raise ValueError.
+    """
+
+    url: str
+    """Where the store is, as a person would name it; never holds a credential."""
+
+    ordered_listing: bool
+    """Whether `list` yields keys in ascending byte order. A caller that has learnt better may set it."""
+
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises NotFound."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        """Exactly `length` bytes from offset `start`, read-only and owned by the caller.
+
+        Raises NotFound, and CutShortError where the object ends before `start + length`. A length of 0 is
+        answered without a request.
+        """
+        ...
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        """Creates the object unless the key exists; atomic, durable when it returns WON.
+
+        Raises NoRoom, and OutcomeUnknown where the answer was lost and could not be read back.
+        """
+        ...
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        """Objects whose key begins with `prefix` (any string of key characters) and is > `start_after`."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Removes the object; an absent one is fine."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Room for further objects, in bytes; None where that cannot be known."""
+        ...
+
+    def close(self) -> None:
+        """Gives up connections and descriptors. The store is not used afterwards."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Returns `key` if it is one: ASCII components joined by `/`, none of which begins with a dot.
+
+    Raises ValueError. This is what keeps a key from leaving the store's folder, so every store calls it.
+    """
+    if len(key) > MAX_KEY_LENGTH or not _KEY.match(key):
+        raise ValueError(f"{key!r} is not a store key")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Returns `prefix` if it is the beginning of a key, the empty string included. Raises ValueError."""
+    if len(prefix) > MAX_KEY_LENGTH or not _PREFIX.match(prefix):
+        raise ValueError(f"{prefix!r} is not the beginning of a store key")
+    return prefix
+
+
+def is_component(name: str) -> bool:
+    """Whether a file or folder of this name may be part of a key."""
+    return _ONE_COMPONENT.match(name) is not None
+
+
+def check_range(start: int, length: int) -> None:
+    """Raises ValueError for a negative start or length."""
+    if start < 0 or length < 0:
+        raise ValueError(f"a range of {length} bytes from {start} makes no sense")
+
+
+def absent(url: str, key: str) -> NotFound:
+    """The error for a key that is not there."""
+    return NotFound(f"{key} is not in {url}", subject=key)
+
+
+def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShortError:
+    """The error for an object that ended before the range that was asked of it."""
+    return CutShortError(
+        f"{key} in {url} was cut short: {wanted} bytes were asked for from offset {start}, {got} came",
+        subject=key,
+    )

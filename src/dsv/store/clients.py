@@ -1,0 +1,185 @@
+"""Building obstore's clients for s3://, gs:// and az:// from a URL and the options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from dsv.errors import Denied, NotFound, UsageError
+from dsv.store.base import check_key
+from dsv.store.credentials import aws_access
+from dsv.store.object_errors import login_hint
+from dsv.store.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from obstore.store import ClientConfig
+    from obstore.store import ObjectStore as Client
+
+    from dsv.store.credentials import ChainProvider
+    from dsv.store.options import StoreOptions
+
+    _Factory: TypeAlias = Callable[[ClientConfig], Client]
+
+_NO_RETRIES: Final[Any] = {"max_retries": 0}
+
+
+def open_s3(url: str, options: StoreOptions) -> ObjectStore:
+    """s3://bucket/prefix, at AWS or at any endpoint."""
+    bucket, prefix = _parts(url)
+    access = aws_access(url, options)
+    config: dict[str, Any] = {
+        "region": access.region,
+        "skip_signature": options.anonymous,
+        # One plain DELETE each: not every S3 has the bulk call.
+        "disable_bulk_delete": True,
+    }
+    if access.endpoint:
+        # Both names, or a variable in the environment would win over what was asked for.
+        endpoint = access.endpoint.rstrip("/")
+        config |= {
+            "endpoint": endpoint,
+            "aws_endpoint_url_s3": endpoint,
+            "virtual_hosted_style_request": False,
+        }
+    else:
+        endpoint = f"https://s3.{access.region}.amazonaws.com"
+        config["virtual_hosted_style_request"] = "." not in bucket
+    if access.provider is None and not options.anonymous:
+        config |= {"access_key_id": options.access_key, "secret_access_key": options.secret_key}
+        if options.session_token:
+            config["session_token"] = options.session_token
+    provider = access.provider
+
+    def client(client_options: ClientConfig) -> S3Store:
+        return S3Store(
+            bucket,
+            config=config,  # type: ignore[arg-type]
+            client_options=client_options,
+            retry_config=_NO_RETRIES,
+            credential_provider=provider,
+        )
+
+    return _store(url, endpoint, prefix, client, options, provider)
+
+
+def open_gcs(url: str, options: StoreOptions) -> ObjectStore:
+    """gs://bucket/prefix, with Google's application-default credentials."""
+    bucket, prefix = _parts(url)
+    endpoint = (options.endpoint or options.gcs_endpoint or "https://storage.googleapis.com").rstrip("/")
+    config: dict[str, Any] = {"base_url": endpoint, "skip_signature": options.anonymous}
+    if options.service_account:
+        config["application_credentials"] = options.service_account
+    if options.google_token:
+        config["bearer_token"] = options.google_token
+
+    def client(client_options: ClientConfig) -> GCSStore:
+        return GCSStore(
+            bucket,
+            config=config,  # type: ignore[arg-type]
+            client_options=client_options,
+            retry_config=_NO_RETRIES,
+        )
+
+    return _store(url, endpoint, prefix, client, options)
+
+
+def open_azure(url: str, options: StoreOptions) -> ObjectStore:
+    """az://container/prefix in the storage account that the options name."""
+    container, prefix = _parts(url)
+    if not options.account:
+        raise UsageError(
+            f"{url} does not say which storage account it is in",
+            subject=url,
+            hint="set AZURE_STORAGE_ACCOUNT_NAME",
+        )
+    endpoint = options.endpoint or options.azure_endpoint
+    config: dict[str, Any] = {"account_name": options.account, "skip_signature": options.anonymous}
+    if options.account_key:
+        config["account_key"] = options.account_key
+    if endpoint:
+        config["endpoint"] = endpoint.rstrip("/")
+
+    def client(client_options: ClientConfig) -> AzureStore:
+        return AzureStore(
+            container,
+            config=config,  # type: ignore[arg-type]
+            client_options=client_options,
+            retry_config=_NO_RETRIES,
+        )
+
+    return _store(
+        url, endpoint or f"https://{options.account}.blob.core.windows.net", prefix, client, options
+    )
+
+
+def _store(
+    url: str,
+    endpoint: str,
+    prefix: str,
+    client: _Factory,
+    options: StoreOptions,
+    provider: ChainProvider | None = None,
+) -> ObjectStore:
+    common = _client_options(url, endpoint, options)
+    try:
+        quick = client({**common, "read_timeout": f"{options.read_timeout * 1000:.0f}ms"})
+        patient = client(common)
+    except (BaseError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise Denied(f"{url} cannot be opened: {reason}", subject=url, hint=login_hint(url)) from error
+    return ObjectStore(
+        url, endpoint, prefix, quick, patient, provider=provider, ordered_listing=options.ordered_listing
+    )
+
+
+def _client_options(url: str, endpoint: str, options: StoreOptions) -> ClientConfig:
+    plain = endpoint.startswith("http://")
+    common: ClientConfig = {
+        "allow_http": plain,
+        "connect_timeout": f"{options.connect_timeout * 1000:.0f}ms",
+        "timeout": f"{options.transfer_timeout * 1000:.0f}ms",
+        "user_agent": "dsv",
+    }
+    proxy = options.http_proxy if plain else options.https_proxy
+    if proxy:
+        common["proxy_url"] = proxy
+        if options.no_proxy:
+            common["proxy_excludes"] = options.no_proxy
+    if options.ca_file and not plain:
+        common["root_certificate"] = _certificates(url, Path(options.ca_file))
+    return common
+
+
+def _certificates(url: str, path: Path) -> bytes:
+    """The PEM file, or all files of a folder of them, as REQUESTS_CA_BUNDLE allows."""
+    try:
+        if path.is_dir():
+            return b"\n".join(file.read_bytes() for file in sorted(path.iterdir()) if file.is_file())
+        return path.read_bytes()
+    except OSError as error:
+        raise NotFound(
+            f"the certificates for {url} cannot be read: {path}: {error.strerror}",
+            subject=str(path),
+            hint="point AWS_CA_BUNDLE (or SSL_CERT_FILE) at a PEM file",
+        ) from error
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Bucket and prefix of a store's URL. Raises UsageError."""
+    split = urlsplit(url)
+    prefix = split.path.strip("/")
+    try:
+        if not split.hostname or split.query or split.fragment or split.username or split.port:
+            raise ValueError(f"it should be {split.scheme}://bucket/prefix")
+        if prefix:
+            check_key(prefix)
+    except ValueError as error:
+        raise UsageError(f"{url} is no store: {error}", subject=url) from error
+    return split.netloc, prefix

@@ -1,0 +1,88 @@
+"""Counting what is asked of a store: requests by kind, and bytes either way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dsv.store.base import Buffer, Item, Put, Store
+from dsv.store.wrapper import Wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Calls that were made, failed ones included, and bytes of those that succeeded.
+
+    `won` of `puts` created an object; `bytes_up` counts every put's body, lost ones too, as it was sent.
+    `lists` counts listings, not their pages; `listed` the rows that were taken from them.
+    """
+
+    gets: int = 0
+    ranges: int = 0
+    puts: int = 0
+    won: int = 0
+    lists: int = 0
+    listed: int = 0
+    deletes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def requests(self) -> int:
+        return self.gets + self.ranges + self.puts + self.lists + self.deletes
+
+    def __sub__(self, earlier: Counts) -> Counts:
+        """What happened since `earlier`."""
+        return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__slots__))
+
+
+class Counting(Wrapper):
+    """Below Retrying it counts requests as the store sees them, above it as the program makes them."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._counts = Counts()
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> Counts:
+        """A value as of now, which later calls do not change."""
+        with self._lock:
+            return self._counts
+
+    def get(self, key: str) -> bytes:
+        self._add(gets=1)
+        data = self.inner.get(key)
+        self._add(bytes_down=len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        self._add(ranges=1)
+        data = self.inner.get_range(key, start, length)
+        self._add(bytes_down=len(data))
+        return data
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        self._add(puts=1)
+        put = self.inner.put_if_absent(key, data)
+        self._add(bytes_up=len(data), won=int(put is Put.WON))
+        return put
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self._add(lists=1)
+        return self._rows(self.inner.list(prefix, start_after))
+
+    def delete(self, key: str) -> None:
+        self._add(deletes=1)
+        self.inner.delete(key)
+
+    def _rows(self, rows: Iterator[Item]) -> Iterator[Item]:
+        for item in rows:
+            self._add(listed=1)
+            yield item
+
+    def _add(self, **more: int) -> None:
+        with self._lock:
+            sums = {name: getattr(self._counts, name) + count for name, count in more.items()}
+            self._counts = replace(self._counts, **sums)

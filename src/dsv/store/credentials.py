@@ -1,0 +1,114 @@
+"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through botocore.
+
+botocore is imported only here, and only where the options do not hold everything: that takes 150 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dsv.errors import Denied
+from dsv.store.object_errors import login_hint
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
+
+    from dsv.store.options import StoreOptions
+
+# obstore asks anew five minutes before this ends, so every minute; botocore answers from what it has, and
+# renews what has fewer than ten minutes left.
+_TRUSTED_FOR: Final = timedelta(minutes=6)
+
+
+@dataclass(frozen=True, slots=True)
+class AwsAccess:
+    """Where and as whom to talk to S3. `provider` is None for static keys and for anonymous access."""
+
+    endpoint: str | None
+    region: str
+    provider: ChainProvider | None
+
+
+class ChainProvider:
+    """Hands botocore's credentials to obstore, which calls it from its own threads.
+
+    `failure` is why the last call failed, since obstore keeps an exception's text alone.
+    """
+
+    def __init__(self, url: str, credentials: Any) -> None:
+        self._url = url
+        self._credentials = credentials
+        self.failure: Denied | None = None
+
+    def __call__(self) -> S3Credential:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            frozen = self._credentials.get_frozen_credentials()
+        except (BotoCoreError, ClientError) as error:
+            self.failure = _denied(self._url, error)
+            raise self.failure from error
+        self.failure = None
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _TRUSTED_FOR,
+        }
+
+
+def aws_access(url: str, options: StoreOptions) -> AwsAccess:
+    """Completes the options from the profile and the chain. Raises Denied where there are no credentials."""
+    endpoint = options.endpoint or options.s3_endpoint
+    has_keys = bool(options.access_key and options.secret_key)
+    if options.anonymous or (has_keys and (options.region or endpoint)):
+        return AwsAccess(endpoint, options.region or "us-east-1", None)
+    session = _session(url, options)
+    profile = session.get_scoped_config()
+    if endpoint is None:
+        endpoint = _profile_endpoint(profile, session.full_config)
+    region = options.region or session.get_config_variable("region") or "us-east-1"
+    if has_keys:
+        return AwsAccess(endpoint, region, None)
+    return AwsAccess(endpoint, region, ChainProvider(url, _credentials(url, session)))
+
+
+def _session(url: str, options: StoreOptions) -> Any:
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session = botocore.session.Session(profile=options.profile)
+        if options.ca_file:
+            session.set_config_variable("ca_bundle", str(Path(options.ca_file)))
+        session.get_scoped_config()
+    except BotoCoreError as error:
+        raise _denied(url, error) from error
+    return session
+
+
+def _credentials(url: str, session: Any) -> Any:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        credentials = session.get_credentials()
+    except (BotoCoreError, ClientError) as error:
+        raise _denied(url, error) from error
+    if credentials is None:
+        raise Denied(f"there are no credentials for {url}", subject=url, hint=login_hint(url))
+    return credentials
+
+
+def _profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | None:
+    """`endpoint_url` of the profile: that of its `services` section for s3, or else its own."""
+    services = config.get("services", {}).get(profile.get("services"), {})
+    s3 = services.get("s3", {}) if isinstance(services, dict) else {}
+    found = (s3.get("endpoint_url") if isinstance(s3, dict) else None) or profile.get("endpoint_url")
+    return str(found) if found else None
+
+
+def _denied(url: str, error: Exception) -> Denied:
+    return Denied(f"the credentials for {url} cannot be had: {error}", subject=url, hint=login_hint(url))

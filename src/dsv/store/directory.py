@@ -1,0 +1,297 @@
+"""The directory store: a plain folder, local or on NFS, with nothing to install.
+
+An object is one read-only file. It is written under `.tmp/`, synced, and given its name by link(2), which
+fails if the name exists: that is the atomic put-if-absent, on NFS too. Every step goes through descriptors of
+folders opened without following links, so no symbolic link inside the store can lead out of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from dsv.errors import IntegrityError
+from dsv.store.base import (
+    Buffer,
+    Item,
+    NoAnswer,
+    Put,
+    absent,
+    check_key,
+    check_prefix,
+    check_range,
+    cut_short,
+    is_component,
+)
+from dsv.store.directory_errors import NO_HARD_LINKS, no_hard_links, os_errors, root_missing
+from dsv.store.freshness import ask_again
+from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles, make_folder, sync_folder
+
+_FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+_LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a pipe that somebody put there must not hang.
+_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_ATTEMPTS: Final = 30
+_Folders: TypeAlias = list[str]
+
+
+class DirectoryStore:
+    """Objects as files below `root`, which may itself be reached through links and must exist.
+
+    The folder stays open, so a mount that goes away under a running program is an error, and never an empty
+    folder to write to.
+    """
+
+    def __init__(self, root: Path | str, *, create: bool = False) -> None:
+        """Opens the folder; `create` makes it and its parents. Raises Unreachable where it is not there."""
+        self.root = Path(root).absolute()
+        self.url = str(self.root)
+        self.ordered_listing = True
+        with os_errors(self.url, self.url):
+            if create:
+                _make_root(self.root)
+            try:
+                self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise root_missing(self.url) from None
+            self._sharing = Sharing.of(os.fstat(self._root).st_mode)
+        self._temporary = TemporaryFiles(self._root, self._sharing)
+
+    def get(self, key: str) -> bytes:
+        with os_errors(self.url, key), self._opened(key) as descriptor:
+            size = os.fstat(descriptor).st_size
+            data = _read(descriptor, 0, size)
+        if len(data) != size:
+            raise cut_short(self.url, key, 0, size, len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        check_range(start, length)
+        check_key(key)
+        if length == 0:
+            return memoryview(b"")
+        with os_errors(self.url, key), self._opened(key) as descriptor:
+            data = _read(descriptor, start, length)
+        if len(data) != length:
+            raise cut_short(self.url, key, start, length, len(data))
+        return memoryview(data)
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        folders, name = _split(check_key(key))
+        with os_errors(self.url, key):
+            if self._has(folders, name):
+                return Put.LOST
+            for _ in range(_ATTEMPTS):
+                # Gone again where upkeep swept a file that took a day to get here.
+                with suppress(FileNotFoundError), self._temporary.holding(data) as (holder, file):
+                    return self._link_in(holder, file, folders, name)
+                self._check_root()
+        raise NoAnswer(f"{key} in {self.url} could not be written: its folder keeps vanishing", subject=key)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        folders, _, name = check_prefix(prefix).rpartition("/")
+        base = f"{folders}/" if folders else ""
+        return self._list(folders.split("/") if folders else [], base, name, start_after)
+
+    def delete(self, key: str) -> None:
+        folders, name = _split(check_key(key))
+        with os_errors(self.url, key):
+            try:
+                with self._folder(folders, fresh=True) as folder:
+                    os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                self._check_root()
+            self._remove_empty(folders)
+
+    def free_bytes(self) -> int | None:
+        with os_errors(self.url, self.url):
+            room = os.fstatvfs(self._root)
+        return room.f_bavail * room.f_frsize
+
+    def close(self) -> None:
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    @contextmanager
+    def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder; `fresh` asks an NFS server again at every step, `make` makes them."""
+        current = os.open(".", _FOLDER_FLAGS, dir_fd=self._root)
+        try:
+            for name in folders:
+                if fresh:
+                    ask_again(current)
+                try:
+                    below = os.open(name, _FOLDER_FLAGS, dir_fd=current)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    make_folder(current, name, self._sharing)
+                    below = os.open(name, _FOLDER_FLAGS, dir_fd=current)
+                os.close(current)
+                current = below
+            if fresh:
+                ask_again(current)
+            yield current
+        finally:
+            os.close(current)
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        """A descriptor of the object's file. A name that seems absent is asked for again: see freshness."""
+        folders, name = _split(check_key(key))
+        try:
+            descriptor = self._open_file(folders, name, fresh=False)
+        except FileNotFoundError:
+            try:
+                descriptor = self._open_file(folders, name, fresh=True)
+            except FileNotFoundError:
+                self._check_root()
+                raise absent(self.url, key) from None
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise absent(self.url, key)
+            if not stat.S_ISREG(mode):
+                raise IntegrityError(f"{key} in {self.url} is not a plain file", subject=key)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open_file(self, folders: _Folders, name: str, *, fresh: bool) -> int:
+        with self._folder(folders, fresh=fresh) as folder:
+            return os.open(name, _READ_FLAGS, dir_fd=folder)
+
+    def _has(self, folders: _Folders, name: str) -> bool:
+        """Whether the name is known to be taken, so that no large file is written for nothing."""
+        try:
+            with self._folder(folders) as folder:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode):
+                    sync_folder(folder)
+                    return True
+        except FileNotFoundError:
+            return False
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+    def _link_in(self, holder: int, file: TemporaryFile, folders: _Folders, name: str) -> Put:
+        """Links the file, making its folder again as often as whoever deletes removes it."""
+        for _ in range(_ATTEMPTS):
+            with suppress(FileNotFoundError):
+                return self._link(holder, file, folders, name)
+            os.stat(file.name, dir_fd=holder, follow_symlinks=False)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _link(self, holder: int, file: TemporaryFile, folders: _Folders, name: str) -> Put:
+        """Gives the file its name; what the name says afterwards is durable, whoever won."""
+        with self._folder(folders, make=True) as folder:
+            try:
+                os.link(file.name, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
+                won = True
+            except FileExistsError:
+                # On NFS the answer to a link that was made may be lost, and the repeated call is refused.
+                ask_again(folder)
+                won = os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == file.inode
+            except OSError as error:
+                if error.errno in NO_HARD_LINKS:
+                    raise no_hard_links(self.url, error) from error
+                raise
+            sync_folder(folder)
+        return Put.WON if won else Put.LOST
+
+    def _list(self, folders: _Folders, base: str, name: str, start_after: str | None) -> Iterator[Item]:
+        with os_errors(self.url, base or self.url):
+            self._check_root()
+            try:
+                with self._folder(folders, fresh=True) as folder:
+                    yield from self._walk(folder, base, name, start_after)
+            except FileNotFoundError:
+                self._check_root()
+
+    def _walk(
+        self, folder: int, base: str, begins: str, start_after: str | None
+    ) -> Generator[Item, None, None]:
+        """Rows below `base` in key order: a folder sorts as its name with the slash that follows."""
+        for name in _names(folder, begins):
+            key = base + name
+            if not name.endswith("/"):
+                if start_after is None or key > start_after:
+                    with suppress(FileNotFoundError):
+                        yield Item(key, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size)
+            elif start_after is None or key > start_after or start_after.startswith(key):
+                with suppress(FileNotFoundError):
+                    below = os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)
+                    try:
+                        ask_again(below)
+                        yield from self._walk(below, key, "", start_after)
+                    finally:
+                        os.close(below)
+
+    def _remove_empty(self, folders: _Folders) -> None:
+        """Object stores have no empty folders; whoever is just writing into one makes it again."""
+        with suppress(OSError):
+            for depth in range(len(folders), 0, -1):
+                with self._folder(folders[: depth - 1]) as parent:
+                    os.rmdir(folders[depth - 1], dir_fd=parent)
+
+    def _check_root(self) -> None:
+        """Raises Unreachable where the store's folder itself was removed: nothing in it is absent then."""
+        if os.fstat(self._root).st_nlink == 0:
+            raise root_missing(self.url)
+
+
+def _split(key: str) -> tuple[_Folders, str]:
+    *folders, name = key.split("/")
+    return folders, name
+
+
+def _names(folder: int, begins: str) -> list[str]:
+    """Names of objects and, with a trailing slash, of folders; what can't be a key is not the store's."""
+    readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
+    try:
+        found = []
+        with os.scandir(readable) as entries:
+            for entry in entries:
+                if not entry.name.startswith(begins) or not is_component(entry.name):
+                    continue
+                if entry.is_symlink():
+                    # Not skipped: what somebody moved elsewhere and linked would be missing in silence.
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                if entry.is_dir(follow_symlinks=False):
+                    found.append(f"{entry.name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(entry.name)
+        return sorted(found)
+    finally:
+        os.close(readable)
+
+
+def _read(descriptor: int, start: int, length: int) -> bytes:
+    """Up to `length` bytes; one system call, and no copy, unless the kernel answers in parts."""
+    data = os.pread(descriptor, length, start)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length and (data := os.pread(descriptor, length - got, start + got)):
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def _make_root(root: Path) -> None:
+    """Makes the folder and whichever parents are missing, each made durable."""
+    if not root.parent.is_dir():
+        _make_root(root.parent)
+    with suppress(FileExistsError):
+        root.mkdir()
+        parent = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_folder(parent)
+        finally:
+            os.close(parent)

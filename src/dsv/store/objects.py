@@ -1,0 +1,177 @@
+"""Object stores: S3 and whatever speaks it, Google Cloud Storage, Azure Blob Storage.
+
+The client is obstore, whose calls release the interpreter's lock, so that threads transfer side by side. Its
+own retries are off: `retry` does them, as only there it is known what a lost answer means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
+
+from dsv.errors import DsvError, Unsupported
+from dsv.store.base import (
+    KEY_CHARACTERS,
+    Buffer,
+    Item,
+    Put,
+    check_key,
+    check_prefix,
+    check_range,
+    cut_short,
+)
+from dsv.store.object_errors import Answer, as_store_error
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+    from dsv.store.credentials import ChainProvider
+
+#: Uploads of this size and more get the client that is patient with a slow line.
+BULK: Final = 1 << 20
+_LIST_BATCH: Final = 1000
+
+
+class ObjectStore:
+    """One prefix of one bucket, through obstore.
+
+    `quick` gives up on a silent server after seconds, `patient` gives an upload minutes: both reach the same
+    bucket.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        endpoint: str,
+        prefix: str,
+        quick: Client,
+        patient: Client,
+        *,
+        provider: ChainProvider | None = None,
+        ordered_listing: bool = True,
+    ) -> None:
+        self.url = url
+        self.ordered_listing = ordered_listing
+        self._endpoint = endpoint
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._quick = quick
+        self._patient = patient
+        self._provider = provider
+        self._process = os.getpid()
+
+    def get(self, key: str) -> bytes:
+        path = self._path(key)
+        try:
+            return obstore.get(self._quick, path).bytes().to_bytes()
+        except (BaseError, OSError) as error:
+            raise self._error(error, key) from error
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        check_range(start, length)
+        path = self._path(key)
+        if length == 0:
+            return memoryview(b"")
+        try:
+            data = memoryview(obstore.get_range(self._quick, path, start=start, length=length))
+        except (BaseError, OSError) as error:
+            answer = Answer.of(error)
+            if answer.beyond_the_end:
+                raise cut_short(self.url, key, start, length, 0) from error
+            if not answer.ranges_unusable:
+                raise self._error(error, key) from error
+            data = memoryview(self.get(key))[start : start + length]
+        if len(data) != length:
+            raise cut_short(self.url, key, start, length, len(data))
+        return data
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        path = self._path(key)
+        client = self._patient if len(data) >= BULK else self._quick
+        try:
+            obstore.put(client, path, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError, NotModifiedError):
+            # 412, 409, and the 304 of some older servers.
+            return Put.LOST
+        except (BaseError, OSError) as error:
+            raise self._error(error, None if isinstance(error, FileNotFoundError) else key) from error
+        return Put.WON
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        check_prefix(prefix)
+        self._check_process()
+        return self._list(prefix, start_after)
+
+    def _list(self, prefix: str, start_after: str | None) -> Iterator[Item]:
+        folder = (self._prefix + prefix).rpartition("/")[0]
+        after = _latest(start_after, _just_before(prefix)) if self.ordered_listing else None
+        try:
+            stream: Iterator[Any] = obstore.list(
+                self._quick,
+                prefix=folder or None,
+                offset=self._prefix + after if after else None,
+                chunk_size=_LIST_BATCH,
+            )
+            for batch in stream:
+                for row in batch:
+                    key = row["path"].removeprefix(self._prefix)
+                    if key.startswith(prefix):
+                        if start_after is None or key > start_after:
+                            yield Item(key, row["size"])
+                    elif self.ordered_listing and key > prefix:
+                        return
+        except (BaseError, OSError) as error:
+            raise self._error(error, None) from error
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            obstore.delete(self._quick, path)
+        except FileNotFoundError as error:
+            missing = self._error(error, key)
+            if Answer.of(error).code not in ("", "NoSuchKey", "BlobNotFound"):
+                raise missing from error
+        except (BaseError, OSError) as error:
+            raise self._error(error, key) from error
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Connections are obstore's, and end with its clients."""
+
+    def _path(self, key: str) -> str:
+        self._check_process()
+        return self._prefix + check_key(key)
+
+    def _check_process(self) -> None:
+        """The client's threads do not survive a fork: it would hang, so say so."""
+        if os.getpid() != self._process:
+            raise Unsupported(
+                f"{self.url} was opened before this process was forked",
+                subject=self.url,
+                hint="open the store anew in the child, and start children by spawn rather than fork",
+            )
+
+    def _error(self, error: BaseException, key: str | None) -> DsvError:
+        if self._provider is not None and self._provider.failure is not None:
+            return self._provider.failure
+        return as_store_error(error, self.url, self._endpoint, key)
+
+
+def _just_before(prefix: str) -> str | None:
+    """A string that sorts before every key that begins with `prefix`, and after most that don't.
+
+    Only worth having inside a folder: the listing itself begins at the folder.
+    """
+    folder, slash, name = prefix.rpartition("/")
+    smaller = [character for character in KEY_CHARACTERS if name and character < name[-1]]
+    # One step back in the last character, then as far on as keys go.
+    return f"{folder}{slash}{name[:-1]}{smaller[-1]}~" if smaller else None
+
+
+def _latest(one: str | None, other: str | None) -> str | None:
+    return max(filter(None, (one, other)), default=None)

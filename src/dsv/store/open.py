@@ -1,0 +1,80 @@
+"""From a store's URL to a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from dsv.errors import UsageError
+from dsv.store.base import Store
+from dsv.store.directory import DirectoryStore
+from dsv.store.memory import MemoryStore
+from dsv.store.options import StoreOptions
+from dsv.store.retry import Retrying
+
+
+def open_store(url: str, options: StoreOptions | None = None, *, create: bool = False) -> Store:
+    """Opens the store that `url` names, with retries.
+
+    `url` is an absolute path, `file:///path`, `s3://bucket/prefix`, `gs://…`, `az://container/prefix` or
+    `memory://name`. `create` makes a directory store's folder; buckets are never made. No request is sent.
+    Raises UsageError for any other URL, Denied without credentials, Unreachable for a folder that is absent.
+    """
+    return Retrying(open_raw(url, options or StoreOptions(), create=create))
+
+
+def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
+    """The store itself, without retries: for tests, and for wrappers that belong below them."""
+    scheme = "file" if url.startswith("/") else url.partition("://")[0]
+    factory = SCHEMES.get(scheme) if scheme != url else None
+    if factory is None:
+        raise UsageError(
+            f"{url} is no store",
+            subject=url,
+            hint="name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+        )
+    return factory(url, options, create)
+
+
+def _open_directory(url: str, options: StoreOptions, create: bool) -> Store:
+    if url.startswith("/"):
+        return DirectoryStore(Path(url), create=create)
+    from urllib.parse import unquote, urlsplit
+
+    split = urlsplit(url)
+    if split.netloc not in ("", "localhost") or not split.path.startswith("/"):
+        raise UsageError(f"{url} is no folder of this machine", subject=url, hint="file:///absolute/path")
+    return DirectoryStore(Path(unquote(split.path)), create=create)
+
+
+def _open_memory(url: str, options: StoreOptions, create: bool) -> Store:
+    return MemoryStore.named(url.removeprefix("memory://"))
+
+
+# The client library is imported when the first object store is opened.
+def _open_s3(url: str, options: StoreOptions, create: bool) -> Store:
+    from dsv.store.clients import open_s3
+
+    return open_s3(url, options)
+
+
+def _open_gcs(url: str, options: StoreOptions, create: bool) -> Store:
+    from dsv.store.clients import open_gcs
+
+    return open_gcs(url, options)
+
+
+def _open_azure(url: str, options: StoreOptions, create: bool) -> Store:
+    from dsv.store.clients import open_azure
+
+    return open_azure(url, options)
+
+
+SCHEMES: Final[Mapping[str, Callable[[str, StoreOptions, bool], Store]]] = {
+    "file": _open_directory,
+    "memory": _open_memory,
+    "s3": _open_s3,
+    "gs": _open_gcs,
+    "az": _open_azure,
+}

@@ -1,0 +1,102 @@
+"""How to reach a store: endpoint, region, credentials, proxies, private CAs.
+
+The values are explicit, so that only the command line reads the environment; `from_environment` knows the
+usual variables' names, and is given a mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Everything about reaching a store that its URL does not say. Empty means: the library's default."""
+
+    endpoint: str | None = None
+    """Base URL of the service; without it, the next three, then the profile, then the provider decide."""
+    s3_endpoint: str | None = None
+    gcs_endpoint: str | None = None
+    azure_endpoint: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    """AWS profile name."""
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    """Static AWS keys; without both of the first two, botocore's chain of providers decides."""
+    anonymous: bool = False
+    """Send unsigned requests, as public buckets take them."""
+    https_proxy: str | None = None
+    http_proxy: str | None = None
+    no_proxy: str | None = None
+    """Comma-separated hosts that are reached directly."""
+    ca_file: str | None = None
+    """PEM file of further certificate authorities to trust."""
+    account: str | None = None
+    """Azure storage account name."""
+    account_key: str | None = field(default=None, repr=False)
+    """Azure storage account key."""
+    service_account: str | None = None
+    """Path of a Google service-account or application-default file."""
+    google_token: str | None = field(default=None, repr=False)
+    """A Google bearer token, as `gcloud auth print-access-token` prints it; it is not renewed."""
+    ordered_listing: bool = True
+    """False for object stores that do not list in key order."""
+    connect_timeout: float = 5.0
+    """Seconds for a connection, name resolution included."""
+    read_timeout: float = 14.0
+    """Seconds without any answer after which a small request is given up."""
+    transfer_timeout: float = 300.0
+    """Seconds for a large upload, from start to answer."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> StoreOptions:
+        """Reads the variables that the AWS, Google and Azure tools share, and those of proxies and CAs."""
+
+        def first(*names: str) -> str | None:
+            return next((environment[name] for name in names if environment.get(name)), None)
+
+        ignore = (environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or "").lower() == "true"
+        everything = first("ALL_PROXY", "all_proxy")
+        return cls(
+            s3_endpoint=None if ignore else first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+            gcs_endpoint=first("STORAGE_EMULATOR_HOST"),
+            azure_endpoint=first("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_BLOB_ENDPOINT"),
+            region=first("AWS_REGION", "AWS_DEFAULT_REGION"),
+            profile=first("AWS_PROFILE", "AWS_DEFAULT_PROFILE"),
+            access_key=first("AWS_ACCESS_KEY_ID"),
+            secret_key=first("AWS_SECRET_ACCESS_KEY"),
+            session_token=first("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"),
+            https_proxy=first("HTTPS_PROXY", "https_proxy") or everything,
+            http_proxy=first("HTTP_PROXY", "http_proxy") or everything,
+            no_proxy=first("NO_PROXY", "no_proxy"),
+            ca_file=first("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"),
+            account=first("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"),
+            account_key=first("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"),
+            google_token=first("CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_BEARER_TOKEN"),
+            service_account=first("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
+        )
+
+    def overridden(
+        self,
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        profile: str | None = None,
+        ca_file: str | None = None,
+    ) -> StoreOptions:
+        """These options with what is said of one store put before them, and None leaving things as they are.
+
+        A profile that is asked for comes with its own credentials: keys of the environment do not count then,
+        as with every AWS tool.
+        """
+        options = replace(self, access_key=None, secret_key=None, session_token=None) if profile else self
+        return replace(
+            options,
+            endpoint=endpoint or self.endpoint,
+            region=region or self.region,
+            profile=profile or self.profile,
+            ca_file=ca_file or self.ca_file,
+        )

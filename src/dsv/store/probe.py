@@ -1,0 +1,103 @@
+"""Proving that a store does what dsv needs of it, before anything is entrusted to it.
+
+Some servers accept the condition of a put-if-absent and ignore it, some honour it only while nobody races.
+So writers do race here, for keys under `probe/`, which are deleted afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from dsv.errors import Denied
+from dsv.store.base import Put, Store
+
+WRITERS: Final = 16
+ROUNDS: Final = 6
+_SIZES: Final = (64, 64 * 1024)
+"""Bytes per value, in turn: a longer body leaves a server more time between its check and its write."""
+_LISTED: Final = ("a", "B", "a-b", "a.b", "b/c/d", "0010", "009", "_", "~", "z%2Fz", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found. `findings` are clauses for a message, empty where all is well."""
+
+    put_if_absent_ok: bool
+    """Of many writers of one key exactly one won, each time, and its bytes are what is there."""
+    listing_ok: bool
+    """A listing showed exactly what had just been written."""
+    ordered: bool
+    """Listings came in ascending key order, and began where they were asked to."""
+    findings: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the store may be used by several writers. Order is not needed for that."""
+        return self.put_if_absent_ok and self.listing_ok
+
+
+def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proof:
+    """Races `writers` threads for `rounds` keys, lists, and deletes. Raises what the store raises.
+
+    What may not be deleted, as some buckets allow no deletion, is left under `probe/`.
+    """
+    folder = f"probe/{secrets.token_hex(8)}/"
+    written: list[str] = []
+    try:
+        raced = [_race(store, folder, written, number, writers) for number in range(rounds)]
+        listing_ok, ordered, seen = _list(store, folder, written)
+    finally:
+        with suppress(Denied):
+            for key in written:
+                store.delete(key)
+    findings = [finding for finding in raced if finding] + seen
+    return Proof(not any(raced), listing_ok, ordered, tuple(dict.fromkeys(findings)))
+
+
+def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> str:
+    """One key, many writers at once, then one more; returns what went wrong, or nothing."""
+    key = f"{folder}race/{number}"
+    written.append(key)
+    size = _SIZES[number % len(_SIZES)]
+    values = [secrets.token_bytes(16) + bytes(size - 16) for _ in range(writers)]
+    start = threading.Barrier(writers)
+
+    def write(value: bytes) -> Put:
+        start.wait(timeout=60)
+        return store.put_if_absent(key, value)
+
+    with ThreadPoolExecutor(writers) as pool:
+        results = list(pool.map(write, values))
+    winners = [value for value, put in zip(values, results, strict=True) if put is Put.WON]
+    if len(winners) != 1:
+        return f"of {writers} writers of one key {len(winners)} were told that they had won"
+    if store.get(key) != winners[0]:
+        return "the bytes of the writer that won were replaced by another's"
+    if store.put_if_absent(key, b"late") is not Put.LOST or store.get(key) != winners[0]:
+        return "a key that existed was written again"
+    return ""
+
+
+def _list(store: Store, folder: str, written: list[str]) -> tuple[bool, bool, list[str]]:
+    """(whether a listing shows what was just written, whether in order, what went wrong)."""
+    names = [f"{folder}list/{name}" for name in _LISTED]
+    random.shuffle(names)
+    for key in names:
+        written.append(key)
+        store.put_if_absent(key, b"listed")
+    found = [item.key for item in store.list(folder)]
+    expected = sorted(written)
+    if sorted(found) != expected:
+        missing = len(set(expected) - set(found))
+        return False, False, [f"a listing lacked {missing} of {len(expected)} objects that were just written"]
+    if found != expected:
+        return True, False, []
+    middle = expected[len(expected) // 2]
+    behind = [item.key for item in store.list(folder, start_after=middle)]
+    return True, behind == [key for key in expected if key > middle], []

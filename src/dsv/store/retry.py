@@ -1,0 +1,186 @@
+"""Trying again, and finding out what became of a write whose answer was lost.
+
+A server that is busy (500, 503) is asked again with growing, jittered waits. One that does not answer at all
+is given up within 30 seconds. A put that was refused, or whose answer was lost, reads the key back: the same
+bytes there mean that it was this writer's own put that arrived.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable
+from dsv.store.base import Buffer, Busy, CutShortError, Item, NoAnswer, Put, Store
+from dsv.store.wrapper import Wrapper
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How patient to be. Times are seconds."""
+
+    busy_attempts: int = 7
+    """Calls in all while the server says that it is busy."""
+    cut_short_attempts: int = 3
+    """Reads in all of a body that ends too soon."""
+    silent_attempts: int = 2
+    """Calls that a server that does not answer gets at least. With the client's timeout for one small call
+    (14 s) its silence is reported within 30 s."""
+    silent_until: float = 15.0
+    """Where calls fail faster than that, further ones start until then."""
+    refused_until: float = 5.0
+    """The same where nothing listens or no such host is known, which seldom mends itself."""
+    first_wait: float = 0.2
+    longest_wait: float = 8.0
+
+    def wait(self, attempt: int, chance: float) -> float:
+        """How long to wait after the `attempt`-th failure (from 1); `chance`, in [0, 1), spreads callers."""
+        longest = min(self.longest_wait, self.first_wait * 2.0 ** (attempt - 1))
+        return longest * (0.5 + 0.5 * chance)
+
+
+PATIENT: Final = RetryPolicy()
+
+
+class _Trial:
+    """The failures of one operation so far."""
+
+    def __init__(
+        self, policy: RetryPolicy, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._sleep = sleep
+        self._begin: float | None = clock()
+        self._failures = 0
+
+    def progressed(self) -> None:
+        """Something came: what fails after it counts anew."""
+        self._begin = None
+        self._failures = 0
+
+    def failed(self, error: DsvError) -> None:
+        """Waits before the next attempt, or raises `error` where there should be none."""
+        self._failures += 1
+        if self._begin is None:
+            self._begin = self._clock()
+        wait = self._policy.wait(self._failures, _chance())
+        if isinstance(error, Busy):
+            enough = self._failures >= self._policy.busy_attempts
+        elif isinstance(error, CutShortError):
+            enough = self._failures >= self._policy.cut_short_attempts
+        else:
+            refused = isinstance(error, NoAnswer) and not error.maybe_done
+            limit = self._policy.refused_until if refused else self._policy.silent_until
+            late = self._clock() + wait - self._begin > limit
+            enough = late and self._failures >= self._policy.silent_attempts
+        if enough:
+            raise error
+        self._sleep(wait)
+
+
+class Retrying(Wrapper):
+    """A store that tries again. Every opened store has one of these outermost."""
+
+    def __init__(
+        self,
+        inner: Store,
+        policy: RetryPolicy = PATIENT,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(inner)
+        self._policy = policy
+        self._clock = clock
+        self._sleep = sleep
+
+    def get(self, key: str) -> bytes:
+        return self._repeated(lambda: self.inner.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        return self._repeated(lambda: self.inner.get_range(key, start, length))
+
+    def delete(self, key: str) -> None:
+        self._repeated(lambda: self.inner.delete(key))
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        """Puts until the outcome is known. Raises OutcomeUnknown where it stays unknown."""
+        trial = self._trial()
+        unsure = False
+        while True:
+            try:
+                if self.inner.put_if_absent(key, data) is Put.WON:
+                    return Put.WON
+                there = self._read_back(key, data)
+            except (NoAnswer, OutcomeUnknown) as error:
+                unsure = unsure or not isinstance(error, NoAnswer) or error.maybe_done
+                try:
+                    trial.failed(error)
+                except DsvError as last:
+                    raise (_unknown(self.url, key, last) if unsure else last) from error
+            except (Denied, Unreachable) as error:
+                raise (_unknown(self.url, key, error) if unsure else error) from error
+            else:
+                if there is not None:
+                    return there
+                # Refused, and yet absent: another writer's put was under way and came to nothing.
+                trial.failed(Busy(f"{self.url} refused {key} for a writer that never finished", subject=key))
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        """A listing that broke off goes on behind the last key, or begins anew where keys are unsorted."""
+        trial = self._trial()
+        last = start_after
+        seen: set[str] = set()
+        while True:
+            try:
+                for item in self.inner.list(prefix, last if self.ordered_listing else start_after):
+                    if self.ordered_listing:
+                        last = item.key
+                    elif item.key in seen:
+                        continue
+                    else:
+                        seen.add(item.key)
+                    trial.progressed()
+                    yield item
+            except NoAnswer as error:
+                trial.failed(error)
+            else:
+                return
+
+    def _read_back(self, key: str, data: Buffer) -> Put | None:
+        """Who won a key that is taken: None where nothing is there after all."""
+        try:
+            stored = self._repeated(lambda: self.inner.get(key))
+        except NotFound:
+            return None
+        return Put.WON if stored == data else Put.LOST
+
+    def _repeated(self, operation: Callable[[], _T]) -> _T:
+        trial = self._trial()
+        while True:
+            try:
+                return operation()
+            except (NoAnswer, CutShortError) as error:
+                trial.failed(error)
+
+    def _trial(self) -> _Trial:
+        return _Trial(self._policy, self._clock, self._sleep)
+
+
+def _unknown(url: str, key: str, error: DsvError) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"whether {key} was written to {url} is not known: {error.message}",
+        subject=key,
+        hint=error.hint or "run the same command again: it finds out by itself",
+    )
+
+
+def _chance() -> float:
+    """A number in [0, 1). The random module takes 20 ms to import, and every command imports this one."""
+    return int.from_bytes(os.urandom(4), "big") / 2**32

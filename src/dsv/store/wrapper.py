@@ -1,0 +1,51 @@
+"""What every wrapper of a store shares: it passes on whatever it does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsv.store.base import Buffer, Item, Put, Store
+
+
+class Wrapper:
+    """A store that hands every call to `inner`, which it owns."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @url.setter
+    def url(self, value: str) -> None:
+        self.inner.url = value
+
+    @property
+    def ordered_listing(self) -> bool:
+        return self.inner.ordered_listing
+
+    @ordered_listing.setter
+    def ordered_listing(self, value: bool) -> None:
+        self.inner.ordered_listing = value
+
+    def get(self, key: str) -> bytes:
+        return self.inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        return self.inner.get_range(key, start, length)
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        return self.inner.put_if_absent(key, data)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        return self.inner.list(prefix, start_after)
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
+
+    def free_bytes(self) -> int | None:
+        return self.inner.free_bytes()
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,65 @@
+"""Servers that the stores' tests talk to, all on loopback."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.labs.s3_server import S3Server
+from tests.store import azure
+from tests.store.azure import Azurite
+from tests.store.buckets import Bucket
+from tests.store.servers_on_moto import GcsOnMoto, LaxServer, ServerOnMoto
+
+
+@pytest.fixture(scope="session")
+def moto_bucket(moto_s3: S3Server) -> Bucket:
+    """On moto's S3: an S3 server's presence, and no measure of speed."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    return _bucket(moto_s3)
+
+
+@pytest.fixture(scope="session")
+def ceph_bucket(ceph_s3: S3Server) -> Iterator[Bucket]:
+    """On Ceph's RADOS Gateway."""
+    bucket = _bucket(ceph_s3)
+    yield bucket
+    bucket.server.remove_bucket(bucket.name)
+
+
+@pytest.fixture(scope="session")
+def gcs_bucket() -> Iterator[Bucket]:
+    """What a gs:// store talks to here; its `server` is the same by S3, for looking at it from outside."""
+    yield from _bucket_on(GcsOnMoto)
+
+
+@pytest.fixture(scope="session")
+def lax_bucket() -> Iterator[Bucket]:
+    """On a server that ignores conditions and ranges."""
+    yield from _bucket_on(LaxServer)
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """Azurite with an empty container `box`."""
+    if shutil.which(azure.PROGRAM) is None:
+        pytest.skip("needs Azurite (npm install -g azurite)")
+    with azure.running(tmp_path_factory.mktemp("azurite")) as server:
+        status, body = server.request("PUT", "box", {"restype": "container"})
+        assert status == 201, body
+        yield server
+
+
+def _bucket(server: S3Server) -> Bucket:
+    return Bucket(server, server.bucket(), server.client())
+
+
+def _bucket_on(kind: type[ServerOnMoto]) -> Iterator[Bucket]:
+    pytest.importorskip("moto.server", reason="needs moto[server]")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = kind()
+    yield _bucket(S3Server(server.endpoint, "testing", "secret-testing"))
+    server.close()

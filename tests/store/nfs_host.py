@@ -1,0 +1,84 @@
+"""What a host of the NFS tests does: `python -m tests.store.nfs_host ROLE ROOT …`, its findings as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dsv.errors import NotFound
+from dsv.store.base import Put
+from dsv.store.directory import DirectoryStore
+
+
+def race(root: str, me: str, hosts: str, keys: str) -> dict[str, object]:
+    """Meets the other hosts in the store itself, then puts every key; tells which it won."""
+    store = DirectoryStore(root)
+    store.put_if_absent(f"ready/{me}", b"")
+    wait_until(lambda: len(list(store.list("ready/"))) == int(hosts))
+    won = [
+        key
+        for key in map(str, range(int(keys)))
+        if store.put_if_absent(f"race/{key}", me.encode()) is Put.WON
+    ]
+    return {
+        "won": won,
+        "seen": {key: store.get(f"race/{key}").decode() for key in map(str, range(int(keys)))},
+    }
+
+
+def write_late(root: str, *keys: str) -> dict[str, object]:
+    """Waits until the reader has seen that the keys are absent, and for its client to settle on that."""
+    store = DirectoryStore(root)
+    wait_until(lambda: any(store.list("reading/")))
+    time.sleep(3)
+    for key in keys:
+        store.put_if_absent(key, b"x")
+    done = time.time()
+    # Stays: a host that leaves gives back what the server lent it, which would tell the others.
+    wait_until(lambda: any(store.list("done/")))
+    return {"written": done}
+
+
+def read_early(root: str, got: str, listed: str) -> dict[str, object]:
+    """Asks for one key and lists the other's folder until both are there; tells when each was seen."""
+    store = DirectoryStore(root)
+    naive = Path(root) / got
+    assert not naive.exists() and not list(store.list("")) and not has(store, got)
+    store.put_if_absent("reading/now", b"")
+    seen: dict[str, object] = {}
+    checks: dict[str, Callable[[], bool]] = {
+        "got": lambda: has(store, got),
+        "listed": lambda: any(item.key == listed for item in store.list("new/")),
+    }
+
+    def all_seen() -> bool:
+        for name, check in checks.items():
+            if name not in seen and check():
+                seen[name] = time.time()
+        return len(seen) == len(checks)
+
+    wait_until(all_seen)
+    store.put_if_absent("done/now", b"")
+    return seen
+
+
+def has(store: DirectoryStore, key: str) -> bool:
+    try:
+        return bool(store.get(key))
+    except NotFound:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited for a minute"
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    role = {"race": race, "write": write_late, "read": read_early}[sys.argv[1]]
+    print(json.dumps(role(*sys.argv[2:])))

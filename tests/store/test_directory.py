@@ -1,0 +1,325 @@
+"""What only a directory store has: modes, links, leftovers, a file system's errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.store.base import NoAnswer, Put
+from dsv.store.directory import DirectoryStore
+from dsv.store.directory_errors import as_store_error
+from dsv.store.open import open_store
+from dsv.store.temporary import TemporaryFiles
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask() -> Callable[[int], None]:
+    """Sets the umask for the rest of the test."""
+    before = os.umask(0)
+    os.umask(before)
+    yield lambda value: os.umask(value) and None  # type: ignore[misc]
+    os.umask(before)
+
+
+@pytest.mark.parametrize(("mask", "file", "folder"), [(0o022, 0o444, 0o755), (0o077, 0o400, 0o700)])
+def test_files_are_read_only_and_follow_the_umask(
+    root: Path, umask: Callable[[int], None], mask: int, file: int, folder: int
+) -> None:
+    umask(mask)
+    DirectoryStore(root).put_if_absent("a/b", b"x")
+    assert mode(root / "a/b") == file
+    assert mode(root / "a") == mode(root / ".tmp") == folder
+
+
+def test_a_groups_store_stays_the_groups(root: Path, umask: Callable[[int], None]) -> None:
+    root.chmod(0o2770)
+    umask(0o077)
+    DirectoryStore(root).put_if_absent("a/b/c", b"x")
+    assert mode(root / "a/b/c") == 0o440
+    for folder in ("a", "a/b", ".tmp"):
+        assert mode(root / folder) == 0o2770
+        assert (root / folder).stat().st_gid == root.stat().st_gid
+
+
+def test_a_folder_that_must_be_made(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="is not there") as caught:
+        DirectoryStore(tmp_path / "deep/down/store")
+    assert caught.value.hint and "dsv init" in caught.value.hint
+    store = DirectoryStore(tmp_path / "deep/down/store", create=True)
+    assert store.put_if_absent("k", b"x") is Put.WON
+    assert DirectoryStore(tmp_path / "deep/down/store", create=True).get("k") == b"x"
+
+
+def test_the_store_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+    DirectoryStore(tmp_path / "link").put_if_absent("k", b"x")
+    assert (root / "k").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("planted", ["a", "a/b"])
+def test_no_link_inside_is_followed(root: Path, tmp_path: Path, planted: str) -> None:
+    """Neither a folder nor a file that is a link leads out, to read or to write."""
+    outside = tmp_path / "outside"
+    (outside / "b").mkdir(parents=True)
+    (outside / "b/c").write_text("secret")
+    (outside / "c").write_text("secret")
+    (root / planted).parent.mkdir(exist_ok=True)
+    (root / planted).symlink_to(outside)
+    store = DirectoryStore(root)
+    before = sorted(str(path) for path in outside.rglob("*"))
+    for key in (f"{planted}/c", planted):
+        with pytest.raises(IntegrityError, match="not followed"):
+            store.get(key)
+        with pytest.raises(DsvError):
+            store.put_if_absent(key, b"x")
+        with pytest.raises(DsvError):
+            store.put_if_absent(f"{key}/new", b"x")
+    with pytest.raises(IntegrityError):
+        store.delete(f"{planted}/c")
+    for prefix in ("", "a/"):
+        with pytest.raises(IntegrityError, match="not followed"):
+            list(store.list(prefix))
+    assert sorted(str(path) for path in outside.rglob("*")) == before
+
+
+def test_what_is_no_plain_file_is_no_object(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    (root / "folder").mkdir()
+    store = DirectoryStore(root)
+    with pytest.raises(IntegrityError, match="not a plain file"):
+        store.get("pipe")
+    with pytest.raises(NotFound):
+        store.get("folder")
+    with pytest.raises(IntegrityError):
+        store.put_if_absent("folder", b"x")
+    assert list(store.list("")) == []
+
+
+def test_what_others_left_in_the_folder_is_not_listed(root: Path) -> None:
+    store = DirectoryStore(root)
+    store.put_if_absent("a/real", b"x")
+    for name in (".DS_Store", "a/.nfs0000000123", "a/notes (copy).txt", ".tmp/left", "a/über"):
+        (root / name).write_text("x")
+    assert [item.key for item in store.list("")] == ["a/real"]
+
+
+def test_nothing_is_left_behind(root: Path) -> None:
+    store = DirectoryStore(root)
+    for number in range(3):
+        store.put_if_absent(f"k{number % 2}", b"x")
+    assert list((root / ".tmp").iterdir()) == []
+
+
+def test_leftovers_of_killed_writers_go_after_a_day(root: Path) -> None:
+    temporary = root / ".tmp"
+    temporary.mkdir()
+    now = temporary.stat().st_mtime
+    for name, age in (("old", 25 * 3600), ("young", 3600)):
+        (temporary / name).write_text("x")
+        os.utime(temporary / name, (now - age, now - age))
+    DirectoryStore(root).put_if_absent("k", b"x")
+    assert [path.name for path in temporary.iterdir()] == ["young"]
+
+
+def test_a_file_swept_before_it_was_linked_is_written_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer stood still for a day between the two steps."""
+    real, swept = TemporaryFiles._sweep_once, []
+
+    def sweep_mine(self: TemporaryFiles, folder: int, newest: str) -> None:
+        if not swept:
+            swept.append(newest)
+            os.unlink(newest, dir_fd=folder)
+        else:
+            real(self, folder, newest)
+
+    monkeypatch.setattr(TemporaryFiles, "_sweep_once", sweep_mine)
+    assert DirectoryStore(root).put_if_absent("a/k", b"x") is Put.WON
+    assert swept and (root / "a/k").read_bytes() == b"x"
+
+
+def test_a_link_that_was_made_though_its_answer_was_lost(root: Path) -> None:
+    """NFS repeats the call and hears that the name exists: it exists for this very file."""
+    store = DirectoryStore(root)
+    with store._temporary.holding(b"mine") as (holder, file):
+        assert store._link(holder, file, ["a"], "k") is Put.WON
+        assert store._link(holder, file, ["a"], "k") is Put.WON
+    with store._temporary.holding(b"mine") as (holder, file):
+        assert store._link(holder, file, ["a"], "k") is Put.LOST
+
+
+def test_everything_is_synced_before_it_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before it gets its name, its folder after, and the parent of every folder made."""
+    events: list[str] = []
+    real_sync, real_link = os.fsync, os.link
+
+    def name(descriptor: int) -> str:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return str(path.relative_to(root)) if path.parent.name != ".tmp" else "the file"
+
+    def fsync(descriptor: int) -> None:
+        events.append(f"sync {name(descriptor)}")
+        real_sync(descriptor)
+
+    def link(*args: object, **more: object) -> None:
+        events.append("link")
+        real_link(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    DirectoryStore(root).put_if_absent("a/b/k", b"x")
+    assert events == ["sync .", "sync the file", "sync .", "sync a", "link", "sync a/b"]
+
+
+def test_a_folder_that_upkeep_removes_meanwhile(root: Path) -> None:
+    """Deleting the last object of a folder removes the folder; who writes into it makes it again."""
+    store = DirectoryStore(root)
+    stop = threading.Event()
+
+    def remove() -> None:
+        while not stop.is_set():
+            store.delete("a/b/gone")
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        for number in range(40):
+            assert store.put_if_absent(f"a/b/{number}", b"x") is Put.WON
+            store.delete(f"a/b/{number}")
+    finally:
+        stop.set()
+        thread.join()
+    assert not (root / "a").exists()
+
+
+def test_a_store_whose_folder_is_removed_is_unreachable_not_empty(root: Path) -> None:
+    store = DirectoryStore(root)
+    root.rmdir()
+    calls: list[Callable[[], object]] = [
+        lambda: store.get("k"),
+        lambda: list(store.list("")),
+        lambda: store.put_if_absent("k", b"x"),
+        lambda: store.delete("k"),
+    ]
+    for call in calls:
+        with pytest.raises(Unreachable, match="is not there"):
+            call()
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.ENOSPC, NoRoom),
+        (errno.EDQUOT, NoRoom),
+        (errno.EACCES, Denied),
+        (errno.EPERM, Denied),
+        (errno.EROFS, Denied),
+        (errno.EIO, NoAnswer),
+        (errno.ESTALE, NoAnswer),
+        (errno.ETIMEDOUT, NoAnswer),
+        (errno.ENOTCONN, NoAnswer),
+        (errno.EMFILE, NoAnswer),
+        (errno.ELOOP, IntegrityError),
+        (errno.ENAMETOOLONG, Unsupported),
+    ],
+)
+def test_what_the_systems_errors_mean(number: int, error: type[DsvError]) -> None:
+    found = as_store_error(OSError(number, os.strerror(number)), "/store", "packs/k")
+    assert type(found) is error
+    assert found.subject == "packs/k" and "/store" in found.message and not found.message.endswith(".")
+
+
+def in_a_process(program: str, *argv: str, before: tuple[str, ...] = ()) -> str:
+    """What a Python program prints, which may do to itself what a test must not."""
+    argv = (*before, sys.executable, "-c", textwrap.dedent(program), *argv)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@needs_root
+def test_a_full_disk(tmp_path: Path) -> None:
+    """On a file system of 256 KiB, mounted where only this process sees it."""
+    program = """
+        import subprocess, sys
+        from dsv.errors import NoRoom
+        from dsv.store.directory import DirectoryStore
+        mount = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=755", "none", sys.argv[1]]
+        subprocess.run(mount, check=True)
+        store = DirectoryStore(sys.argv[1])
+        store.put_if_absent("small", bytes(1000))
+        try:
+            store.put_if_absent("big", bytes(1 << 20))
+        except NoRoom as error:
+            print(error.exit_code, [item.key for item in store.list("")], store.free_bytes() > 200_000)
+    """
+    assert in_a_process(program, str(tmp_path), before=("unshare", "-m")) == "7 ['small'] True"
+
+
+@needs_root
+def test_without_permission(root: Path) -> None:
+    """As a user who may read the store and not write it, and then not read it either."""
+    root.parent.chmod(0o755)
+    program = """
+        import os, sys
+        from dsv.errors import Denied
+        from dsv.store.directory import DirectoryStore
+        store = DirectoryStore(sys.argv[1])
+        store.put_if_absent("a/k", b"x")
+        os.chmod(f"{sys.argv[1]}/a/k", 0)
+        os.setresuid(65534, 65534, 65534)
+        for call, *rest in ((store.put_if_absent, "new", b"x"), (store.get, "a/k"), (store.delete, "a/k")):
+            try:
+                call(*rest)
+            except Denied as error:
+                print(error.subject, end=" ")
+    """
+    assert in_a_process(program, str(root)) == "new a/k a/k"
+
+
+@needs_root
+def test_a_folder_that_cannot_be_linked_into(root: Path) -> None:
+    """Another file system is mounted inside the store; one without hard links answers likewise."""
+    (root / "packs").mkdir()
+    program = """
+        import subprocess, sys
+        from dsv.errors import Unsupported
+        from dsv.store.directory import DirectoryStore
+        subprocess.run(["mount", "-t", "tmpfs", "none", f"{sys.argv[1]}/packs"], check=True)
+        store = DirectoryStore(sys.argv[1])
+        try:
+            store.put_if_absent("packs/k", b"x")
+        except Unsupported as error:
+            print(error.exit_code, bool(error.hint), [item.key for item in store.list("")])
+    """
+    assert in_a_process(program, str(root), before=("unshare", "-m")) == "9 True []"
+
+
+def test_room_is_what_a_user_may_use(root: Path) -> None:
+    room = os.statvfs(root)
+    assert open_store(str(root)).free_bytes() == pytest.approx(room.f_bavail * room.f_frsize, rel=0.1)

@@ -1,0 +1,62 @@
+"""The directory store on real NFS, used from several real hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsv
+from tests.labs.nfs_hosts import Host, NfsHosts
+
+PROJECT = Path(__file__).parents[2]
+SEARCHED = {"PYTHONPATH": f"{Path(dsv.__file__).parents[1]}:{PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def start(lab: NfsHosts, number: int, *argv: str) -> Host:
+    return lab.boot(number, [sys.executable, "-m", "tests.store.nfs_host", *argv], env=SEARCHED)
+
+
+def result(host: Host) -> dict[str, object]:
+    ended = host.wait(120)
+    assert ended.status == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture
+def folder(nfs_hosts: NfsHosts, request: pytest.FixtureRequest) -> Path:
+    """A store's folder on the server's side; hosts see it under /mnt/nfs."""
+    path = nfs_hosts.export / f"store-{request.node.name}"
+    path.mkdir()
+    return path
+
+
+def test_one_of_several_hosts_wins_each_key(nfs_hosts: NfsHosts, folder: Path) -> None:
+    root, count = f"/mnt/nfs/{folder.name}", 100
+    hosts = [start(nfs_hosts, number, "race", root, str(number), "3", str(count)) for number in (1, 2, 3)]
+    results = [result(host) for host in hosts]
+    winners = {key: str(number) for number, found in enumerate(results, 1) for key in found["won"]}  # type: ignore[attr-defined]
+    assert sum(len(found["won"]) for found in results) == len(winners) == count  # type: ignore[arg-type]
+    assert len(set(winners.values())) > 1, "there was no race"
+    assert {path.name: path.read_text() for path in (folder / "race").iterdir()} == winners
+    assert all(found["seen"] == winners for found in results)
+    assert list((folder / ".tmp").iterdir()) == []
+
+
+def test_another_hosts_objects_are_seen_at_once(nfs_hosts: NfsHosts, folder: Path) -> None:
+    """A client may remember an absent name for half a minute; the store asks the server again."""
+    root, (got, listed) = f"/mnt/nfs/{folder.name}", ("refs/a/b/0001", "new/folder/k")
+    (folder / "refs/a/b").mkdir(parents=True)
+    (folder / "new").mkdir()
+    reader = start(nfs_hosts, 1, "read", root, got, listed)
+    writer = start(nfs_hosts, 2, "write", root, got, listed)
+    seen, written = result(reader), result(writer)["written"]
+    assert isinstance(written, float)
+    for name in ("got", "listed"):
+        moment = seen[name]
+        # Clocks of the hosts are set to the second.
+        assert isinstance(moment, float) and moment - written < 5, f"{name} {moment - written:.1f} s late"

@@ -1,0 +1,222 @@
+"""What an object store's answers become: each bad one gets its own error, and good ones cost no copies."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing
+from dsv.store.open import open_raw, open_store
+from dsv.store.options import StoreOptions
+from tests.store.buckets import Bucket
+from tests.store.wire import Wire, answer, s3_error, serving
+
+Call = Callable[[Store], object]
+CALLS: dict[str, Call] = {
+    "get": lambda store: store.get("k"),
+    "get_range": lambda store: store.get_range("k", 0, 100),
+    "put": lambda store: store.put_if_absent("k", b"x"),
+    "list": lambda store: list(store.list("")),
+    "delete": lambda store: store.delete("k"),
+}
+
+
+def options(endpoint: str, **more: object) -> StoreOptions:
+    return StoreOptions(endpoint=endpoint, access_key="key", secret_key="secret", region="us-east-1", **more)  # type: ignore[arg-type]
+
+
+def store_at(wire: Wire, **more: object) -> Store:
+    return open_raw("s3://bucket/some/prefix", options(wire.endpoint, **more))
+
+
+ERRORS = {
+    "500": (s3_error("500 Internal Server Error", "InternalError"), Busy),
+    "502": (answer("502 Bad Gateway", b"<html>"), Busy),
+    "503": (s3_error("503 Service Unavailable", "SlowDown"), Busy),
+    "429": (answer("429 Too Many Requests"), Busy),
+    "timeout": (s3_error("400 Bad Request", "RequestTimeout"), Busy),
+    "denied": (s3_error("403 Forbidden", "AccessDenied"), Denied),
+    "bad key": (s3_error("403 Forbidden", "InvalidAccessKeyId"), Denied),
+    "bad signature": (s3_error("403 Forbidden", "SignatureDoesNotMatch"), Denied),
+    "expired": (s3_error("400 Bad Request", "ExpiredToken"), Denied),
+    "clock": (s3_error("403 Forbidden", "RequestTimeTooSkewed"), Denied),
+    "region": (s3_error("400 Bad Request", "AuthorizationHeaderMalformed"), Denied),
+    "401": (answer("401 Unauthorized"), Denied),
+    "quota": (s3_error("403 Forbidden", "QuotaExceeded"), NoRoom),
+    "full": (s3_error("507 Insufficient Storage", "XMinioStorageFull"), NoRoom),
+    "no bucket": (s3_error("404 Not Found", "NoSuchBucket"), StoreMissing),
+    "elsewhere": (s3_error("301 Moved Permanently", "PermanentRedirect"), StoreMissing),
+    "not implemented": (s3_error("501 Not Implemented", "NotImplemented"), Unsupported),
+    "nothing": (b"", NoAnswer),
+    "no http": (b"SSH-2.0-OpenSSH_9.2\r\n", NoAnswer),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("call", CALLS)
+def test_each_bad_answer_has_its_error(name: str, call: str) -> None:
+    body, expected = ERRORS[name]
+    with serving(body) as wire, pytest.raises(DsvError) as caught:
+        CALLS[call](store_at(wire))
+    assert type(caught.value) is expected
+    assert "secret" not in caught.value.message and not caught.value.message.endswith(".")
+    assert "\n" not in caught.value.message and len(caught.value.message) < 300
+    assert caught.value.hint or not isinstance(caught.value, Denied | StoreMissing)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_refused_connection(call: str) -> None:
+    with serving() as wire:
+        pass
+    with pytest.raises(NoAnswer, match="cannot be reached") as caught:
+        CALLS[call](store_at(wire))
+    assert not caught.value.maybe_done
+
+
+def test_a_host_that_does_not_exist() -> None:
+    begin = time.monotonic()
+    with pytest.raises(Unreachable, match=r"no-such-host\.invalid"):
+        open_store("s3://bucket/p", options("http://no-such-host.invalid")).get("k")
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_silence(call: str) -> None:
+    with serving(None) as wire, pytest.raises(NoAnswer, match="in time") as caught:
+        CALLS[call](store_at(wire, read_timeout=0.3))
+    assert caught.value.maybe_done
+
+
+def test_a_large_upload_has_more_time_than_a_small_request() -> None:
+    """A slow line is no silent server."""
+    with serving(relay=lambda request: time.sleep(0.6) or answer("200 OK")) as wire:
+        store = store_at(wire, read_timeout=0.3, transfer_timeout=20.0)
+        assert store.put_if_absent("k", bytes(1 << 20)) is Put.WON
+        with pytest.raises(NoAnswer):
+            store.put_if_absent("k", bytes(10))
+    with serving(None) as wire, pytest.raises(NoAnswer):
+        store_at(wire, transfer_timeout=0.3).put_if_absent("k", bytes(1 << 20))
+
+
+@pytest.mark.parametrize("status", ["409 Conflict", "412 Precondition Failed", "304 Not Modified"])
+def test_a_refused_condition_is_a_lost_race(status: str) -> None:
+    with serving(s3_error(status, "Whatever")) as wire:
+        assert store_at(wire).put_if_absent("k", b"x") is Put.LOST
+    assert "\r\nif-none-match: *" in wire.asked[0].lower()
+
+
+def test_an_absent_key_is_not_an_absent_bucket() -> None:
+    for body in (s3_error("404 Not Found", "NoSuchKey"), answer("404 Not Found")):
+        with serving(body) as wire, pytest.raises(NotFound) as caught:
+            store_at(wire).get("k")
+        assert type(caught.value) is NotFound and caught.value.subject == "k"
+
+
+CUT = {
+    "get": answer("200 OK", b"half of it", length=100),
+    "get_range": answer(
+        "206 Partial Content", b"half", headers="Content-Range: bytes 0-99/1000\r\n", length=100
+    ),
+    "list": answer("200 OK", b"<ListBucketResult><Contents>", length=1000),
+}
+
+
+@pytest.mark.parametrize("call", CUT)
+def test_a_body_that_ends_too_soon(call: str) -> None:
+    with serving(CUT[call]) as wire, pytest.raises(NoAnswer, match="broke off"):
+        CALLS[call](store_at(wire))
+
+
+def test_a_body_that_ends_too_soon_once() -> None:
+    whole = answer("200 OK", b"x" * 100)
+    with serving(CUT["get"], CUT["get"], whole) as wire:
+        assert open_store("s3://bucket/p", options(wire.endpoint)).get("k") == b"x" * 100
+    assert len(wire.asked) == 3
+
+
+@pytest.mark.parametrize(("sent", "total"), [(40, 40), (60, 60)])
+def test_a_range_that_is_shorter_than_asked(sent: int, total: int) -> None:
+    """The object is: nothing broke, and a pack was cut short."""
+    headers = f"Content-Range: bytes 0-{sent - 1}/{total}\r\n"
+    body = answer("206 Partial Content", bytes(sent), headers=headers)
+    with serving(body) as wire, pytest.raises(CutShortError, match=f"{sent} came"):
+        store_at(wire).get_range("k", 0, 100)
+    beyond = s3_error("416 Range Not Satisfiable", "InvalidRange")
+    with serving(beyond) as wire, pytest.raises(CutShortError, match="0 came"):
+        store_at(wire).get_range("k", 500, 100)
+
+
+def test_a_server_that_ignores_the_range() -> None:
+    with serving(answer("200 OK", bytes(range(200)))) as wire:
+        assert store_at(wire).get_range("k", 50, 100) == bytes(range(50, 150))
+
+
+def test_what_is_no_object_store_at_all() -> None:
+    page = answer("200 OK", b"Welcome to the guest network")
+    with serving(page) as wire, pytest.raises(Unreachable, match="not as an object store"):
+        list(store_at(wire).list(""))
+
+
+def test_a_strange_status_is_told() -> None:
+    with serving(answer("418 I'm a teapot")) as wire, pytest.raises(IntegrityError, match="418"):
+        store_at(wire).get("k")
+
+
+def test_only_the_prefix_is_seen(moto_bucket: Bucket) -> None:
+    for key in ("one/k", "one/a/k", "one2/k", "on", "one", "other/one/k"):
+        moto_bucket.client.put_object(Bucket=moto_bucket.name, Key=f"nest/{key}", Body=key.encode())
+    settings = StoreOptions.from_environment(moto_bucket.server.env)
+    store = open_store(f"s3://{moto_bucket.name}/nest/one", settings)
+    assert [item.key for item in store.list("")] == ["a/k", "k"]
+    assert open_store(f"s3://{moto_bucket.name}", settings).get("nest/one") == b"one"
+    assert store.url == f"s3://{moto_bucket.name}/nest/one"
+
+
+def test_a_store_that_is_not_listed_in_order(moto_bucket: Bucket) -> None:
+    """Then nothing is left out on the ground of where a key should have come."""
+    settings = StoreOptions.from_environment(moto_bucket.server.env)
+    store = open_store(f"s3://{moto_bucket.name}/unordered", settings)
+    store.ordered_listing = False
+    for key in ("b/1", "a/1", "a/2", "a/10"):
+        store.put_if_absent(key, b"")
+    assert sorted(item.key for item in store.list("a/1")) == ["a/1", "a/10"]
+    assert sorted(item.key for item in store.list("", "a/1")) == ["a/10", "a/2", "b/1"]
+    assert not store.inner.ordered_listing  # type: ignore[attr-defined]
+
+
+def test_a_fork_is_told_rather_than_hangs(moto_bucket: Bucket) -> None:
+    settings = StoreOptions.from_environment(moto_bucket.server.env)
+    store = open_store(f"s3://{moto_bucket.name}/forked", settings)
+    store.put_if_absent("k", b"x")
+    child = os.fork()
+    if child == 0:
+        try:
+            store.get("k")
+        except Unsupported:
+            os._exit(9)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert store.get("k") == b"x"
+
+
+def test_large_transfers_make_no_copies(ceph_bucket: Bucket) -> None:
+    """Four threads put one buffer of 32 MiB, and read 8 MiB ranges: memory grows by no more than the ranges."""
+    settings = StoreOptions.from_environment(ceph_bucket.server.env)
+    store = open_store(f"s3://{ceph_bucket.name}/copies", settings)
+    data = os.urandom(32 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda n: store.put_if_absent(f"k{n}", data), range(4))) == {Put.WON}
+    put = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda n: store.get_range(f"k{n}", n << 23, 8 << 20), range(4)))
+    got = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert all(part == data[n << 23 : (n + 1) << 23] for n, part in enumerate(parts))
+    assert put < 32 << 10, f"{put} KiB for puts that should borrow the caller's buffer"
+    assert got < 100 << 10, f"{got} KiB"

@@ -1,0 +1,286 @@
+"""Trying again: what is retried, for how long, and what a lost answer comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.errors import Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
+from dsv.store.base import Buffer, Busy, Item, NoAnswer, Put, Store
+from dsv.store.faulty import Fault, Faulty, Kind, Operation
+from dsv.store.memory import MemoryStore
+from dsv.store.retry import Retrying, RetryPolicy
+from dsv.store.wrapper import Wrapper
+
+
+@dataclass
+class Time:
+    """A clock that only sleeping moves."""
+
+    now: float = 0.0
+    naps: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now += seconds
+
+    def clock(self) -> float:
+        return self.now
+
+
+def retrying(store: Store, time: Time | None = None) -> Retrying:
+    time = time or Time()
+    return Retrying(store, clock=time.clock, sleep=time.sleep)
+
+
+def failing(inner: Store, *kinds: Kind, only: Operation) -> Faulty:
+    """Fails the first calls as given, one after another."""
+    return Faulty(inner, {n: Fault(kind) for n, kind in enumerate(kinds, 1)}, only=[only])
+
+
+@pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.ERROR_500_AFTER])
+def test_a_lost_answer_is_no_lost_write(kind: Kind) -> None:
+    inner = MemoryStore()
+    assert retrying(failing(inner, kind, only=Operation.PUT)).put_if_absent("k", b"mine") is Put.WON
+    assert inner.get("k") == b"mine"
+
+
+@pytest.mark.parametrize("kind", [Kind.NEVER_ARRIVED, Kind.REFUSED, Kind.ERROR_500, Kind.ERROR_503])
+def test_a_write_that_never_arrived_is_made_again(kind: Kind) -> None:
+    inner = MemoryStore()
+    faulty = failing(inner, kind, kind, only=Operation.PUT)
+    assert retrying(faulty).put_if_absent("k", b"mine") is Put.WON
+    assert inner.get("k") == b"mine" and faulty.calls == 3
+
+
+def test_the_same_bytes_under_the_key_are_ones_own() -> None:
+    inner = MemoryStore()
+    inner.put_if_absent("k", b"same")
+    for data in (b"same", bytearray(b"same"), memoryview(b"same")):
+        assert retrying(inner).put_if_absent("k", data) is Put.WON
+    assert retrying(inner).put_if_absent("k", b"other") is Put.LOST
+
+
+def test_a_lost_answer_and_another_writer() -> None:
+    """This writer's put never arrived; before it tries again another one's did."""
+
+    class AnotherComesFirst(Wrapper):
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            if self.inner.put_if_absent(key, b"theirs") is Put.WON:
+                raise NoAnswer("nothing came back")
+            return Put.LOST
+
+    assert retrying(AnotherComesFirst(MemoryStore())).put_if_absent("k", b"mine") is Put.LOST
+
+
+def test_a_conflict_with_a_writer_that_never_finished() -> None:
+    """S3 answers 409 while another put is under way; when that came to nothing, this one is made again."""
+
+    class Conflicts(Wrapper):
+        times = 2
+
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            self.times -= 1
+            return Put.LOST if self.times >= 0 else self.inner.put_if_absent(key, data)
+
+    assert retrying(Conflicts(MemoryStore())).put_if_absent("k", b"mine") is Put.WON
+
+
+def test_a_conflict_that_never_ends_is_no_lost_race() -> None:
+    class Refuses(Wrapper):
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            return Put.LOST
+
+    with pytest.raises(Unreachable, match="never finished"):
+        retrying(Refuses(MemoryStore())).put_if_absent("k", b"mine")
+
+
+@pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500_AFTER])
+def test_an_outcome_that_stays_unknown_says_so(kind: Kind) -> None:
+    class Dead(Faulty):
+        def get(self, key: str) -> bytes:
+            raise NoAnswer("nothing came back")
+
+    with pytest.raises(OutcomeUnknown, match="is not known") as caught:
+        retrying(Dead(MemoryStore(), always=Fault(kind), only=[Operation.PUT])).put_if_absent("k", b"mine")
+    assert caught.value.exit_code == 6 and caught.value.retryable and caught.value.hint
+
+
+def test_credentials_that_expire_between_the_write_and_its_answer() -> None:
+    class Expires(Wrapper):
+        asked = 0
+
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            self.asked += 1
+            if self.asked > 1:
+                raise Denied("expired", hint="log in")
+            self.inner.put_if_absent(key, data)
+            raise NoAnswer("nothing came back")
+
+    with pytest.raises(OutcomeUnknown, match="expired") as caught:
+        retrying(Expires(MemoryStore())).put_if_absent("k", b"mine")
+    assert caught.value.hint == "log in"
+
+
+def test_refusals_are_not_repeated() -> None:
+    class Refuses(Wrapper):
+        asked = 0
+
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            self.asked += 1
+            raise Denied("no")
+
+    store = Refuses(MemoryStore())
+    with pytest.raises(Denied):
+        retrying(store).put_if_absent("k", b"mine")
+    faulty = Faulty(MemoryStore())
+    with pytest.raises(NotFound):
+        retrying(faulty).get("absent")
+    assert store.asked == 1 and faulty.calls == 1
+
+
+def test_a_busy_store_is_asked_with_growing_waits() -> None:
+    time, faulty = Time(), Faulty(MemoryStore(), always=Fault(Kind.ERROR_503))
+    with pytest.raises(Busy, match="503"):
+        retrying(faulty, time).get("k")
+    policy = RetryPolicy()
+    assert faulty.calls == policy.busy_attempts
+    for number, nap in enumerate(time.naps, 1):
+        longest = min(policy.longest_wait, policy.first_wait * 2 ** (number - 1))
+        assert longest / 2 <= nap <= longest
+    assert time.naps[-1] > 10 * time.naps[0]
+
+
+def test_waits_differ_between_callers() -> None:
+    def naps() -> tuple[float, ...]:
+        time = Time()
+        with pytest.raises(Busy):
+            retrying(Faulty(MemoryStore(), always=Fault(Kind.ERROR_503)), time).get("k")
+        return tuple(time.naps)
+
+    assert len({naps() for _ in range(5)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "each"), [(Kind.REFUSED, 0.0), (Kind.REFUSED, 5.0), (Kind.NEVER_ARRIVED, 14.0)]
+)
+@pytest.mark.parametrize("operation", list(Operation))
+def test_silence_is_reported_within_thirty_seconds(kind: Kind, each: float, operation: Operation) -> None:
+    time = Time()
+
+    class TakesTime(Faulty):
+        def _begin(self, operation: Operation, key: str) -> Fault | None:
+            time.now += each
+            return super()._begin(operation, key)
+
+    store = retrying(TakesTime(MemoryStore(), always=Fault(kind)), time)
+    calls = {
+        Operation.GET: lambda: store.get("k"),
+        Operation.RANGE: lambda: store.get_range("k", 0, 1),
+        Operation.PUT: lambda: store.put_if_absent("k", b"x"),
+        Operation.LIST: lambda: list(store.list("k")),
+        Operation.DELETE: lambda: store.delete("k"),
+    }
+    with pytest.raises(Unreachable):
+        calls[operation]()
+    assert time.now <= 30
+    assert len(time.naps) >= 1
+
+
+def test_a_long_transfer_that_breaks_is_made_again() -> None:
+    """However long it took until it broke."""
+    time = Time()
+
+    class Slow(Wrapper):
+        broke = False
+
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            time.now += 200
+            if not self.broke:
+                self.broke = True
+                raise NoAnswer("broke off")
+            return self.inner.put_if_absent(key, data)
+
+    assert retrying(Slow(MemoryStore()), time).put_if_absent("k", bytes(100)) is Put.WON
+
+
+def test_a_body_cut_short_is_read_again() -> None:
+    inner = MemoryStore()
+    inner.put_if_absent("k", b"0123456789")
+    store = retrying(failing(inner, Kind.TRUNCATED, Kind.TRUNCATED, only=Operation.RANGE))
+    assert store.get_range("k", 2, 3) == b"234"
+    store = retrying(failing(inner, Kind.TRUNCATED, only=Operation.GET))
+    assert store.get("k") == b"0123456789"
+    always = Faulty(inner, always=Fault(Kind.TRUNCATED))
+    with pytest.raises(IntegrityError, match="cut short"):
+        retrying(always).get_range("k", 2, 3)
+    assert always.calls == 3
+
+
+class BreaksOff(Wrapper):
+    """Listings that break after every third row, in the order that `mixed` makes of them."""
+
+    def __init__(self, inner: Store, *, ordered: bool) -> None:
+        super().__init__(inner)
+        self.ordered_listing = ordered
+        self.times = 0
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        rows = [*self.inner.list(prefix, start_after)]
+        if not self.ordered_listing:
+            rows = rows[::2] + rows[1::2]
+        self.times += 1
+        for number, row in enumerate(rows):
+            if number == 3 * (1 if self.ordered_listing else self.times):
+                raise NoAnswer("broke off")
+            yield row
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_listing_that_breaks_off_goes_on(ordered: bool) -> None:
+    inner = MemoryStore()
+    for number in range(20):
+        inner.put_if_absent(f"k/{number:02}", b"")
+    store = BreaksOff(inner, ordered=ordered)
+    found = [item.key for item in retrying(store).list("k/", "k/01")]
+    assert sorted(found) == [f"k/{number:02}" for number in range(2, 20)]
+    assert len(set(found)) == len(found)
+    assert store.times > 5
+
+
+TRANSIENT = [
+    Kind.LOST_ANSWER,
+    Kind.NEVER_ARRIVED,
+    Kind.REFUSED,
+    Kind.ERROR_500,
+    Kind.ERROR_500_AFTER,
+    Kind.ERROR_503,
+]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=12),
+    st.dictionaries(st.integers(1, 40), st.sampled_from(TRANSIENT), max_size=12),
+)
+def test_won_means_that_ones_own_bytes_are_there(
+    writes: list[tuple[str, int]], faults: dict[int, Kind]
+) -> None:
+    """Whatever fails on the way: WON exactly where the key holds the writer's bytes, and then for good."""
+    inner = MemoryStore()
+    faulty = Faulty(inner, {number: Fault(kind) for number, kind in faults.items()})
+    store = retrying(faulty)
+    first: dict[str, bytes] = {}
+    for key, value in writes:
+        data = b"%d" % value
+        try:
+            won = store.put_if_absent(key, data) is Put.WON
+        except Unreachable:  # so many faults in a row are a store that is away: it may be there or not
+            if any(item.key == key for item in inner.list("")):
+                first.setdefault(key, inner.get(key))
+            continue
+        assert won == (inner.get(key) == data)
+        assert first.setdefault(key, data) == inner.get(key)

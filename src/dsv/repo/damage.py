@@ -1,0 +1,86 @@
+"""What is wrong with the objects of a store, told so that somebody can act on it: which one, where, what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.model import keys
+from dsv.model.ids import CommitId, Id
+from dsv.model.location import Location, ObjectKind
+from dsv.store.base import Buffer
+
+T = TypeVar("T")
+
+NOT_OURS = "no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits"
+
+
+def put_back(key: str) -> str:
+    """The hint for a key whose bytes are gone or wrong: nothing is ever overwritten, so an old copy is right."""
+    return f"put {key} back from a copy of the store, then run the same command again"
+
+
+def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
+    """What lies at `where` is not this object."""
+    return IntegrityError(
+        f"{kind.name.lower()} {object_id} in pack {where.pack} at {where.offset} is damaged",
+        subject=str(object_id),
+        hint=put_back(keys.pack_key(where.pack)),
+    )
+
+
+def unreadable(
+    kind: ObjectKind, object_id: Id, where: Location, url: str, error: NotFound | IntegrityError
+) -> IntegrityError:
+    """The object could not be had from where an index says that it lies. `error` is how that failed."""
+    if isinstance(error, NotFound):
+        message = f"pack {where.pack} of {url} is gone, with {kind.name.lower()} {object_id}"
+    elif error.subject == str(object_id):
+        return error
+    else:
+        message = f"{kind.name.lower()} {object_id} cannot be read: {error.message}"
+    return IntegrityError(message, subject=str(object_id), hint=put_back(keys.pack_key(where.pack)))
+
+
+def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:
+    return IntegrityError(
+        f"{kind.name.lower()} {object_id} is referenced, but in no index of {url}",
+        subject=str(object_id),
+        hint="put the missing keys below index/ back from a copy of the store",
+    )
+
+
+def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
+    """A ref or another commit names it, and it is not there."""
+    return IntegrityError(
+        f"commit {commit_id} is named, but not in {url}",
+        subject=str(commit_id),
+        hint=put_back(keys.commit_key(commit_id)),
+    )
+
+
+def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
+    return IntegrityError(
+        f"commit {commit_id} in {url} is damaged",
+        subject=str(commit_id),
+        hint=put_back(keys.commit_key(commit_id)),
+    )
+
+
+def read_record(decode: Callable[[bytes], T], data: Buffer, key: str, url: str) -> T:
+    """The record in the bytes under a key. Raises `IntegrityError` that names the key, `Unsupported`."""
+    try:
+        return decode(bytes(data))
+    except IntegrityError as error:
+        raise IntegrityError(f"{error.message} ({key} in {url})", subject=key, hint=put_back(key)) from None
+
+
+def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:
+    """The value in bytes that are those of `object_id`. Raises `IntegrityError` that names it, `Unsupported`."""
+    try:
+        return decode(data)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"{error.message} ({what} {object_id})", subject=str(object_id), hint=NOT_OURS
+        ) from None

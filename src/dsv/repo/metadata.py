@@ -1,0 +1,91 @@
+"""Local copies of what never changes: commits, tree nodes, segments, recipes, locators, index files.
+
+All of it is named by an id and checked against it by whoever reads it, so a damaged, missing or foreign copy costs a
+request and nothing else. That is why no write here is synced to disk and no failure here is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from dsv.model.ids import Nonce
+
+_LARGEST = 256 << 20  # bytes: above any locator's; index files are mapped
+
+
+class MetadataCache:
+    """A folder of immutable copies, safe to share between processes, users and hosts; `None` keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def get(self, kind: str, name: str) -> bytes | None:
+        """The copy's bytes, unchecked, or None."""
+        if self._folder is None:
+            return None
+        try:
+            with open(self._path(kind, name), "rb", opener=_at_once) as file:
+                found = os.fstat(file.fileno())
+                return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST else None
+        except OSError:
+            return None
+
+    def map(self, kind: str, name: str) -> memoryview | None:
+        """The copy mapped into memory, for large ones; unchecked. None where there is none."""
+        if self._folder is None:
+            return None
+        try:
+            with open(self._path(kind, name), "rb", opener=_at_once) as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+            return None
+
+    def put(self, kind: str, name: str, data: bytes | bytearray | memoryview) -> None:
+        """Keeps a copy; a name that is there already stays, unless its size is another."""
+        if self._folder is None:
+            return
+        path = self._path(kind, name)
+        with contextlib.suppress(OSError):
+            if path.exists() and path.stat().st_size == len(data):
+                return
+            mode = _make_folder(path.parent)
+            temporary = path.parent / f".{Nonce.random()}"
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+            try:
+                os.fchmod(descriptor, mode & 0o444)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+
+    def drop(self, kind: str, name: str) -> None:
+        """Forgets a copy that was found to be wrong."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._path(kind, name).unlink(missing_ok=True)
+
+    def _path(self, kind: str, name: str) -> Path:
+        assert self._folder is not None
+        return self._folder / kind / name[:2] / name
+
+
+def _make_folder(folder: Path) -> int:
+    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
+    try:
+        return folder.stat().st_mode
+    except FileNotFoundError:
+        mode = _make_folder(folder.parent) & 0o2777
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(mode)
+        return mode
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Where the folder is shared, another user may have put a pipe there, and opening that must not hang."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,282 @@
+"""Reading objects: every one is checked against its id before anybody sees it.
+
+A location that comes from a locator is a hint. Where the object is not what was asked for, the index files are asked,
+once more after listing them again, and only then is it an integrity error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.model import codec, keys
+from dsv.model.commit import Commit
+from dsv.model.ids import ChunkId, CommitId, Id, NodeId, RecipeId, SegmentId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.recipe import Recipe
+from dsv.model.segment import Segment
+from dsv.model.tree import Node
+from dsv.repo.damage import damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
+from dsv.repo.indexes import Indexes
+from dsv.repo.metadata import MetadataCache
+from dsv.repo.ranges import RangeReader, Span, spans
+from dsv.store.base import Buffer, Store, StoreMissing
+
+_HASHES: dict[ObjectKind, Callable[[Buffer], Id]] = {
+    ObjectKind.CHUNK: ChunkId.hash,
+    ObjectKind.RECIPE: RecipeId.hash,
+    ObjectKind.SEGMENT: SegmentId.hash,
+    ObjectKind.NODE: NodeId.hash,
+}
+# Metadata that lies together is read in ranges of up to this many bytes.
+_METADATA_SPAN = 4 << 20
+_METADATA_WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A metadata object's bytes, checked, and the locator that travelled with it, if any."""
+
+    data: bytes
+    locator: Locator | None
+
+
+Named = TypeVar("Named", bound=Id)
+
+
+class Objects:
+    """Everything that has an id, on one store."""
+
+    def __init__(self, store: Store, metadata: MetadataCache) -> None:
+        self.store = store
+        self.indexes = Indexes(store, metadata)
+        self._metadata = metadata
+
+    def commit(self, commit_id: CommitId) -> Commit:
+        """A commit that something names. Raises `IntegrityError` where it is not there, or not what its id says."""
+        found = self.commit_or_none(commit_id)
+        if found is None:
+            raise missing_commit(commit_id, self.store.url)
+        return found
+
+    def commit_or_none(self, commit_id: CommitId) -> Commit | None:
+        """The commit of an id that somebody may have made up; None where there is none."""
+        name = str(commit_id)
+        data = self._metadata.get("commit", name)
+        if data is None or CommitId.hash(data) != commit_id:
+            try:
+                data = bytes(self.store.get(keys.commit_key(commit_id)))
+            except StoreMissing:
+                raise
+            except NotFound:
+                return None
+            if CommitId.hash(data) != commit_id:
+                raise damaged_commit(commit_id, self.store.url)
+            self._metadata.put("commit", name, data)
+        return decoded(Commit.decode, data, "commit", commit_id)
+
+    def commit_locator(self, commit_id: CommitId) -> Locator | None:
+        """Where the commit's nodes and segments lie, if that is recorded; advisory."""
+        name = str(commit_id)
+        data = self._metadata.get("commit-locator", name)
+        if data is not None:
+            locator = _locator(data)
+            if locator is not None:
+                return locator
+            self._metadata.drop("commit-locator", name)
+        try:
+            data = bytes(self.store.get(keys.locator_key(commit_id)))
+        except (NotFound, IntegrityError):
+            return None
+        locator = _locator(data)
+        if locator is not None:
+            self._metadata.put("commit-locator", name, data)
+        return locator
+
+    def node(self, node_id: NodeId, where: Location | None = None) -> Node:
+        found = self._metadata_object(ObjectKind.NODE, node_id, where)
+        return decoded(Node.decode, found.data, "node", node_id)
+
+    def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
+        found = self._metadata_object(ObjectKind.SEGMENT, segment_id, where)
+        return decoded(Segment.decode, found.data, "segment", segment_id), found.locator
+
+    def recipe(self, recipe_id: RecipeId, where: Location | None = None) -> tuple[Recipe, Locator | None]:
+        found = self._metadata_object(ObjectKind.RECIPE, recipe_id, where)
+        return decoded(Recipe.decode, found.data, "recipe", recipe_id), found.locator
+
+    def segments(
+        self, wanted: Iterable[tuple[SegmentId, Location | None]]
+    ) -> Iterator[tuple[Segment, Locator | None]]:
+        """The segments in the order asked for; those that lie together are read together, ahead of their use."""
+        window: list[tuple[SegmentId, Location | None]] = []
+        for one in wanted:
+            window.append(one)
+            if len(window) == _METADATA_WINDOW:
+                yield from self._segment_window(window)
+                window = []
+        yield from self._segment_window(window)
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location:
+        """Where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by something."""
+        found = next(self._places(kind, object_id), None)
+        if found is None:
+            raise unlisted(kind, object_id, self.store.url)
+        return found
+
+    def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
+        """An object's bytes from the store, checked; from `where` if it is there, else from where the index says."""
+        if where is not None:
+            try:
+                stored = self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored)
+                return checked(kind, object_id, where, stored)
+            except (NotFound, IntegrityError):
+                pass
+        return self._read_by_index(kind, object_id)[0]
+
+    def remember(self, kind: ObjectKind, object_id: Id, data: bytes, locator: bytes | None = None) -> None:
+        """Keeps a local copy of metadata that this process is writing."""
+        self._metadata.put(kind.name.lower(), str(object_id), data)
+        if locator is not None:
+            self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), locator)
+
+    def remember_commit(self, commit_id: CommitId, data: bytes, locator: bytes) -> None:
+        self._metadata.put("commit", str(commit_id), data)
+        self._metadata.put("commit-locator", str(commit_id), locator)
+
+    def _read_by_index(self, kind: ObjectKind, object_id: Id) -> tuple[bytes, Location]:
+        """The object and where it was, from the first place that has it. Raises `IntegrityError`: none does."""
+        first: tuple[Location, NotFound | IntegrityError] | None = None
+        for where in self._places(kind, object_id):
+            try:
+                stored = self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored)
+                return checked(kind, object_id, where, stored), where
+            except StoreMissing:
+                raise
+            except (NotFound, IntegrityError) as error:
+                first = first or (where, error)
+        if first is None:
+            raise unlisted(kind, object_id, self.store.url)
+        raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]
+
+    def _places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
+        """Every place that an index gives, then those that appeared meanwhile, as gc may have moved the object, then
+        those that only the store's own index files give."""
+        tried = set[Location]()
+        looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
+        for look in (None, *looks):
+            for where in self.indexes.places(kind, object_id) if look is None or look() else ():
+                if where not in tried:
+                    tried.add(where)
+                    yield where
+
+    def _metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located:
+        found = self._local(kind, object_id)
+        if found is not None:
+            return found
+        locator: Locator | None = None
+        data: bytes | None = None
+        if where is not None:
+            try:
+                stored = self.store.get_range(
+                    keys.pack_key(where.pack), where.offset, where.stored + where.tail
+                )
+                data, locator = self._accept(kind, object_id, where, memoryview(stored))
+            except (NotFound, IntegrityError):
+                data = None
+        if data is None:
+            data, where = self._read_by_index(kind, object_id)
+            locator = self._tail(where)
+            self._metadata.put(kind.name.lower(), str(object_id), data)
+        return Located(data, locator)
+
+    def _tail(self, where: Location) -> Locator | None:
+        if not where.tail:
+            return None
+        try:
+            return _locator(
+                self.store.get_range(keys.pack_key(where.pack), where.offset + where.stored, where.tail)
+            )
+        except (NotFound, IntegrityError):
+            return None
+
+    def _accept(
+        self, kind: ObjectKind, object_id: Id, where: Location, stored: memoryview
+    ) -> tuple[bytes, Locator | None]:
+        """Checks what was read at `where` (the object, then its own locator) and keeps local copies."""
+        data = checked(kind, object_id, where, stored[: where.stored])
+        self._metadata.put(kind.name.lower(), str(object_id), data)
+        if not where.tail:
+            return data, None
+        encoded = bytes(stored[where.stored : where.stored + where.tail])
+        locator = _locator(encoded)
+        if locator is not None:
+            self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), encoded)
+        return data, locator
+
+    def _local(self, kind: ObjectKind, object_id: Id) -> Located | None:
+        data = self._metadata.get(kind.name.lower(), str(object_id))
+        if data is None:
+            return None
+        if _HASHES[kind](data) != object_id:
+            self._metadata.drop(kind.name.lower(), str(object_id))
+            return None
+        encoded = self._metadata.get(f"{kind.name.lower()}-locator", str(object_id))
+        locator = None if encoded is None else _locator(encoded)
+        if encoded is not None and locator is None:
+            self._metadata.drop(f"{kind.name.lower()}-locator", str(object_id))
+        return Located(data, locator)
+
+    def _segment_window(
+        self, window: list[tuple[SegmentId, Location | None]]
+    ) -> Iterator[tuple[Segment, Locator | None]]:
+        ready: dict[SegmentId, Located] = {}
+        remote: list[tuple[Location, SegmentId]] = []
+        for segment_id, where in window:
+            found = self._local(ObjectKind.SEGMENT, segment_id)
+            if found is not None:
+                ready[segment_id] = found
+            elif where is not None:
+                remote.append((where, segment_id))
+        for span, data in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):
+            self._accept_span(span, data, ready)
+        for segment_id, _ in window:
+            found = ready.pop(segment_id, None) or self._metadata_object(ObjectKind.SEGMENT, segment_id, None)
+            yield decoded(Segment.decode, found.data, "segment", segment_id), found.locator
+
+    def _accept_span(
+        self, span: Span[SegmentId], data: memoryview | None, ready: dict[SegmentId, Located]
+    ) -> None:
+        if data is None:  # the locator was wrong; the index decides later
+            return
+        for where, segment_id in span.items:
+            start = where.offset - span.start
+            try:
+                got = self._accept(
+                    ObjectKind.SEGMENT, segment_id, where, data[start : start + where.stored + where.tail]
+                )
+            except IntegrityError:
+                continue
+            ready[segment_id] = Located(*got)
+
+
+def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) -> bytes:
+    """The object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
+    try:
+        data = codec.unpack(where.codec, stored, where.length)
+    except IntegrityError as error:
+        raise damaged(kind, object_id, where) from error
+    if _HASHES[kind](data) != object_id:
+        raise damaged(kind, object_id, where)
+    return data
+
+
+def _locator(data: Buffer) -> Locator | None:
+    """What can't be read, or is of a newer version, is as good as absent: the index knows all that it says."""
+    try:
+        return Locator.decode(data)
+    except (IntegrityError, Unsupported):
+        return None

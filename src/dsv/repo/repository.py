@@ -1,0 +1,157 @@
+"""One store, opened: its format is known, its features are understood."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.model import keys
+from dsv.model.ids import Nonce, StoreId
+from dsv.model.readme import readme_text
+from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
+from dsv.repo.damage import read_record
+from dsv.repo.metadata import MetadataCache
+from dsv.repo.objects import Objects
+from dsv.repo.refs import Refs
+from dsv.store.base import Put, Store
+
+# What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
+UNORDERED_LISTING = "unordered-listing"
+KNOWN_FEATURES = frozenset((UNORDERED_LISTING,))
+
+_UPGRADE = "pip install --upgrade dsv"
+
+Clock = Callable[[], int]
+MetadataFolder = Callable[[StoreId], Path]
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The store's log of feature sets, read at every start."""
+
+    entries: tuple[FormatEntry, ...]
+
+    @property
+    def store_id(self) -> StoreId:
+        return self.entries[0].store_id
+
+    @property
+    def single_writer(self) -> bool:
+        """The store could not prove put-if-absent, and somebody promised that only one writes at a time."""
+        return self.entries[-1].single_writer
+
+    def has(self, feature: str) -> bool:
+        return any(one.name == feature for one in self.entries[-1].features)
+
+    def check(self, url: str, *, writing: bool) -> None:
+        """Raises `Unsupported` where a feature that this version does not know forbids what is meant."""
+        current = self.entries[-1]
+        if current.hash != HASH or current.chunking != ChunkingParams():
+            raise Unsupported(
+                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=_UPGRADE
+            )
+        for feature in current.features:
+            if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
+                continue
+            if writing or feature.rule == FeatureRule.REFUSE:
+                verb = "write" if feature.rule == FeatureRule.READ_ONLY else "read"
+                raise Unsupported(
+                    f"{url} uses {feature.name!r}, which this dsv cannot {verb}", subject=url, hint=_UPGRADE
+                )
+
+
+class Repository:
+    """The objects and names of one store. The caller owns the store and closes it."""
+
+    def __init__(self, store: Store, layout: Format, metadata: MetadataCache, clock: Clock) -> None:
+        self.store = store
+        self.format = layout
+        self.id = layout.store_id
+        self.clock = clock
+        self.objects = Objects(store, metadata)
+        self.refs = Refs(store)
+
+    @classmethod
+    def open(cls, store: Store, metadata: MetadataFolder | None, clock: Clock = now_ms) -> Repository:
+        """Reads the format log. `metadata` says which folder keeps local copies of a store's objects.
+
+        Raises `NotFound` where there is no store, `Unsupported` where it is of a newer kind.
+        """
+        entries = _read_format(store)
+        if not entries:
+            raise NotFound(
+                f"there is no dsv store at {store.url}", subject=store.url, hint="dsv init makes one"
+            )
+        layout = Format(tuple(entries))
+        layout.check(store.url, writing=False)
+        if layout.has(UNORDERED_LISTING):
+            store.ordered_listing = False
+        folder = None if metadata is None else metadata(layout.store_id)
+        return cls(store, layout, MetadataCache(folder), clock)
+
+    @classmethod
+    def create(
+        cls,
+        store: Store,
+        metadata: MetadataFolder | None,
+        *,
+        author: str,
+        tool: str,
+        single_writer: bool = False,
+        ordered: bool = True,
+        clock: Clock = now_ms,
+    ) -> Repository:
+        """Makes the store, or adopts what another made at the same moment. The caller has had the store proved.
+
+        single_writer, ordered: what the proof found out about it.
+        """
+        first = FormatEntry(
+            store_id=StoreId.random(),
+            nonce=Nonce.random(),
+            time_ms=clock(),
+            author=author,
+            tool=tool,
+            features=() if ordered else (Feature(UNORDERED_LISTING, FeatureRule.REFUSE),),
+            single_writer=single_writer,
+        )
+        if store.put_if_absent(keys.format_key(0), first.encode()) is Put.WON:
+            store.put_if_absent(keys.README_KEY, readme_text().encode())
+        return cls.open(store, metadata, clock)
+
+    @classmethod
+    def exists(cls, store: Store) -> bool:
+        """Whether a store was made here."""
+        try:
+            store.get(keys.format_key(0))
+        except NotFound:
+            return False
+        return True
+
+
+def _read_format(store: Store) -> list[FormatEntry]:
+    """Entries are numbered from 0 without a gap; the listing is not needed, and not trusted."""
+    entries: list[FormatEntry] = []
+    while True:
+        key = keys.format_key(len(entries))
+        try:
+            data = store.get(key)
+        except NotFound:
+            break
+        entries.append(read_record(FormatEntry.decode, data, key, store.url))
+    for entry in entries:
+        first = entries[0]
+        if (entry.store_id, entry.hash, entry.chunking) != (first.store_id, first.hash, first.chunking):
+            raise IntegrityError(
+                f"the format log of {store.url} contradicts itself",
+                subject=store.url,
+                hint=f"put the keys below {keys.FORMAT_PREFIX} back from a copy of the store",
+            )
+    return entries

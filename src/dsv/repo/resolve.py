@@ -1,0 +1,105 @@
+"""From what a person types to one commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsv.errors import IntegrityError, NotFound, UsageError
+from dsv.model import keys
+from dsv.model.ids import CommitId
+from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
+from dsv.repo.objects import Objects
+from dsv.repo.refs import Refs
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One commit, and the name it was found by: a branch, a tag, or neither for an id."""
+
+    dataset: DatasetName
+    commit: CommitId
+    branch: BranchName | None = None
+    tag: TagName | None = None
+
+
+def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None) -> Resolved:
+    """The commit that `rev` (None: the head of `main`) names in a dataset. Raises `NotFound`, `UsageError`."""
+    if rev is None:
+        return _branch_head(refs, dataset, MAIN)
+    found = _named(refs, objects, dataset, rev)
+    commit = found.commit
+    for step in range(rev.ancestor):
+        parents = objects.commit(commit).parents
+        if not parents:
+            raise NotFound(
+                f"{dataset}@{rev.text} has only {step} ancestors, so there is no {dataset}@{rev}",
+                subject=str(rev),
+                hint=f"dsv log {dataset}@{rev.text}",
+            )
+        commit = parents[0]
+    if commit != found.commit:
+        return Resolved(dataset, commit)
+    return found
+
+
+def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Resolved:
+    text = rev.text
+    if rev.commit_prefix is not None:
+        refs.require(dataset)
+        return Resolved(dataset, _by_prefix(objects, text))
+    branch = BranchName.parse(text)
+    if refs.head_or_none(dataset, branch) is not None:
+        return _branch_head(refs, dataset, branch)
+    tag = TagName.parse(text)
+    value = refs.tag(dataset, tag)
+    if value is not None:
+        return Resolved(dataset, value.commit, tag=tag)
+    refs.require(dataset)
+    raise NotFound(
+        f"dataset {dataset} has no branch or tag {text}",
+        subject=text,
+        hint=f"dsv tag --list {dataset} shows its names",
+    )
+
+
+def _branch_head(refs: Refs, dataset: DatasetName, branch: BranchName) -> Resolved:
+    commit = refs.head(dataset, branch).commit
+    if commit is None:
+        raise NotFound(
+            f"branch {branch} of {dataset} has no commit yet",
+            subject=f"{dataset}@{branch}",
+            hint="dsv sync makes one",
+        )
+    return Resolved(dataset, commit, branch=branch)
+
+
+def _by_prefix(objects: Objects, text: str) -> CommitId:
+    if len(text) == CommitId.size * 2:
+        commit_id = CommitId.parse(text)
+        if objects.commit_or_none(commit_id) is None:
+            raise _no_commit(objects, text)
+        return commit_id
+    found = [
+        item.key.removeprefix(keys.COMMIT_PREFIX)
+        for item in objects.store.list(keys.commit_search_prefix(text))
+    ]
+    if not found:
+        raise _no_commit(objects, text)
+    if len(found) > 1:
+        raise UsageError(
+            f"{text} is the start of {len(found)} commit ids",
+            subject=text,
+            hint=f"give more digits: {found[0][:16]}…",
+        )
+    try:
+        return CommitId.parse(found[0])
+    except UsageError as error:
+        raise IntegrityError(
+            f"{objects.store.url} holds a commit with a name that is no id", subject=found[0]
+        ) from error
+
+
+def _no_commit(objects: Objects, text: str) -> NotFound:
+    return NotFound(
+        f"there is no commit {text} in {objects.store.url}", subject=text, hint="dsv log shows the ids"
+    )

@@ -1,0 +1,92 @@
+"""Run records in a store.
+
+    runs/<dataset>/<run id>/start    when it was launched: all that was known then
+    runs/<dataset>/<run id>/log      what it wrote, if that is kept
+    runs/<dataset>/<run id>/record   when it has ended: all there is to know
+
+Each is written once, in this order, so a `record` is complete. A run keeps its commits alive from `start` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
+from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
+from dsv.model.names import DatasetName
+from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
+from dsv.store.base import Buffer, Put, Store
+
+READERS = 8
+"""Records fetched at a time by `RunStore.read_all`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as a listing shows it: which of its parts are there."""
+
+    dataset: DatasetName
+    run: RunId
+    parts: frozenset[str]
+
+
+class RunStore:
+    """The runs of all datasets of one store, which stays the caller's."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, dataset: DatasetName, run: RunId, part: str, data: Buffer) -> None:
+        """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""
+        key = run_key(dataset, run, part)
+        if self._store.put_if_absent(key, data) is Put.LOST and self._store.get(key) != data:
+            raise Conflict(f"{key} is there already, and differs", subject=key)
+
+    def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
+        """The runs of a dataset (None: of all) by time, oldest first. What else lies there is ignored."""
+        prefix = RUNS_PREFIX if dataset is None else runs_prefix(dataset) + run_prefix
+        parts: dict[tuple[DatasetName, RunId], set[str]] = {}
+        for item in self._store.list(prefix):
+            parsed = parse_run_key(item.key)
+            run = None if parsed is None else _run_id(parsed[1])
+            if parsed is not None and run is not None and run.startswith(run_prefix):
+                parts.setdefault((parsed[0], run), set()).add(parsed[2])
+        known = [StoredRun(name, run, frozenset(found)) for (name, run), found in parts.items()]
+        return sorted(known, key=lambda each: (each.run, each.dataset))
+
+    def find(self, run: RunId, datasets: Iterable[DatasetName]) -> StoredRun:
+        """The run of this id in the first of these datasets that has one. Raises `NotFound`."""
+        for dataset in datasets:
+            found = self.listing(dataset, run)
+            if found:
+                return found[0]
+        raise NotFound(f"there is no run {run} here", subject=run, hint="dsv runs lists them")
+
+    def read(self, stored: StoredRun) -> RunRecord:
+        """What is known of a run. Raises `NotFound` where neither its start nor its end is there."""
+        part = RECORD if RECORD in stored.parts else START
+        key = run_key(stored.dataset, stored.run, part)
+        record = RunRecord.decode(self._store.get(key), key)
+        if record.run != stored.run or record.dataset != stored.dataset:
+            raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
+        return record
+
+    def read_all(self, stored: Sequence[StoredRun]) -> Iterator[RunRecord]:
+        """Their records in this order, several fetched at a time; errors are raised where `read` would."""
+        with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
+            yield from pool.map(self.read, stored)
+
+    def log(self, stored: StoredRun) -> bytes | None:
+        """What the run wrote, masked, head and tail of it; None where it was not kept."""
+        if LOG not in stored.parts:
+            return None
+        return self._store.get(run_key(stored.dataset, stored.run, LOG))
+
+
+def _run_id(text: str) -> RunId | None:
+    try:
+        return RunId.parse(text)
+    except UsageError:
+        return None

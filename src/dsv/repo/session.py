@@ -1,0 +1,173 @@
+"""What a writer owes the garbage collector, and the order in which a commit becomes visible.
+
+A session is opened before the index is read, renewed under new keys while it lives, and closed after the ref. Just
+before the ref it declares its commit under a key that gc may take instead; whoever gets that key first decides.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dsv.errors import Conflict, DsvError
+from dsv.model import keys
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.names import BranchName, DatasetName
+from dsv.model.records import GcCondemned, RefEntry, SessionBeat, SessionClosed, SessionOpen, SessionVerdict
+from dsv.repo.damage import read_record
+from dsv.repo.refs import Head, LostRace, Moved
+from dsv.repo.repository import Repository
+from dsv.store.base import Buffer, Put
+
+# gc may fence a session that was not renewed for many times this long.
+RENEW_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes, for the records of a session: never used to decide anything."""
+
+    author: str
+    host: str
+    tool: str
+
+
+class Session:
+    """One writer's claim on the store, from before it reads the index until its commit is published.
+
+    A context manager: it renews itself in a thread while it is open, and leaves its keys to gc.
+    """
+
+    def __init__(self, repository: Repository, session_id: SessionId, condemned: frozenset[PackId]) -> None:
+        self.repository = repository
+        self.id = session_id
+        self.condemned = condemned
+        self._stop = threading.Event()
+        self._beats = 0
+        self._thread = threading.Thread(target=self._renew, name="dsv-session", daemon=True)
+
+    @classmethod
+    def open(cls, repository: Repository, writer: Writer) -> Session:
+        """Writes the session, then reads what gc has condemned: in this order, so that one of both sees the other.
+
+        It is the first write of a sync, and so the proof that this user may write at all.
+        """
+        repository.format.check(repository.store.url, writing=True)
+        session_id = SessionId.random()
+        opened = SessionOpen(
+            nonce=Nonce.random(),
+            time_ms=repository.clock(),
+            author=writer.author,
+            host=writer.host,
+            tool=writer.tool,
+        )
+        repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
+        session = cls(repository, session_id, _condemned(repository))
+        session._thread.start()
+        return session
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        """Where the store already has an object that this session may refer to."""
+        return self.repository.objects.indexes.find(kind, object_id, absent=self.condemned)
+
+    def has_pack(self, pack_id: PackId, size: int) -> bool:
+        """Whether a pack of an earlier, killed session is still there, whole, and not condemned."""
+        if pack_id in self.condemned:
+            return False
+        return any(
+            item.key == keys.pack_key(pack_id) and item.size == size
+            for item in self.repository.store.list(keys.pack_key(pack_id))
+        )
+
+    def put_pack(self, pack_id: PackId, data: Buffer) -> None:
+        """Stores a pack; it is durable when this returns."""
+        self.repository.store.put_if_absent(keys.pack_key(pack_id), data)
+
+    def put_index(self, encoded: bytes) -> IndexId:
+        """Stores an index file. All packs that it names must have been stored before."""
+        index_id = IndexId.random()
+        self.repository.store.put_if_absent(keys.index_key(index_id), encoded)
+        self.repository.objects.indexes.add(index_id, encoded)
+        return index_id
+
+    def put_commit(self, commit: Commit, locator: Locator) -> CommitId:
+        """Stores the commit, then its locator. What it refers to must be in packs and indexes by now."""
+        encoded = commit.encode()
+        commit_id = CommitId.hash(encoded)
+        self.repository.store.put_if_absent(keys.commit_key(commit_id), encoded)
+        self.repository.store.put_if_absent(keys.locator_key(commit_id), locator.encode())
+        self.repository.objects.remember_commit(commit_id, encoded, locator.encode())
+        return commit_id
+
+    def publish(
+        self,
+        dataset: DatasetName,
+        branch: BranchName,
+        after: Head | None,
+        entry: RefEntry,
+        before_ref: Callable[[], None] = lambda: None,
+    ) -> Moved | LostRace:
+        """Declares the commit, then moves the branch. A lost race is a result; being fenced raises `Conflict`.
+
+        `before_ref` is called between the two: what it writes is there whenever the ref is.
+        """
+        assert entry.commit is not None
+        self.declare(entry.commit)
+        before_ref()
+        moved = self.repository.refs.move(dataset, branch, after, entry)
+        self.close()
+        return moved
+
+    def close(self) -> None:
+        """Says that nothing more will be written. Where it can't be said, gc waits until it may fence."""
+        closed = SessionClosed(Nonce.random(), self.repository.clock())
+        with suppress(DsvError):
+            self.repository.store.put_if_absent(keys.session_closed_key(self.id), closed.encode())
+
+    def declare(self, commit_id: CommitId) -> None:
+        """To be called just before a ref names the commit. Raises `Conflict` where gc has fenced this session."""
+        verdict = SessionVerdict(commit_id, Nonce.random())
+        if (
+            self.repository.store.put_if_absent(keys.session_verdict_key(self.id), verdict.encode())
+            is Put.LOST
+        ):
+            raise Conflict(
+                "this sync stood still for so long that the store's gc gave up on it; nothing was published",
+                subject=str(self.id),
+                hint="run the same dsv sync again: what was uploaded is used again where it still exists",
+            )
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEW_SECONDS):
+            beat = SessionBeat(Nonce.random(), self.repository.clock())
+            try:
+                self.repository.store.put_if_absent(
+                    keys.session_beat_key(self.id, self._beats), beat.encode()
+                )
+                self._beats += 1
+            except DsvError:
+                continue  # a store that is away for a while; the declaration decides whether it was too long
+
+
+def _condemned(repository: Repository) -> frozenset[PackId]:
+    """The packs of every epoch that is not over."""
+    listed = {keys.parse_gc_key(item.key) for item in repository.store.list(keys.GC_PREFIX)} - {None}
+    packs: set[PackId] = set()
+    for epoch in sorted(epoch for epoch, what in filter(None, listed) if what == "condemned"):
+        if (epoch, "done") not in listed:
+            key = keys.gc_condemned_key(epoch)
+            condemned = read_record(GcCondemned.decode, repository.store.get(key), key, repository.store.url)
+            packs.update(condemned.packs)
+    return frozenset(packs)

@@ -1,0 +1,196 @@
+"""Walking a commit's tree: whole, below a path, one path, or what differs from another."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsv.errors import IntegrityError
+from dsv.model.diff import Change, diff_entries
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import CommitId, Id, NodeId, SegmentId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.paths import link_escapes, show
+from dsv.model.segment import Segment
+from dsv.model.tree import Child, check_follows
+from dsv.repo.damage import NOT_OURS
+from dsv.repo.objects import Objects
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedSegment:
+    """A segment, and where the contents of its files lie by the locator that travels with it."""
+
+    segment: Segment
+    locator: Locator | None
+
+    def entries(self) -> Iterator[tuple[Entry, Location | None]]:
+        """Each entry with the place of its chunk or recipe; None where there is none, or none is known."""
+        row = 0
+        for entry in self.segment.entries():
+            if entry.is_file and entry.size:
+                yield (
+                    entry,
+                    self.locator.get(row) if self.locator is not None and row < len(self.locator) else None,
+                )
+                row += 1
+            else:
+                yield entry, None
+
+    def find(self, path: bytes) -> tuple[Entry, Location | None] | None:
+        entry = self.segment.find(path)
+        if entry is None:
+            return None
+        if self.locator is None or not entry.size:
+            return entry, None
+        return next((found for found in self.entries() if found[0].path == path), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A segment as its parent node names it, and where it lies by the commit's locator."""
+
+    child: Child
+    where: Location | None
+
+    @property
+    def id(self) -> SegmentId:
+        return SegmentId(self.child.id)
+
+
+class TreeReader:
+    """The tree of one commit. Reads nodes when made, segments when asked."""
+
+    def __init__(self, objects: Objects, commit_id: CommitId) -> None:
+        self.objects = objects
+        self.commit_id = commit_id
+        self.commit = objects.commit(commit_id)
+        self._leaves: list[Leaf] | None = None
+        self._nodes: list[tuple[NodeId, Location | None]] = []
+
+    def leaves(self) -> list[Leaf]:
+        """All segments, in order."""
+        if self._leaves is None:
+            self._leaves = self._read_nodes()
+        return self._leaves
+
+    def nodes(self) -> Iterator[tuple[ObjectKind, NodeId, Location | None]]:
+        """Every node above the segments, and where the commit's locator says that it lies."""
+        self.leaves()
+        for node_id, where in self._nodes:
+            yield ObjectKind.NODE, node_id, where
+
+    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
+        """The given (else all) segments in order; checks that they follow each other and are what nodes say."""
+        chosen = self.leaves() if leaves is None else leaves
+        found = self.objects.segments((leaf.id, leaf.where) for leaf in chosen)
+        previous: bytes | None = None
+        for leaf, (segment, locator) in zip(chosen, found, strict=True):
+            self._check(leaf.child, segment, previous)
+            previous = segment.last
+            yield LocatedSegment(segment, locator)
+
+    def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
+        """The entry of exactly this path; reads one segment."""
+        leaves = self.leaves()
+        position = self._position(sort_key(path))
+        if position == len(leaves):
+            return None
+        return next(self.segments(leaves[position : position + 1])).find(path)
+
+    def below(self, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
+        """The entry of this path, or everything below it; all of the tree for an empty path."""
+        if not path:
+            for located in self.segments():
+                yield from located.entries()
+            return
+        key = sort_key(path)
+        inside = key + b"\0"
+        leaves = self.leaves()
+        first, last = self._position(key), self._position(key + b"\1")
+        for located in self.segments(leaves[first : last + 1]):
+            if sort_key(located.segment.first) > key + b"\1" or sort_key(located.segment.last) < key:
+                continue
+            for entry, where in located.entries():
+                entry_key = sort_key(entry.path)
+                if entry_key == key or entry_key.startswith(inside):
+                    yield entry, where
+
+    def links(self) -> dict[bytes, bytes]:
+        """Every symlink's target by its path."""
+        return {
+            entry.path: entry.target or b""
+            for located in self.segments()
+            for entry in located.segment.entries()
+            if entry.kind == Kind.SYMLINK
+        }
+
+    def check_links(self, links: dict[bytes, bytes]) -> None:
+        """Raises `IntegrityError` where a symlink leaves the tree; nobody who sees such a tree may follow it."""
+        escaping = link_escapes(links)
+        if escaping:
+            raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
+
+    def diff(self, other: TreeReader) -> Iterator[Change]:
+        """What changes from this tree to `other`, in path order; segments that both have are not read."""
+        mine, theirs = self.leaves(), other.leaves()
+        shared = {leaf.id for leaf in mine} & {leaf.id for leaf in theirs}
+        yield from diff_entries(
+            self._entries([leaf for leaf in mine if leaf.id not in shared]),
+            other._entries([leaf for leaf in theirs if leaf.id not in shared]),
+        )
+
+    def _entries(self, leaves: list[Leaf]) -> Iterator[Entry]:
+        for located in self.segments(leaves):
+            yield from located.segment.entries()
+
+    def _position(self, key: bytes) -> int:
+        """The first leaf whose last path is not before `key`."""
+        return bisect.bisect_left(self.leaves(), key, key=lambda leaf: sort_key(leaf.child.last))
+
+    def _read_nodes(self) -> list[Leaf]:
+        """Breadth first, as the commit's locator lists them."""
+        locator = self.objects.commit_locator(self.commit_id)
+        places = iter([]) if locator is None else (locator.get(row) for row in range(len(locator)))
+        parents: list[Id] = [self.commit.root]
+        level: list[Child] = []
+        for depth in range(self.commit.level, 0, -1):
+            level = []
+            for parent in parents:
+                where = next(places, None)
+                self._nodes.append((NodeId(parent), where))
+                node = self.objects.node(NodeId(parent), where)
+                if node.level != depth:
+                    raise self._broken(f"a node of level {node.level} where {depth} belongs")
+                level.extend(node.children)
+            parents = [child.id for child in level]
+        leaves = [Leaf(child, next(places, None)) for child in level]
+        previous: bytes | None = None
+        for leaf in leaves:
+            self._check_order(previous, leaf.child.last)
+            previous = leaf.child.last
+        totals = [sum(values) for values in zip(*((c.entries, c.files, c.bytes) for c in level), strict=True)]
+        if (totals or [0, 0, 0]) != [self.commit.entries, self.commit.files, self.commit.bytes]:
+            raise self._broken("totals that are not its segments'")
+        return leaves
+
+    def _check(self, child: Child, segment: Segment, previous: bytes | None) -> None:
+        said = (child.last, child.entries, child.files, child.bytes)
+        if (segment.last, len(segment), segment.files, segment.total_bytes) != said:
+            raise self._broken(f"a segment {child.id} that is not what its node says")
+        self._check_order(previous, segment.first)
+
+    def _check_order(self, previous: bytes | None, path: bytes) -> None:
+        try:
+            check_follows(previous, path)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"{error.message} (commit {self.commit_id})", subject=str(self.commit_id), hint=NOT_OURS
+            ) from None
+
+    def _broken(self, what: str) -> IntegrityError:
+        return IntegrityError(
+            f"commit {str(self.commit_id)[:12]} has {what}", subject=str(self.commit_id), hint=NOT_OURS
+        )

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dsv.errors import Conflict, NotFound
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
+from dsv.model.records import RefEntry, TagDeleted, TagValue
+from dsv.repo.refs import LostRace, Moved, Refs
+from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
+from dsv.store.memory import MemoryStore
+from tests.repo.worlds import DATASET, commit, create
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return create(MemoryStore())
+
+
+def entry(number: int) -> RefEntry:
+    return RefEntry(CommitId(bytes([number]) * 32), False, Nonce.random(), 0, "a", "sync")
+
+
+def test_of_many_moves_one_wins_and_the_others_know_it(repository: Repository) -> None:
+    head = repository.refs.head(DATASET, MAIN)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda n: repository.refs.move(DATASET, MAIN, head, entry(n)), range(8)))
+    winners = [result for result in results if isinstance(result, Moved)]
+    assert len(winners) == 1
+    losers = [result for result in results if isinstance(result, LostRace)]
+    assert {loser.winner.entry for loser in losers} == {winners[0].head.entry}
+    assert repository.refs.head(DATASET, MAIN).number == 1
+
+
+def test_the_history_is_the_reflog(repository: Repository) -> None:
+    for number in range(1, 5):
+        repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(number))
+    head = repository.refs.head(DATASET, MAIN)
+    commits = [one.commit for one in repository.refs.history(head)]
+    assert commits == [entry(4).commit, entry(3).commit, entry(2).commit, entry(1).commit, None]
+
+
+def test_a_stale_listing_is_seen_through(repository: Repository) -> None:
+    """The newest entries are found even where the listing does not show them yet."""
+    for number in range(1, 4):
+        repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(number))
+
+    class Stale(MemoryStore):
+        def list(self, prefix: str, start_after: str | None = None):  # type: ignore[no-untyped-def]
+            rows = list(super().list(prefix, start_after))
+            return iter(rows[2:] if prefix.startswith("refs/") else rows)
+
+    stale = Stale()
+    for item in repository.store.list(""):
+        stale.put_if_absent(item.key, repository.store.get(item.key))
+    assert Refs(stale).head(DATASET, MAIN).number == 3
+
+
+def test_names_below_many_moves_are_listed(repository: Repository) -> None:
+    for name in ("b", "scans-2", "scans.old", "team/a", "scans0"):
+        if len(name) > 1:
+            repository.refs.move(DatasetName.parse(name), MAIN, None, entry(1))
+    for number in range(1, 9):
+        repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(number))
+    repository.refs.move(DATASET, BranchName.parse("fix/typo"), None, entry(3))
+    assert repository.refs.datasets() == ["scans", "scans-2", "scans.old", "scans0", "team/a"] or sorted(
+        repository.refs.datasets()
+    ) == ["scans", "scans-2", "scans.old", "scans0", "team/a"]
+    assert repository.refs.branches(DATASET) == ["fix/typo", "main"]
+
+
+def test_a_tag_never_moves_and_never_comes_back(repository: Repository) -> None:
+    tag = TagName.parse("v1")
+    one = TagValue(CommitId(b"1" * 32), Nonce.random(), 0, "a", "")
+    two = TagValue(CommitId(b"2" * 32), Nonce.random(), 0, "a", "")
+    repository.refs.set_tag(DATASET, tag, one)
+    assert repository.refs.set_tag(DATASET, tag, TagValue(one.commit, Nonce.random(), 1, "b", "")) == one
+    with pytest.raises(Conflict, match="never moves"):
+        repository.refs.set_tag(DATASET, tag, two)
+    repository.refs.delete_tag(DATASET, tag, TagDeleted(Nonce.random(), 0, "a", ""))
+    assert repository.refs.tag(DATASET, tag) is None
+    assert repository.refs.tags(DATASET) == []
+    with pytest.raises(Conflict, match="never comes back"):
+        repository.refs.set_tag(DATASET, tag, one)
+
+
+def test_what_people_type_finds_one_commit(repository: Repository) -> None:
+    ids = [commit(repository, {f"f{n}": b"x"}) for n in range(3)]
+    repository.refs.set_tag(DATASET, TagName.parse("v1"), TagValue(ids[0], Nonce.random(), 0, "a", ""))
+
+    def found(text: str | None) -> CommitId:
+        rev = None if text is None else Rev.parse(text)
+        return resolve(repository.refs, repository.objects, DATASET, rev).commit
+
+    assert found(None) == found("main") == ids[2]
+    assert found("main~1") == ids[1]
+    assert found("v1") == ids[0]
+    assert found(str(ids[1])[:10]) == ids[1]
+    assert found(str(ids[1])) == ids[1]
+    assert found(f"{str(ids[2])[:8]}~2") == ids[0]
+    with pytest.raises(NotFound, match="only 2 ancestors"):
+        found("main~3")
+    with pytest.raises(NotFound, match="no branch or tag v2"):
+        found("v2")
+    with pytest.raises(NotFound, match="no commit"):
+        found("0123456789")
+    with pytest.raises(NotFound, match="no dataset other"):
+        resolve(repository.refs, repository.objects, DatasetName.parse("other"), None)

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dsv.errors import Conflict, IntegrityError, Unsupported
+from dsv.model import keys
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.location import ObjectKind
+from dsv.model.names import MAIN
+from dsv.model.pack import verify
+from dsv.model.records import Feature, FeatureRule, FormatEntry, GcCondemned, GcDone, SessionVerdict
+from dsv.repo import session as session_module
+from dsv.repo.naming import naming
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.repo.tree_edit import write_tree
+from dsv.repo.trees import TreeReader
+from dsv.store.base import Buffer, Put
+from dsv.store.memory import MemoryStore
+from dsv.transfer.upload import Uploader
+from tests.repo.worlds import DATASET, WRITER, change, commit, create, publish, read
+
+
+class Recording(MemoryStore):
+    """Remembers the keys in the order in which they were written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        self.order.append(key)
+        return super().put_if_absent(key, data)
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return create(MemoryStore())
+
+
+def packs(repository: Repository) -> list[str]:
+    return [item.key for item in repository.store.list(keys.PACK_PREFIX)]
+
+
+def condemn(repository: Repository, epoch: int, pack_keys: list[str]) -> None:
+    ids = sorted(pack for pack in map(keys.parse_pack_key, pack_keys) if pack is not None)
+    record = GcCondemned(epoch, tuple(ids), Nonce.random(), 0, "test")
+    repository.store.put_if_absent(keys.gc_condemned_key(epoch), record.encode())
+
+
+def test_the_order_of_writes() -> None:
+    """What a reader may be led to is there before what leads to it."""
+    store = Recording()
+    repository = create(store)
+    store.order.clear()
+    rng = random.Random(2)
+    commit(repository, {f"f{n}": rng.randbytes(900_000) for n in range(80)})
+    kinds: list[str] = []
+    for key in store.order:
+        kind = key.split("/")[0]
+        if kind == "packs":
+            table = verify(repository.store.get(key))
+            kind = "data" if {row.kind for row in table} == {ObjectKind.CHUNK} else "metadata"
+        elif kind == "sessions":
+            kind = key.rsplit("/", 1)[1]
+        kinds.append(kind)
+    assert kinds == [
+        "open", "data", "data", "data", "metadata", "index", "commits", "locators", "verdict", "refs", "closed",
+    ]  # fmt: skip
+
+
+def test_a_writer_treats_condemned_packs_as_absent(repository: Repository) -> None:
+    files = {f"f{n}": random.Random(n).randbytes(1000) for n in range(20)}
+    commit(repository, files)
+    before = packs(repository)
+    condemn(repository, 0, before)
+    second = commit(repository, {f"copy-{name}": data for name, data in files.items()})
+    for key in before:
+        repository.store.delete(key)
+    fresh = Repository.open(repository.store, None)
+    contents = read(fresh, second)
+    assert contents == {**files, **{f"copy-{name}": data for name, data in files.items()}}
+
+
+def test_an_epoch_that_is_over_condemns_nothing(repository: Repository) -> None:
+    commit(repository, {"f": b"content"})
+    condemn(repository, 0, packs(repository))
+    repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
+    with Session.open(repository, WRITER) as session:
+        assert session.condemned == frozenset()
+
+
+def test_a_fenced_session_publishes_nothing(repository: Repository) -> None:
+    head = repository.refs.head(DATASET, MAIN)
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        tree = write_tree(uploader, None, [change(uploader, "f", b"content")])
+        uploader.finish()
+        made = Commit(tree.root, tree.level, (), "a", 0, "", tree.files, tree.bytes, tree.entries)
+        commit_id = session.put_commit(made, tree.locator)
+        fence = SessionVerdict(None, Nonce.random())
+        assert repository.store.put_if_absent(keys.session_verdict_key(session.id), fence.encode()) is Put.WON
+        with pytest.raises(Conflict, match="gave up"):
+            publish(session, head, commit_id)
+    assert repository.refs.head(DATASET, MAIN).commit is None
+
+
+def test_a_session_renews_itself_while_it_is_open(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "RENEW_SECONDS", 0.01)
+    with Session.open(repository, WRITER) as session:
+        for count in range(3):
+            key = keys.session_beat_key(session.id, count)
+            for _ in range(500):
+                if any(item.key == key for item in repository.store.list(key)):
+                    break
+                session._stop.wait(0.01)
+            else:
+                pytest.fail(f"{key} was not written")
+
+
+def test_newer_features_are_judged_by_their_rule(repository: Repository) -> None:
+    first = repository.format.entries[0]
+
+    def entry(rule: FeatureRule) -> bytes:
+        return FormatEntry(
+            first.store_id, Nonce.random(), 0, "a", "t", features=(Feature("holograms", rule),)
+        ).encode()
+
+    repository.store.put_if_absent(keys.format_key(1), entry(FeatureRule.IGNORE))
+    with Session.open(Repository.open(repository.store, None), WRITER):
+        pass
+    repository.store.put_if_absent(keys.format_key(2), entry(FeatureRule.READ_ONLY))
+    reader = Repository.open(repository.store, None)
+    with pytest.raises(Unsupported, match="holograms"):
+        Session.open(reader, WRITER)
+    repository.store.put_if_absent(keys.format_key(3), entry(FeatureRule.REFUSE))
+    with pytest.raises(Unsupported, match="holograms"):
+        Repository.open(repository.store, None)
+
+
+def test_a_damaged_pack_is_an_integrity_error_that_names_it(repository: Repository) -> None:
+    files = {f"f{n}": random.Random(n).randbytes(5000) for n in range(3)}
+    head = commit(repository, files)
+    for key in packs(repository):
+        data = bytearray(repository.store.get(key))
+        if {row.kind for row in verify(data)} == {ObjectKind.CHUNK}:
+            data[6000] ^= 1
+            repository.store.delete(key)
+            repository.store.put_if_absent(key, data)
+            damaged = key
+    with pytest.raises(IntegrityError, match=damaged.rsplit("/", 1)[1]):
+        read(Repository.open(repository.store, None), head)
+
+
+def test_lost_locators_cost_nothing_but_time(repository: Repository) -> None:
+    files = {f"f{n}": random.Random(n).randbytes(5000) for n in range(3)}
+    head = commit(repository, files)
+    repository.store.delete(keys.locator_key(head))
+    assert read(Repository.open(repository.store, None), head) == files
+
+
+def test_a_wrong_locator_is_overruled_by_the_index(repository: Repository) -> None:
+    one = commit(repository, {"f": b"one" * 100})
+    two = commit(repository, {"f": b"two" * 100})
+    wrong = repository.store.get(keys.locator_key(one))
+    repository.store.delete(keys.locator_key(two))
+    repository.store.put_if_absent(keys.locator_key(two), wrong)
+    assert read(Repository.open(repository.store, None), two) == {"f": b"two" * 100}
+
+
+def test_a_commit_that_is_named_and_missing_is_an_integrity_error(repository: Repository) -> None:
+    missing = CommitId(b"\7" * 32)
+    with pytest.raises(IntegrityError, match=str(missing)):
+        TreeReader(repository.objects, missing)
+    assert repository.objects.commit_or_none(missing) is None
+
+
+def test_an_index_that_claims_what_its_pack_lacks(repository: Repository) -> None:
+    head = commit(repository, {"f": b"x" * 5000})
+    for key in packs(repository):
+        data = repository.store.get(key)
+        repository.store.delete(key)
+        repository.store.put_if_absent(key, data[: len(data) // 2])
+    with pytest.raises(IntegrityError):
+        read(Repository.open(repository.store, None), head)
+
+
+def test_a_store_that_lists_in_no_order_says_so_for_ever() -> None:
+    """The head of a branch is then looked for in the whole listing."""
+
+    class Shuffled(MemoryStore):
+        def list(self, prefix: str, start_after: str | None = None):  # type: ignore[no-untyped-def]
+            rows = list(super().list(prefix, start_after))
+            random.Random(1).shuffle(rows)
+            return iter(rows)
+
+    store = Shuffled()
+    Repository.create(store, None, author="a", tool="t", ordered=False)
+    store.ordered_listing = True  # what a client assumes before it has read the format
+    repository = create(store)
+    assert not store.ordered_listing
+    ids = [commit(repository, {f"f{number}": b"x"}) for number in range(6)]
+    assert Repository.open(store, None).refs.head(DATASET, MAIN).commit == ids[-1]
+
+
+def test_a_commit_that_gc_is_removing_gets_no_new_name(repository: Repository) -> None:
+    rng = random.Random(8)
+    head = commit(repository, {"small": b"x", "large": rng.randbytes(3 << 20)})
+    with naming(repository, WRITER, head):
+        pass
+    condemn(repository, 0, packs(repository))
+    with pytest.raises(Conflict, match="being removed"), naming(repository, WRITER, head):
+        pytest.fail("a name was given")
+    repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
+    with naming(Repository.open(repository.store, None), WRITER, head):
+        pass

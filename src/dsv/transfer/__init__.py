@@ -1,0 +1,1 @@
+"""The upload and the download pipeline."""

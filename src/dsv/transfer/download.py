@@ -1,0 +1,257 @@
+"""The download pipeline: files wanted in, verified bytes out, in the order asked for.
+
+Chunks that lie close together are read as one range, and ranges are read ahead by several connections, so a directory
+of small files is a sequential read. Nothing is handed out before it is checked against its id.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from dsv.errors import IntegrityError
+from dsv.model.entry import Entry
+from dsv.model.ids import ChunkId, FileId, RecipeId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.paths import show
+from dsv.model.recipe import Recipe
+from dsv.repo.damage import NOT_OURS
+from dsv.repo.objects import Objects, checked
+from dsv.repo.ranges import RangeReader, Span, spans
+
+# One ranged read asks for at most this many bytes (a single larger chunk aside).
+SPAN = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """An older version of a file on local disk, and where in it known chunks lie: id -> (offset, length).
+
+    It is only a hint: what is read from it is verified like everything else.
+    """
+
+    path: Path
+    chunks: Mapping[ChunkId, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file to fetch; `location` is where its segment's locator says its chunk or recipe lies, if it says."""
+
+    entry: Entry
+    location: Location | None = None
+    donor: Donor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One chunk of a file that is wanted. `last` marks a file's end; a file without pieces has one with no id."""
+
+    wanted: Wanted
+    chunk: ChunkId | None
+    length: int
+    first: bool
+    last: bool
+
+
+class Fetcher:
+    """Fetches files of one store. Used from one thread; the reads happen in others."""
+
+    def __init__(self, objects: Objects, *, connections: int = 8, budget: int = 64 << 20) -> None:
+        self._objects = objects
+        self._connections = connections
+        self._budget = budget
+        self.fetched_bytes = 0
+        """Bytes of packs read so far, gaps between chunks included."""
+
+    def files(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Iterator[bytes]]]:
+        """Each file with its content in pieces, to be consumed before the next file is asked for.
+
+        Raises `IntegrityError` in place of a piece that can't be had, and at the end of a large file whose pieces do
+        not make up its id.
+        """
+        pieces = self._pieces(wanted)
+        for piece, data in pieces:
+            if piece.last:
+                yield piece.wanted, iter((data,) if data else ())
+            else:
+                content = _LargeFile(piece, data, pieces)
+                yield piece.wanted, content.read()
+                content.drain()
+
+    def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, bytes]]:
+        """All pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
+        plan: deque[_Piece] = deque()
+        reader = RangeReader(self._objects.store, connections=self._connections, budget=self._budget)
+        local = _DonorFiles()
+        try:
+            for span, data in reader.read(spans(self._remote(wanted, plan, local), SPAN)):
+                self.fetched_bytes += span.size if data is not None else 0
+                for where, piece in span.items:
+                    while plan[0] is not piece:
+                        yield self._local(plan.popleft(), local)
+                    plan.popleft()
+                    yield piece, self._verified(piece, where, span, data)
+            while plan:
+                yield self._local(plan.popleft(), local)
+        finally:
+            local.close()
+
+    def _remote(
+        self, wanted: Iterable[Wanted], plan: deque[_Piece], local: _DonorFiles
+    ) -> Iterator[tuple[Location, _Piece]]:
+        for file in wanted:
+            for piece, where in self._expand(file):
+                plan.append(piece)
+                if piece.chunk is not None and not local.has(piece):
+                    yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
+
+    def _expand(self, file: Wanted) -> Iterator[tuple[_Piece, Location | None]]:
+        entry = file.entry
+        if not entry.size or entry.file_id is None:
+            yield _Piece(file, None, 0, True, True), None
+        elif entry.recipe_id is None:
+            yield _Piece(file, ChunkId(entry.file_id), entry.size, True, True), file.location
+        else:
+            total = 0
+            first = True
+            for chunk, length, where in self._chunks(entry.recipe_id, file.location):
+                total += length
+                yield _Piece(file, chunk, length, first, total >= entry.size), where
+                first = False
+            if total != entry.size:
+                raise _not_its_file(entry)
+
+    def _chunks(
+        self, recipe_id: RecipeId, where: Location | None
+    ) -> Iterator[tuple[ChunkId, int, Location | None]]:
+        recipe, locator = self._objects.recipe(recipe_id, where)
+        for row, (child, length) in enumerate(recipe.rows()):
+            place = _row(locator, row)
+            if recipe.level == 0:
+                yield ChunkId(child), length, place
+            else:
+                below, _ = self._objects.recipe(RecipeId(child), place)
+                if below.level != recipe.level - 1:
+                    raise IntegrityError(
+                        f"recipe {recipe_id} nests wrongly", subject=str(recipe_id), hint=NOT_OURS
+                    )
+                yield from self._chunks(RecipeId(child), place)
+
+    def _verified(self, piece: _Piece, where: Location, span: Span[_Piece], data: memoryview | None) -> bytes:
+        assert piece.chunk is not None
+        if data is not None and where.length == piece.length:
+            start = where.offset - span.start
+            try:
+                return checked(ObjectKind.CHUNK, piece.chunk, where, data[start : start + where.stored])
+            except IntegrityError:
+                pass
+        found = self._objects.read(ObjectKind.CHUNK, piece.chunk)
+        self.fetched_bytes += len(found)
+        if len(found) != piece.length:
+            raise _not_its_file(piece.wanted.entry)
+        return found
+
+    def _local(self, piece: _Piece, local: _DonorFiles) -> tuple[_Piece, bytes]:
+        if piece.chunk is None:
+            return piece, b""
+        data = local.read(piece)
+        if data is None or ChunkId.hash(data) != piece.chunk:  # the donor is not what it was
+            data = self._objects.read(ObjectKind.CHUNK, piece.chunk)
+            self.fetched_bytes += len(data)
+        return piece, data
+
+
+class _LargeFile:
+    """Passes on the pieces of one file and checks that together they are it."""
+
+    def __init__(self, first: _Piece, data: bytes, following: Iterator[tuple[_Piece, bytes]]) -> None:
+        self._entry = first.wanted.entry
+        self._source = following
+        self._next: tuple[_Piece, bytes] | None = (first, data)
+        self._hash = blake3()
+
+    def read(self) -> Iterator[bytes]:
+        while self._next is not None:
+            piece, data = self._next
+            self._hash.update(data)
+            self._next = None if piece.last else next(self._source)
+            if self._next is None and FileId(self._hash.digest()) != self._entry.file_id:
+                raise _not_its_file(self._entry)
+            yield data
+
+    def drain(self) -> None:
+        """Skips what the caller did not consume."""
+        while self._next is not None:
+            self._next = None if self._next[0].last else next(self._source)
+
+
+class _DonorFiles:
+    """The one donor file that is open at a time."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._file: BinaryIO | None = None
+
+    def has(self, piece: _Piece) -> bool:
+        donor = piece.wanted.donor
+        return donor is not None and piece.chunk in donor.chunks
+
+    def read(self, piece: _Piece) -> bytes | None:
+        donor = piece.wanted.donor
+        assert donor is not None and piece.chunk is not None
+        offset, length = donor.chunks[piece.chunk]
+        try:
+            if self._path != donor.path or self._file is None:
+                self.close()
+                self._file = open(donor.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115 (kept open)
+                self._path = donor.path
+            self._file.seek(offset)
+            return self._file.read(length)
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A donor may lie where others write: opening what is no file must not hang."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def donor_chunks(
+    objects: Objects, recipe_id: RecipeId, where: Location | None = None
+) -> dict[ChunkId, tuple[int, int]]:
+    """Where each chunk lies in a file with this recipe: id -> (offset, length), for a `Donor`."""
+    found: dict[ChunkId, tuple[int, int]] = {}
+    offset = 0
+    for chunk, length, _ in Fetcher(objects)._chunks(recipe_id, where):
+        found.setdefault(chunk, (offset, length))
+        offset += length
+    return found
+
+
+def _row(locator: Locator | None, row: int) -> Location | None:
+    return locator.get(row) if locator is not None and row < len(locator) else None
+
+
+def _not_its_file(entry: Entry) -> IntegrityError:
+    what = "chunk" if entry.recipe_id is None else "recipe"
+    return IntegrityError(
+        f"the {what} of {show(entry.path)} is not its file {entry.file_id}",
+        subject=entry.path.decode(errors="replace"),
+        hint=NOT_OURS,
+    )
+
+
+__all__ = ["Donor", "Fetcher", "Recipe", "Wanted", "donor_chunks"]

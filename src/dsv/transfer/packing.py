@@ -1,0 +1,131 @@
+"""Filling packs and sending them while the next one fills."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dsv.model.codec import Codec
+from dsv.model.ids import Id, PackId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.pack import PACK_TARGET, PackBuilder
+from dsv.repo.session import Session
+from dsv.store.base import Buffer
+
+# What a killed sync may have to send again: invariant 4 of docs/format.md.
+IN_FLIGHT = 64 << 20
+
+Row = tuple[ObjectKind, Id, Location]
+OnStored = Callable[[PackId, int, list[Row]], None]
+
+
+@dataclass(slots=True)
+class SealedPack:
+    """A finished pack that is not stored yet."""
+
+    id: PackId
+    data: Buffer
+    rows: list[Row]
+
+
+class Sender:
+    """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` for each, from its thread.
+
+    The first failure is raised by the next call of any method; nothing is sent after it.
+    """
+
+    def __init__(self, session: Session, on_stored: OnStored) -> None:
+        self._session = session
+        self._on_stored = on_stored
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="dsv-send")
+        self._room = threading.Condition()
+        self._in_flight = 0
+        self._pending: list[Future[None]] = []
+        self.sent_bytes = 0
+        self.sent_packs = 0
+
+    def send(self, pack: SealedPack) -> None:
+        """Takes over the pack; blocks while too much is in flight."""
+        size = len(pack.data)
+        with self._room:
+            self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= IN_FLIGHT)
+            self._in_flight += size
+        self._raise_failures()
+        self._pending.append(self._pool.submit(self._store, pack))
+
+    def wait(self) -> None:
+        """Returns when everything sent so far is durable in the store."""
+        for future in self._pending:
+            future.result()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Gives up what has not started; waits for what has."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _raise_failures(self) -> None:
+        done = [future for future in self._pending if future.done()]
+        self._pending = [future for future in self._pending if not future.done()]
+        for future in done:
+            future.result()
+
+    def _store(self, pack: SealedPack) -> None:
+        size = len(pack.data)
+        try:
+            self._session.put_pack(pack.id, pack.data)
+            self._on_stored(pack.id, size, pack.rows)
+        finally:
+            with self._room:
+                self._in_flight -= size
+                self.sent_bytes += size
+                self.sent_packs += 1
+                self._room.notify_all()
+
+
+class PackStream:
+    """A row of packs of one sort (data, or metadata); an object's place is known as soon as it is added."""
+
+    def __init__(self, seal: Callable[[SealedPack], None]) -> None:
+        self._seal = seal
+        self._start()
+
+    def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> Location:
+        """Appends a stored object. `length` is that of the object when unpacked, in bytes."""
+        if self._builder.rows and self._builder.size + len(stored) > PACK_TARGET:
+            self.flush()
+        offset = self._builder.add(kind, object_id, codec, stored, length)
+        location = Location(self._id, offset, len(stored), length, codec)
+        self._rows.append((kind, object_id, location))
+        return location
+
+    def add_with_locator(
+        self,
+        kind: ObjectKind,
+        object_id: Id,
+        codec: Codec,
+        stored: Buffer,
+        length: int,
+        locator: bytes,
+        unpacked: int,
+    ) -> Location:
+        """Appends an object and, directly behind it, its own locator (a zstd frame of `unpacked` bytes)."""
+        if self._builder.rows and self._builder.size + len(stored) + len(locator) > PACK_TARGET:
+            self.flush()
+        offset = self._builder.add(kind, object_id, codec, stored, length)
+        location = Location(self._id, offset, len(stored), length, codec, tail=len(locator))
+        self._builder.add(ObjectKind.LOCATOR, object_id, Codec.ZSTD, locator, unpacked)
+        self._rows.append((kind, object_id, location))
+        return location
+
+    def flush(self) -> None:
+        """Seals the pack that is being filled, if there is anything in it."""
+        if self._rows:
+            self._seal(SealedPack(self._id, self._builder.finish(), self._rows))
+            self._start()
+
+    def _start(self) -> None:
+        self._id = PackId.random()
+        self._builder = PackBuilder()
+        self._rows: list[Row] = []

@@ -1,0 +1,252 @@
+"""The upload pipeline: content in, chunks cut, known ones left out, the rest packed and sent meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from blake3 import blake3
+
+from dsv.errors import IntegrityError
+from dsv.model.chunking import SINGLE_CHUNK_MAX, FileCutter
+from dsv.model.codec import Compressor
+from dsv.model.entry import Entry
+from dsv.model.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.recipe import Recipe, build_recipe
+from dsv.model.segment import Segment
+from dsv.model.tree import Node
+from dsv.repo.session import Session
+from dsv.repo.trees import Leaf
+from dsv.store.base import Buffer
+from dsv.transfer.catalog import INDEX_ROWS, Catalog
+from dsv.transfer.packing import PackStream, Row, SealedPack, Sender
+
+
+class Journal(Protocol):
+    """Where an upload notes what the next one need not do again, should this one be killed."""
+
+    def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None: ...
+
+    def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None: ...
+
+    def clear(self) -> None:
+        """All that was noted is in an index of the store by now."""
+        ...
+
+
+class NoJournal:
+    """For uploads that cannot be resumed."""
+
+    def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
+        pass
+
+    def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file's content, as the store holds it. `location` is that of its chunk, or of its recipe; None if empty."""
+
+    size: int
+    file_id: FileId
+    recipe_id: RecipeId | None
+    location: Location | None
+
+
+class Uploader:
+    """Stores contents and trees through one session. Used from one thread; a context manager.
+
+    What it answers may be referred to by a commit only after `finish`.
+    """
+
+    def __init__(self, session: Session, journal: Journal | None = None) -> None:
+        self._session = session
+        self._journal = journal or NoJournal()
+        self._catalog = Catalog(session)
+        self._compressor = Compressor()
+        self._cutter = FileCutter()
+        self._sender = Sender(session, self._journal.pack_uploaded)
+        self._data = PackStream(self._send_data)
+        self._metadata = PackStream(self._send_metadata)
+        self._recipes: dict[RecipeId, bytes] = {}
+        self._index_bytes = 0
+
+    def __enter__(self) -> Uploader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sender.close()
+
+    @property
+    def uploaded_bytes(self) -> int:
+        """Bytes of packs and indexes that this upload sent."""
+        return self._sender.sent_bytes + self._index_bytes
+
+    @property
+    def uploaded_packs(self) -> int:
+        return self._sender.sent_packs
+
+    def resume(
+        self, packs: Mapping[PackId, tuple[int, list[Row]]], recipes: Mapping[RecipeId, bytes]
+    ) -> None:
+        """Takes up what a killed upload left: packs that still are in the store, and recipes that were worked out."""
+        for pack_id, (size, rows) in packs.items():
+            if self._session.has_pack(pack_id, size):
+                self._catalog.add_rows(rows)
+        self._recipes = dict(recipes)
+
+    def add_bytes(self, data: bytes) -> Stored:
+        """Stores the content of a file of at most `SINGLE_CHUNK_MAX` bytes."""
+        if not data:
+            return Stored(0, EMPTY_FILE, None, None)
+        chunk_id = ChunkId.hash(data)
+        return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
+
+    def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
+        """Stores a larger content; `readinto` fills a buffer and says with how many bytes, 0 at the end."""
+        whole = blake3()
+        ids, lengths, places = bytearray(), list[int](), list[Location]()
+        size = 0
+        for chunk in self._cutter.chunks(readinto):
+            size += len(chunk)
+            whole.update(chunk)
+            chunk_id = ChunkId.hash(chunk)
+            ids.extend(chunk_id)
+            lengths.append(len(chunk))
+            places.append(self._chunk(chunk_id, chunk))
+        file_id = FileId(whole.digest())
+        if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was seen; the caller finds that out too
+            return Stored(size, file_id, None, places[0] if places else None)
+        recipe_id, location = self._recipe(bytes(ids), lengths, places)
+        return Stored(size, file_id, recipe_id, location)
+
+    def find(self, size: int, file_id: FileId, recipe_id: RecipeId | None) -> Stored | None:
+        """A content whose ids are known, if the store has all of it (or this upload has sent it)."""
+        if not size:
+            return Stored(0, file_id, None, None)
+        if recipe_id is None:
+            location = self._catalog.find(ObjectKind.CHUNK, file_id)
+        else:
+            location = self._catalog.find(ObjectKind.RECIPE, recipe_id) or self._rebuild_recipe(recipe_id)
+        return None if location is None else Stored(size, file_id, recipe_id, location)
+
+    def put_segment(self, segment: Segment, locations: list[Location]) -> tuple[SegmentId, Location]:
+        encoded = segment.encode()
+        segment_id = SegmentId.hash(encoded)
+        locator = Locator.of(locations)
+        return segment_id, self._described(ObjectKind.SEGMENT, segment_id, encoded, locator)
+
+    def put_node(self, node: Node) -> tuple[NodeId, Location]:
+        encoded = node.encode()
+        node_id = NodeId.hash(encoded)
+        found = self._catalog.find(ObjectKind.NODE, node_id)
+        if found is None:
+            codec, stored = self._compressor.pack(encoded)
+            found = self._metadata.add(ObjectKind.NODE, node_id, codec, stored, len(encoded))
+            self._catalog.add(ObjectKind.NODE, node_id, found)
+        self._session.repository.objects.remember(ObjectKind.NODE, node_id, encoded)
+        return node_id, found
+
+    def segment_location(self, leaf: Leaf) -> Location:
+        if leaf.where is not None and leaf.where.pack not in self._session.condemned:
+            return leaf.where
+        return self._present(ObjectKind.SEGMENT, leaf.id)
+
+    def content_location(self, entry: Entry, known: Location | None) -> Location:
+        if known is not None and known.pack not in self._session.condemned:
+            return known
+        assert entry.file_id is not None
+        if entry.recipe_id is not None:
+            return self._present(ObjectKind.RECIPE, entry.recipe_id)
+        return self._present(ObjectKind.CHUNK, entry.file_id)
+
+    def finish(self) -> None:
+        """Everything added is durable, and in an index, when this returns."""
+        self._data.flush()
+        self._metadata.flush()
+        self._sender.wait()
+        self._index_bytes += self._catalog.write_index()
+        self._journal.clear()
+
+    def _chunk(self, chunk_id: ChunkId, data: Buffer) -> Location:
+        found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
+        if found is None:
+            codec, stored = self._compressor.pack(data)
+            found = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, len(data))
+            self._catalog.add(ObjectKind.CHUNK, chunk_id, found)
+            if len(self._catalog) >= INDEX_ROWS:
+                self.finish()
+        return found
+
+    def _recipe(self, ids: bytes, lengths: list[int], places: list[Location]) -> tuple[RecipeId, Location]:
+        """Stores the recipe, sub-recipes first, each with the places of what it lists."""
+        below = iter(places)
+        sub: dict[bytes, Location] = {}
+        top: tuple[RecipeId, Location] | None = None
+        for recipe_id, recipe in build_recipe(ids, lengths):
+            encoded = recipe.encode()
+            self._journal.recipe(recipe_id, encoded)
+            if recipe.level == 0:
+                rows = [next(below) for _ in range(len(recipe))]
+            else:
+                rows = [sub[child] for child in recipe.children()]
+            sub[recipe_id] = self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
+            top = recipe_id, sub[recipe_id]
+        assert top is not None
+        return top
+
+    def _rebuild_recipe(self, recipe_id: RecipeId) -> Location | None:
+        """A recipe that a killed upload had worked out, if all that it lists is in the store."""
+        encoded = self._recipes.get(recipe_id)
+        if encoded is None:
+            return None
+        recipe = Recipe.decode(encoded)
+        rows: list[Location] = []
+        for child in recipe.children():
+            if recipe.level == 0:
+                found = self._catalog.find(ObjectKind.CHUNK, child)
+            else:
+                found = self._catalog.find(ObjectKind.RECIPE, child) or self._rebuild_recipe(RecipeId(child))
+            if found is None:
+                return None
+            rows.append(found)
+        return self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
+
+    def _described(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:
+        """Stores a metadata object with its locator behind it."""
+        described = locator.encode()
+        found = self._catalog.find(kind, object_id)
+        if found is None:
+            codec, stored = self._compressor.pack(encoded)
+            found = self._metadata.add_with_locator(
+                kind, object_id, codec, stored, len(encoded), described, locator.encoded_length
+            )
+            self._catalog.add(kind, object_id, found)
+        self._session.repository.objects.remember(kind, object_id, encoded, described)
+        return found
+
+    def _present(self, kind: ObjectKind, object_id: Id) -> Location:
+        found = self._catalog.find(kind, object_id)
+        if found is None:
+            raise IntegrityError(
+                f"{kind.name.lower()} {object_id} of the base commit is in no index of "
+                f"{self._session.repository.store.url}",
+                subject=str(object_id),
+            )
+        return found
+
+    def _send_data(self, pack: SealedPack) -> None:
+        self._sender.send(pack)
+
+    def _send_metadata(self, pack: SealedPack) -> None:
+        """What metadata refers to is durable before the metadata is sent."""
+        self._data.flush()
+        self._sender.wait()
+        self._sender.send(pack)

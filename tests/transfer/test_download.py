@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dsv.errors import IntegrityError
+from dsv.model.entry import Entry, Kind
+from dsv.model.ids import FileId, RecipeId
+from dsv.model.location import ObjectKind
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.repo.trees import TreeReader
+from dsv.store.base import Store
+from dsv.store.counting import Counting
+from dsv.store.faulty import Fault, Faulty, Operation
+from dsv.store.faulty import Kind as FaultKind
+from dsv.store.memory import MemoryStore
+from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
+from dsv.transfer.upload import Uploader
+from tests.repo.worlds import WRITER, commit, create, read, store_content
+
+
+def random_files(count: int, size: int) -> dict[str, bytes | None]:
+    rng = random.Random(count)
+    return {f"d{n // 100}/f{n:05}": rng.randbytes(rng.randrange(size)) for n in range(count)}
+
+
+def wanted_of(repository: Repository, head) -> list[Wanted]:  # type: ignore[no-untyped-def]
+    return [Wanted(entry, where) for entry, where in TreeReader(repository.objects, head).below(b"")]
+
+
+def test_many_small_files_take_few_requests() -> None:
+    store = Counting(MemoryStore())
+    repository = create(store)
+    files = random_files(3000, 9000)
+    head = commit(repository, files)
+    before = store.counts
+    assert read(Repository.open(store, None), head) == files
+    spent = store.counts - before
+    assert spent.requests < 16, spent
+    assert spent.bytes_down < sum(len(data or b"") for data in files.values()) * 1.05
+
+
+def test_files_come_in_the_order_asked_for_and_may_be_left_unread() -> None:
+    repository = create(MemoryStore())
+    files = {
+        **random_files(50, 3000),
+        "big-a": random.Random(5).randbytes(7 << 20),
+        "big-b": b"ab" * (3 << 20),
+    }
+    wanted = wanted_of(repository, commit(repository, files))
+    random.Random(1).shuffle(wanted)
+    got = []
+    for number, (file, pieces) in enumerate(Fetcher(repository.objects).files(wanted)):
+        got.append(file)
+        if number % 3:
+            assert b"".join(pieces) == files[file.entry.path.decode()]
+    assert got == wanted
+
+
+def test_unchanged_chunks_come_from_the_older_file(tmp_path: Path) -> None:
+    store = Counting(MemoryStore())
+    repository = create(store)
+    content = random.Random(3).randbytes(24 << 20)
+    one = commit(repository, {"f": content})
+    changed = content[: 11 << 20] + b"inserted" + content[11 << 20 :]
+    two = commit(repository, {"f": changed})
+    (tmp_path / "old").write_bytes(content)
+    entry, where = TreeReader(repository.objects, one).entry(b"f") or pytest.fail("no entry")
+    assert entry.recipe_id is not None
+    donor = Donor(tmp_path / "old", donor_chunks(repository.objects, entry.recipe_id, where))
+    entry, where = TreeReader(repository.objects, two).entry(b"f") or pytest.fail("no entry")
+    fetcher = Fetcher(repository.objects)
+    [(_, pieces)] = [(file, b"".join(parts)) for file, parts in fetcher.files([Wanted(entry, where, donor)])]
+    assert pieces == changed
+    assert 0 < fetcher.fetched_bytes < 9 << 20
+    # A donor that is not what it was costs a fetch, nothing else.
+    (tmp_path / "old").write_bytes(content[: 9 << 20] + bytes(15 << 20))
+    [pieces] = [
+        b"".join(parts) for _, parts in Fetcher(repository.objects).files([Wanted(entry, where, donor)])
+    ]
+    assert pieces == changed
+    (tmp_path / "old").unlink()
+    [pieces] = [
+        b"".join(parts) for _, parts in Fetcher(repository.objects).files([Wanted(entry, where, donor)])
+    ]
+    assert pieces == changed
+
+
+def test_a_recipe_that_is_not_its_file_is_refused() -> None:
+    repository = create(MemoryStore())
+    rng = random.Random(9)
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        stored = store_content(uploader, rng.randbytes(6 << 20))
+        uploader.finish()
+    liar = Entry(b"f", Kind.FILE, stored.size, FileId(b"\1" * 32), stored.recipe_id)
+    with pytest.raises(IntegrityError, match="not its file"):
+        for _, pieces in Fetcher(repository.objects).files([Wanted(liar, stored.location)]):
+            list(pieces)
+    short = Entry(b"f", Kind.FILE, stored.size + 1, stored.file_id, stored.recipe_id)
+    with pytest.raises(IntegrityError, match="not its file"):
+        for _, pieces in Fetcher(repository.objects).files([Wanted(short, stored.location)]):
+            list(pieces)
+
+
+def test_a_missing_recipe_is_an_integrity_error() -> None:
+    repository = create(MemoryStore())
+    entry = Entry(b"f", Kind.FILE, 5 << 20, FileId(b"\1" * 32), RecipeId(b"\2" * 32))
+    with pytest.raises(IntegrityError, match="recipe 0202"):
+        list(Fetcher(repository.objects).files([Wanted(entry)]))
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FLIPPED, FaultKind.TRUNCATED, FaultKind.SHORT])
+def test_one_bad_read_is_read_again_and_two_are_an_error(kind: FaultKind) -> None:
+    inner = MemoryStore()
+    files = random_files(20, 3000)
+    head = commit(create(inner), files)
+
+    def attempt(store: Store) -> dict[str, bytes | None]:
+        return read(Repository.open(store, None), head)
+
+    # The third ranged read is that of the data; node and segment come before it.
+    assert attempt(Faulty(inner, {3: Fault(kind)}, only=[Operation.RANGE])) == files
+    with pytest.raises(IntegrityError):
+        attempt(Faulty(inner, always=Fault(kind), only=[Operation.RANGE]))
+
+
+def test_equal_contents_are_stored_once() -> None:
+    repository = create(MemoryStore())
+    big = random.Random(4).randbytes(3 << 20)
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        first = store_content(uploader, big)
+        again = store_content(uploader, big)
+        assert first == again
+        assert store_content(uploader, b"small") == store_content(uploader, b"small")
+        uploader.finish()
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        assert store_content(uploader, big) == first
+        found = uploader.find(first.size, first.file_id, first.recipe_id)
+        assert found == first
+        uploader.finish()
+        assert uploader.uploaded_bytes == 0
+    assert session.find(ObjectKind.CHUNK, FileId.hash(b"small")) is not None

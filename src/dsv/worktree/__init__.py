@@ -1,0 +1,1 @@
+"""The workspace: which folder it is, what changed in it, and making files appear in it."""

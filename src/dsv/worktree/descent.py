@@ -1,0 +1,119 @@
+"""Descriptors of folders below a root, reached without ever following a symlink.
+
+Whatever is swapped for a symlink while a command runs, nothing outside the root is read or written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Self
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# So many folders of the current path are kept open; a deeper path has the upper ones opened again when
+# needed.
+_MAX_OPEN = 64
+
+
+class Descent:
+    """Asked for folders in tree order, it opens each once. Not for several threads at once."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises `OSError` where the root can't be opened. The root itself may be reached by symlinks."""
+        self._root = os.open(root, _FLAGS & ~os.O_NOFOLLOW)
+        self._path = b""
+        self._parts: list[bytes] = []
+        self._open: list[int] = []  # of each part; -1 for one that was closed to save descriptors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._cut(0)
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    def at(self, path: bytes, *, make: bool = False) -> int:
+        """A descriptor of the folder, good until the next call; `make` makes what is missing of it.
+
+        Raises `OSError`: `FileNotFoundError`, and `NotADirectoryError` for a symlink or file in the way.
+        """
+        if path == self._path:
+            return self._last()
+        parts = path.split(b"/") if path else []
+        common = 0
+        for ours, wanted in zip(self._parts, parts, strict=False):
+            if ours != wanted:
+                break
+            common += 1
+        self._cut(common)
+        for part in parts[common:]:
+            self._push(self._last(), part, make)
+        return self._last()
+
+    def forget(self) -> None:
+        """Closes all but the root: folders were moved or removed since they were opened."""
+        self._cut(0)
+
+    def _push(self, above: int, part: bytes, make: bool) -> None:
+        try:
+            descriptor = _enter(above, part)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):  # somebody else made it just now
+                os.mkdir(part, 0o777, dir_fd=above)
+            descriptor = _enter(above, part)
+        self._parts.append(part)
+        self._open.append(descriptor)
+        self._path = b"/".join(self._parts)
+        surplus = len(self._open) - _MAX_OPEN
+        if surplus > 0 and self._open[surplus - 1] >= 0:
+            os.close(self._open[surplus - 1])
+            self._open[surplus - 1] = -1
+
+    def _last(self) -> int:
+        """The descriptor of the current path, opened again if it was closed."""
+        if not self._open:
+            return self._root
+        if self._open[-1] < 0:
+            self._reopen()
+        return self._open[-1]
+
+    def _reopen(self) -> None:
+        here = self._root
+        for part in self._parts:
+            below = _enter(here, part)
+            if here != self._root:
+                os.close(here)
+            here = below
+        self._open[-1] = here
+
+    def _cut(self, length: int) -> None:
+        for descriptor in self._open[length:]:
+            if descriptor >= 0:
+                os.close(descriptor)
+        if length < len(self._parts):
+            del self._parts[length:], self._open[length:]
+            self._path = b"/".join(self._parts)
+
+
+def _enter(above: int, part: bytes) -> int:
+    try:
+        return os.open(part, _FLAGS, dir_fd=above)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # O_NOFOLLOW's answer for a symlink on some systems
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part) from None
+        raise
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """The folder that a path lies in, empty for the root, and its name there."""
+    above, _, name = path.rpartition(b"/")
+    return above, name

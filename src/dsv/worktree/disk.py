@@ -1,0 +1,103 @@
+"""What a survey knows of single paths."""
+
+from __future__ import annotations
+
+import stat
+
+from dsv.errors import Conflict
+from dsv.model.entry import Entry, Kind
+from dsv.worktree.align import NameIndex
+from dsv.worktree.descent import Descent, split
+from dsv.worktree.examine import read
+from dsv.worktree.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
+from dsv.worktree.problem import Problem
+from dsv.worktree.survey import Survey, pending_at
+
+
+class SurveyedDisk:
+    """Answers from the state; reads a file where only its content can tell."""
+
+    def __init__(self, survey: Survey, descent: Descent) -> None:
+        self._survey = survey
+        self._state = survey.state
+        self._descent = descent
+        self.names = NameIndex(survey.state)
+        self._clear_way = b""  # a folder that is reached through folders alone
+
+    def entry(self, path: bytes) -> Entry | None:
+        """Raises `Conflict` for a file that can't be read."""
+        folder, at = self._find(path)
+        if folder is None or at is None:
+            return None
+        if folder.kinds[at] == DIRECTORY:
+            below = self._state.folder(path)
+            return Entry(path, Kind.EMPTY_DIRECTORY) if below is not None and below.is_empty else None
+        if folder.kinds[at] not in KEPT:
+            return None
+        known = folder.known_entry(at, path)
+        return known if known is not None else self._read(folder, at, split(path)[1])
+
+    def row(self, path: bytes) -> bytes | None:
+        folder, at = self._find(path)
+        if folder is None or at is None or folder.kinds[at] not in KEPT:
+            return None
+        return folder.row(at)
+
+    def is_folder(self, path: bytes) -> bool:
+        folder, at = self._find(path)
+        return folder is not None and at is not None and _is_folder(folder, at)
+
+    def stranger(self, path: bytes) -> bytes | None:
+        way = path
+        while True:
+            folder, at = self._find(way)
+            if folder is not None and at is not None and not _is_folder(folder, at):
+                of_base = folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT
+                if not of_base and (way != path or folder.kinds[at] not in KEPT):
+                    return way
+            way = split(way)[0]
+            if not way or way == self._clear_way:
+                self._clear_way = split(path)[0]
+                return None
+
+    def stranger_below(self, path: bytes) -> bytes | None:
+        inside = path + b"/"
+        for each in sorted(self._state.paths()):
+            if each != path and not each.startswith(inside):
+                continue
+            folder = self._state.folder(each)
+            assert folder is not None
+            if each != path and folder.is_empty and folder.own != OWN_SAME and each not in self._state.gone:
+                return each
+            for at, name in enumerate(folder.name_list()):
+                kind = folder.kinds[at]
+                if kind != DIRECTORY and (kind not in KEPT or folder.relation(at) is Relation.ABSENT):
+                    return folder.path_of(name)
+        return None
+
+    def relate(self, path: bytes, base: Entry | None) -> None:
+        """Sets how a file or symlink stands to the base, which has `base` there."""
+        folder, at = self._find(path)
+        if folder is not None and at is not None:
+            self._survey.relate(pending_at(folder, at, split(path)[1]), base)
+
+    def _find(self, path: bytes) -> tuple[Folder | None, int | None]:
+        above, name = split(path)
+        at = self.names.find(above, name)
+        return (None, None) if at is None else (self._state.edit(above), at)
+
+    def _read(self, folder: Folder, at: int, name: bytes) -> Entry | None:
+        item = pending_at(folder, at, name)
+        problem = read(self._survey, item, self._descent)
+        if isinstance(problem, Problem):
+            raise Conflict(
+                f"{problem}", subject=item.path.decode("utf-8", "backslashreplace"), hint="dsv status"
+            )
+        return item.known
+
+
+def _is_folder(folder: Folder, at: int) -> bool:
+    if folder.kinds[at] == IGNORED:
+        mode = int.from_bytes(folder.row(at)[-4:], "little")
+        return stat.S_ISDIR(mode)
+    return folder.kinds[at] == DIRECTORY

@@ -1,0 +1,73 @@
+"""What `.dsvignore` files leave out: gitignore's syntax and rules, in any folder of the workspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from dsv.errors import UsageError
+from dsv.model.paths import show
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+NAME = ".dsvignore"
+
+
+class Rules:
+    """The rules in force in one folder: its own `.dsvignore` and those of the folders above.
+
+    `digest` tells two sets of rules apart, so that a verdict can be remembered; 0 where there are none.
+    """
+
+    __slots__ = ("_above", "_spec", "_start", "digest")
+
+    def __init__(self, above: Rules | None = None, folder: bytes = b"", text: bytes = b"") -> None:
+        self._above = above
+        self._start = len(folder) + 1 if folder else 0
+        self._spec: GitIgnoreSpec | None = None
+        self.digest: int = above.digest if above is not None else 0
+        if above is not None:
+            self._spec = _parse(folder, text)
+            self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
+
+    def enter(self, folder: bytes, text: bytes) -> Rules:
+        """The rules in `folder`, whose `.dsvignore` holds `text`. Raises `UsageError` for a line that is no
+        pattern.
+        """
+        return Rules(self, folder, text) if text.strip() else self
+
+    def ignores(self, path: bytes, *, directory: bool) -> bool:
+        """Whether a path is left out. Nothing below a folder that is left out is to be asked for.
+
+        The last pattern that matches decides, those of deeper folders after those of higher ones.
+        """
+        rules: Rules | None = self
+        text = path.decode("utf-8", "surrogateescape") + ("/" if directory else "")
+        while rules is not None and rules._spec is not None:
+            verdict = rules._spec.check_file(text[_characters(path, rules._start) :]).include
+            if verdict is not None:
+                return verdict
+            rules = rules._above
+        return False
+
+
+def _characters(path: bytes, start: int) -> int:
+    return start if path.isascii() else len(path[:start].decode("utf-8", "surrogateescape"))
+
+
+def _parse(folder: bytes, text: bytes) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec
+
+    lines = (
+        text.removeprefix(b"\xef\xbb\xbf")
+        .decode("utf-8", "surrogateescape")
+        .replace("\r\n", "\n")
+        .split("\n")
+    )
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except ValueError as error:
+        where = show(folder + b"/.dsvignore" if folder else b".dsvignore")
+        raise UsageError(f"{where} has a line that is no pattern: {error}", subject=where) from error

@@ -1,0 +1,152 @@
+"""One sync at a time in a workspace, on a local disk or on NFS, without flock.
+
+A folder holds numbered files, one for each time that the lock was taken: the highest number is the lock, and
+`NUMBER.free` beside it says that it was given back. Taking it is making the next number, which only one of
+many racers can (put-if-absent by link). The highest number is never removed, so numbers never come back, and
+who acted on an old listing finds a higher number when it looks again after its own success.
+
+A holder that was killed is found out at once on its own host, where its process is gone. From another host it
+counts as gone when it has not touched its file for `STALE_AFTER` seconds, by the file server's clock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dsv.errors import Conflict
+from dsv.worktree.files import clock, write_once
+from dsv.worktree.oserrors import about
+from dsv.worktree.owner import Fate, Owner
+
+BEAT_EVERY = 10.0  # seconds
+STALE_AFTER = 60.0  # seconds: several beats, so that a busy file server costs nobody its lock
+_ATTEMPTS = 16
+_FREE = ".free"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Somebody else has the lock. `owner` is None where its record can't be read."""
+
+    owner: Owner | None
+
+    def refusal(self, root: Path) -> Conflict:
+        who = "another command"
+        if self.owner is not None:
+            who = f"{self.owner.action} (process {self.owner.pid} on {self.owner.host})"
+        return Conflict(
+            f"{who} is at work in {root}",
+            subject=str(root),
+            hint="wait for it to end, then run the command again",
+        )
+
+
+class Lock:
+    """A lock that is held. Release it, or use it in a `with`; a killed process's lock frees itself."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder = folder
+        self._path = folder / _name(number)
+        self._number = number
+        self._ended = threading.Event()
+        self._lost = False
+        self._beats = threading.Thread(target=self._beat, name="dsv-lock", daemon=True)
+        self._beats.start()
+
+    @classmethod
+    def take(cls, folder: Path, action: str) -> Lock | Held:
+        """The lock, or who has it. `action` is what the owner is called by: `dsv sync`."""
+        with about(folder):
+            folder.mkdir(exist_ok=True)
+            owner = Owner.here(action)
+            for _ in range(_ATTEMPTS):
+                numbers, free = _listing(folder)
+                top = max(numbers, default=0)
+                if top and top not in free:
+                    holder = _holder(folder, top)
+                    if holder is not None:
+                        return holder
+                if not write_once(folder / _name(top + 1), owner.encode()):
+                    continue
+                numbers, _ = _listing(folder)
+                if max(numbers) > top + 1:
+                    continue  # the listing was old: others took and passed on the lock since
+                for number in numbers:
+                    if number <= top:
+                        (folder / _name(number)).unlink(missing_ok=True)
+                        (folder / (_name(number) + _FREE)).unlink(missing_ok=True)
+                return cls(folder, top + 1)
+        return Held(None)
+
+    def check(self) -> None:
+        """Raises `Conflict` where another host took the lock over, as this one had not been heard of for a
+        while.
+        """
+        with about(self._folder):
+            if self._lost or max(_listing(self._folder)[0], default=0) != self._number:
+                raise Conflict(
+                    f"another host took over {self._folder.parent.parent}, as this command was not heard of "
+                    f"for {STALE_AFTER:.0f} seconds",
+                    subject=str(self._folder.parent.parent),
+                    hint="dsv status",
+                )
+
+    def release(self) -> None:
+        """Gives the lock back; again is fine."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._beats.join()
+            try:
+                (self._folder / (_name(self._number) + _FREE)).touch()
+            except OSError:  # the folder went, or the disk: the process's end says the same
+                self._lost = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_EVERY):
+            try:
+                os.utime(self._path)
+            except FileNotFoundError:
+                self._lost = True
+                return
+            except OSError:  # a server that is away for a moment; the next beat may arrive
+                continue
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}"
+
+
+def _listing(folder: Path) -> tuple[list[int], set[int]]:
+    """The numbers taken, and those given back."""
+    names = [path.name for path in folder.iterdir()]
+    numbers = [int(name) for name in names if name.isdecimal()]
+    free = {int(name.removesuffix(_FREE)) for name in names if name.endswith(_FREE) and name[:1] != "."}
+    return numbers, free
+
+
+def _holder(folder: Path, number: int) -> Held | None:
+    """Who holds this number, or None where nobody lives who does."""
+    try:
+        # Opened, not only looked at: an NFS client then asks the server for the times.
+        with (folder / _name(number)).open("rb") as file:
+            owner = Owner.decode(file.read())
+            beaten = os.fstat(file.fileno()).st_mtime_ns
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return None  # given back and taken again meanwhile; the next listing tells
+        raise
+    fate = Fate.UNKNOWN if owner is None else owner.fate()
+    if fate is Fate.DEAD or (fate is Fate.UNKNOWN and clock(folder) - beaten > STALE_AFTER * 1e9):
+        return None
+    return Held(owner)

@@ -1,0 +1,263 @@
+"""Making a workspace's paths what a commit has there: the acting half of `plan`.
+
+First what goes, then what comes, in tree order, each path by itself: killed anywhere, every path is as before
+or as wished, and doing it again finds the second sort done. What changed since the plan was made is left
+alone and reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.errors import Unsupported
+from dsv.model.entry import Entry, Kind
+from dsv.model.ids import CommitId
+from dsv.model.location import Location
+from dsv.model.paths import fold_clashes, show
+from dsv.model.progress import Progress
+from dsv.worktree.descent import Descent, split
+from dsv.worktree.disk import SurveyedDisk
+from dsv.worktree.oserrors import about
+from dsv.worktree.patches import Patches
+from dsv.worktree.plan import Act, Consents, Plan, Step, Wish, decide, make_plan, nobody
+from dsv.worktree.scanning import take_survey
+from dsv.worktree.survey import Survey
+from dsv.worktree.writer import Writer
+
+Wishes = Callable[[], Iterable[Wish]]
+"""Gives the same wishes, in tree order with each path once, each time it is called."""
+
+Contents = Callable[[Iterator[tuple[Entry, Location | None]]], Iterator[Iterator[bytes]]]
+"""Gives the content of each file that is asked for, in that order, in pieces that are verified."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What was done. left: paths that changed while dsv was at work, and stay as they are."""
+
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+    left: list[bytes] = field(default_factory=list)
+
+
+class Materializer:
+    """Plans and carries out wishes in the workspace that was surveyed; the caller holds its lock.
+
+    follow: the commit that the wishes lead to, which is the base once they are done; None where they concern
+    some paths and the base stays. consents: paths at which even what no commit has may be overwritten.
+    """
+
+    def __init__(
+        self,
+        survey: Survey,
+        wishes: Wishes,
+        progress: Progress,
+        *,
+        follow: CommitId | None,
+        consents: Consents = nobody,
+    ) -> None:
+        self._survey = survey
+        self._state = survey.state
+        self._wishes = wishes
+        self._progress = progress
+        self._follow = follow
+        self._consents = consents
+        self._made = Made()
+        self._gone = set(survey.state.gone)
+        self._removed: list[bytes] = []
+        self._folders: list[Wish] = []
+        self._cleared: set[bytes] = set()
+        self._removes = True  # until a plan says otherwise
+
+    def plan(self) -> Plan:
+        """What there is to do; reads files whose stats alone can't tell whether they changed. Writes
+        nothing.
+        """
+        with Descent(self._survey.root) as descent:
+            plan = make_plan(self._wishes(), SurveyedDisk(self._survey, descent), self._consents)
+        self._removes = plan.removed > 0
+        return plan
+
+    def carry_out(self, contents: Contents) -> Made:
+        """Does it. Afterwards the state mirrors the base, if nothing was left; the caller saves it."""
+        exact, self._state.exact = self._survey.exact, None
+        assert exact
+        with Descent(self._survey.root) as descent, Writer(self._survey.root) as writer:
+            self._disk = SurveyedDisk(self._survey, descent)
+            self._writer = writer
+            self._patches = Patches(self._state)
+            for path in self._survey.leftovers:
+                writer.remove(path, None)
+            if self._removes:
+                self._remove()
+            self._write(contents)
+            for path in self._removed:
+                self._patches.removed(path)
+            self._patches.flush()
+        if not self._made.left:
+            self._survey_again()
+        return self._made
+
+    def _survey_again(self) -> None:
+        """Sees the folders that were made, and which of those that were to be empty are."""
+        base = self._follow or self._survey.base
+        self._state.set_exact(base, self._gone)
+        take_survey(self._survey.root, self._state, base)
+        for wish in self._folders:
+            in_base = self._base_of(wish) == wish.after
+            if self._patches.folder(wish.path, in_base=in_base) and in_base:
+                self._state.gone.discard(wish.path)
+
+    def _steps(self) -> Iterator[Step]:
+        for wish in self._wishes():
+            yield decide(wish, self._disk, self._consents)
+
+    def _remove(self) -> None:
+        folders: set[bytes] = set()
+        for step in self._steps():
+            if step.act is not Act.REMOVE:
+                continue
+            path, before = step.wish.path, step.wish.before
+            if before is not None and before.kind is Kind.EMPTY_DIRECTORY and step.row is None:
+                folders.add(path)
+            elif self._writer.remove(path, step.row):
+                self._removed.append(path)
+                folders.add(split(path)[0])
+                self._made.removed += 1
+            else:
+                self._made.left.append(path)
+                continue
+            self._base_lacks(step.wish)
+        self._writer.remove_folders(folders)
+
+    def _write(self, contents: Contents) -> None:
+        waiting: deque[Step] = deque()
+        for content in contents(self._to_fetch(waiting)):
+            step = waiting.popleft()
+            entry = step.wish.after
+            assert entry is not None
+            self._done(step, self._file(step, entry, content))
+            self._progress.advance(files=1, bytes=entry.size)
+
+    def _to_fetch(self, waiting: deque[Step]) -> Iterator[tuple[Entry, Location | None]]:
+        """Asks for contents; does what needs none on the way."""
+        for step in self._steps():
+            if self._patches.is_full:
+                self._patches.flush()
+                self._disk.names.clear()
+            entry = step.wish.after
+            if entry is None or step.act is Act.REMOVE:
+                if step.act is Act.KEEP:
+                    self._base_lacks(step.wish)
+            elif step.act is Act.KEEP:
+                self._keep(step.wish, entry)
+            elif not self._make_way(step):
+                self._made.left.append(step.wish.path)
+            elif entry.is_file and entry.size:
+                waiting.append(step)
+                yield entry, step.wish.place
+            else:
+                self._done(step, self._small(step, entry))
+                self._progress.advance(files=1)
+
+    def _small(self, step: Step, entry: Entry) -> bytes | None:
+        if entry.kind is Kind.SYMLINK:
+            return self._writer.link(entry, step.row, replace=step.act is Act.REPLACE)
+        if entry.is_file:
+            return self._file(step, entry, ())
+        if step.act is Act.REPLACE and not self._writer.remove(entry.path, step.row):
+            return None
+        if not self._writer.folder(entry.path):
+            return None
+        self._patches.removed(entry.path)
+        self._folder_made(step.wish)
+        return b""
+
+    def _file(self, step: Step, entry: Entry, content: Iterable[bytes]) -> bytes | None:
+        return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
+
+    def _make_way(self, step: Step) -> bool:
+        """Takes away what the plan found may go: an empty folder, or with consent anything, above too."""
+        path = step.wish.path
+        if step.forced:
+            stranger = self._disk.stranger(path)
+            if stranger is not None and stranger not in self._cleared:
+                if not self._writer.remove(stranger, None):
+                    return False
+                self._cleared.add(stranger)
+        if self._disk.is_folder(path):
+            return self._writer.clear(path, everything=step.forced)
+        return True
+
+    def _done(self, step: Step, row: bytes | None) -> None:
+        entry = step.wish.after
+        assert entry is not None
+        if row is None:
+            self._made.left.append(entry.path)
+            return
+        if step.act is Act.CREATE:
+            self._made.created += 1
+        else:
+            self._made.replaced += 1
+        if row:
+            self._gone.discard(entry.path)
+            self._patches.written(entry, row, self._base_of(step.wish))
+
+    def _keep(self, wish: Wish, entry: Entry) -> None:
+        """What is there already stays; how it stands to the base may be another now."""
+        row = self._disk.row(entry.path)
+        if row is not None:
+            self._disk.relate(entry.path, self._base_of(wish))
+            self._gone.discard(entry.path)
+        elif self._writer.folder(entry.path):  # it may have gone with what was in it
+            self._folder_made(wish)
+
+    def _folder_made(self, wish: Wish) -> None:
+        """Whether it is as empty as the base's is known when the workspace is surveyed again."""
+        self._folders.append(wish)
+        if self._base_of(wish) is not None:
+            self._gone.add(wish.path)
+
+    def _base_lacks(self, wish: Wish) -> None:
+        """The path is not on disk; nor is it in the base, if the base is what the wishes lead to."""
+        if self._base_of(wish) is None:
+            self._gone.discard(wish.path)
+        else:
+            self._gone.add(wish.path)
+
+    def _base_of(self, wish: Wish) -> Entry | None:
+        return wish.after if self._follow is not None else wish.before
+
+
+def check_folding(root: Path, paths: Iterable[bytes]) -> None:
+    """Raises `Unsupported` where paths of a tree would overwrite each other on this file system."""
+    if not _folds(root):
+        return
+    clashes = fold_clashes(paths)
+    if clashes:
+        one, other = clashes[0]
+        more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
+        raise Unsupported(
+            f"{show(one)} and {show(other)} are one name in {root}{more}",
+            subject=str(root),
+            hint="use a folder on a file system that tells upper and lower case apart",
+        )
+
+
+def _folds(root: Path) -> bool:
+    """Whether a file made there is found by another spelling of its name."""
+    name = f".dsv-fold-{os.urandom(8).hex()}-aé"
+    with about(root):
+        (root / ".dsv" / name).touch(exist_ok=False)
+        try:
+            spellings = (name.upper(), name.replace("é", "e\u0301"))
+            return any((root / ".dsv" / spelling).exists() for spelling in spellings)
+        finally:
+            with contextlib.suppress(OSError):
+                (root / ".dsv" / name).unlink()

@@ -1,0 +1,35 @@
+"""What the operating system's errors mean for a workspace."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dsv.errors import Denied, DsvError, NoRoom, Unreachable
+from dsv.model.paths import show
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def about(what: bytes | str | os.PathLike[str]) -> Iterator[None]:
+    """Turns an OSError of the body into an error that names `what`, a path."""
+    try:
+        yield
+    except OSError as error:
+        raise as_error(error, what) from error
+
+
+def as_error(error: OSError, what: bytes | str | os.PathLike[str]) -> DsvError:
+    """The error to raise instead; anything unknown counts as a file system that does not answer."""
+    subject = os.fsencode(what)
+    name, reason = show(subject), error.strerror or str(error)
+    text = subject.decode("utf-8", "backslashreplace")
+    if error.errno in _FULL:
+        return NoRoom(f"{name} could not be written: {reason}", subject=text, hint="df -h .")
+    if error.errno in _DENIED:
+        return Denied(f"{name} was refused: {reason}", subject=text, hint=f"ls -ld {name}")
+    return Unreachable(f"{name} could not be used: {reason}", subject=text)

@@ -1,0 +1,168 @@
+"""What it takes to make paths of a workspace what a commit has there, without losing anybody's work. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dsv.model.entry import Entry, Kind
+from dsv.model.location import Location
+from dsv.worktree.status import difference
+
+
+class Act(enum.Enum):
+    KEEP = "keep"
+    """It is what it shall be, or is none of our business."""
+    CREATE = "create"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A path, what the base has there, what it shall be, and where that content lies if that is known."""
+
+    path: bytes
+    before: Entry | None
+    after: Entry | None
+    place: Location | None = None
+
+
+class Disk(Protocol):
+    """What the workspace has."""
+
+    def entry(self, path: bytes) -> Entry | None:
+        """What a tree would hold for the path; None where it is absent, or nothing that a tree holds."""
+        ...
+
+    def row(self, path: bytes) -> bytes | None:
+        """The stat of a file or symlink; None where there is none, or none that is remembered."""
+        ...
+
+    def is_folder(self, path: bytes) -> bool: ...
+
+    def stranger(self, path: bytes) -> bytes | None:
+        """Something at or above the path that is neither a folder nor anything that the base has, if there is
+        one.
+        """
+        ...
+
+    def stranger_below(self, path: bytes) -> bytes | None:
+        """The first thing in a folder that the base does not have."""
+        ...
+
+
+Consents = Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do about one wish. row: the stat that what is replaced or removed must still have, if it has
+    one.
+
+    at, reason: where a conflict is, and what it is. forced: whatever is in the way goes.
+    """
+
+    act: Act
+    wish: Wish
+    row: bytes | None = None
+    at: bytes = b""
+    reason: str = ""
+    forced: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """The sum of the steps, and every conflict. fetched: bytes of contents to fetch."""
+
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+    kept: int = 0
+    fetched: int = 0
+    conflicts: list[tuple[bytes, str]] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        if step.act is Act.CONFLICT:
+            self.conflicts.append((step.at, step.reason))
+        elif step.act is Act.REMOVE:
+            self.removed += 1
+        elif step.act is Act.KEEP:
+            self.kept += 1
+        else:
+            if step.act is Act.CREATE:
+                self.created += 1
+            else:
+                self.replaced += 1
+            assert step.wish.after is not None
+            self.fetched += step.wish.after.size
+
+
+def make_plan(wishes: Iterable[Wish], disk: Disk, consents: Consents) -> Plan:
+    """What the wishes come to."""
+    plan = Plan()
+    for wish in wishes:
+        plan.add(decide(wish, disk, consents))
+    plan.conflicts = list(dict.fromkeys(plan.conflicts))
+    return plan
+
+
+def nobody(_: bytes) -> bool:
+    """Consents to nothing: whatever is not in the base stays."""
+    return False
+
+
+def decide(wish: Wish, disk: Disk, consents: Consents) -> Step:
+    """Applies the wish where the disk is as in the base, or `consents` says that what is there may go."""
+    path, after = wish.path, wish.after
+    now = disk.entry(path)
+    if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
+        return _over_folder(wish, now, disk, consents)
+    if now is None and disk.is_folder(path):
+        return Step(
+            Act.KEEP, wish
+        )  # a folder with something in it: nothing to remove, no empty folder to make
+    if difference(now, after) is None:
+        return Step(Act.KEEP, wish)
+    forced = consents(path)
+    if difference(now, wish.before) is not None and not forced:
+        return Step(Act.CONFLICT, wish, at=path, reason=_reason(wish, now))
+    if after is None:
+        return Step(Act.REMOVE, wish, disk.row(path))
+    step = Step(Act.CREATE if now is None else Act.REPLACE, wish, disk.row(path), forced=forced)
+    stranger = disk.stranger(path)
+    if stranger is None:
+        return step
+    if consents(stranger):
+        return replace(step, forced=True)
+    return Step(Act.CONFLICT, wish, at=stranger, reason=f"is in the way of {_name(path)}")
+
+
+def _over_folder(wish: Wish, now: Entry | None, disk: Disk, consents: Consents) -> Step:
+    """A file or symlink shall be where a folder is, which what the base has in it leaves by wishes of its
+    own.
+    """
+    step = Step(Act.CREATE, wish, forced=consents(wish.path))
+    if now is not None and difference(now, wish.before) is not None and not step.forced:
+        return Step(Act.CONFLICT, wish, at=wish.path, reason=_reason(wish, now))
+    stranger = disk.stranger_below(wish.path)
+    if stranger is not None and not step.forced:
+        return Step(Act.CONFLICT, wish, at=stranger, reason=f"is in the way of {_name(wish.path)}")
+    return step
+
+
+def _reason(wish: Wish, now: Entry | None) -> str:
+    here = (
+        "was removed here" if now is None else "was added here" if wish.before is None else "was changed here"
+    )
+    if wish.before == wish.after:
+        return here
+    there = "removed" if wish.after is None else "added" if wish.before is None else "changed"
+    return f"{here}, and {there} there"
+
+
+def _name(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")

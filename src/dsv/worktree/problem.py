@@ -1,0 +1,63 @@
+"""What can't go into a tree, and why."""
+
+from __future__ import annotations
+
+import enum
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsv.errors import Unsupported
+from dsv.model.paths import show
+
+_SHOWN = 1000  # in a message; programs get all
+
+
+class Trouble(enum.Enum):
+    """What sort of problem it is, by what would mend it."""
+
+    UNSUPPORTED = "unsupported"
+    """Of a kind, with a name or with a target that no tree can hold."""
+    UNREADABLE = "unreadable"
+    """It may be fine, but nobody can see: what the base has there stays."""
+    CHANGING = "changing"
+    """It was written to each time that it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`reason` follows the path in a sentence: 'it is a socket'."""
+
+    path: bytes
+    reason: str
+    trouble: Trouble = Trouble.UNSUPPORTED
+
+    def __str__(self) -> str:
+        return f"{show(self.path)}: {self.reason}"
+
+
+def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
+    """The error that lists them all."""
+    found = list(problems)
+    lines = [str(problem) for problem in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"and {len(found) - _SHOWN} more")
+    what = "1 path" if len(found) == 1 else f"{len(found)} paths"
+    return Unsupported(
+        f"{what} in {root} can't be stored:\n  " + "\n  ".join(lines),
+        subject=root,
+        hint="remove them, name them in .dsvignore, or leave them out with dsv sync --skip-unsupported",
+    )
+
+
+def what_it_is(mode: int) -> str:
+    """The reason for a file type that no tree holds."""
+    for test, name in (
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    ):
+        if test(mode):
+            return f"it is {name}"
+    return "it is neither a file, a folder nor a symlink"

@@ -1,0 +1,225 @@
+"""Walking a workspace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dsv.model.entry import Kind, sort_key
+from dsv.model.ids import CommitId
+from dsv.model.paths import link_escapes
+from dsv.worktree import ignore
+from dsv.worktree.align import NameIndex
+from dsv.worktree.compare import compare, is_unchanged
+from dsv.worktree.descent import Descent, split
+from dsv.worktree.files import clock
+from dsv.worktree.folder import (
+    DIRECTORY,
+    KEPT,
+    OWN_SAME,
+    Folder,
+    Relation,
+    with_relation,
+)
+from dsv.worktree.ignore import Rules
+from dsv.worktree.judge import LEAVES, Judge
+from dsv.worktree.oserrors import about
+from dsv.worktree.problem import Trouble
+from dsv.worktree.scan import Listing, list_folder
+from dsv.worktree.scope import Scope
+from dsv.worktree.state import State
+from dsv.worktree.survey import Survey
+
+_IGNORE_LIMIT = 1 << 20  # bytes of a .dsvignore
+
+
+def take_survey(root: Path, state: State, base: CommitId | None, only: Iterable[bytes] = ()) -> Survey:
+    """Lists the workspace at `root` (or only these paths of it) and compares it with the state.
+
+    Reads no file but symlinks and `.dsvignore`s. Where the state does not mirror `base` all is listed, and
+    `Survey.align` is due before anything else. Raises `UsageError` for a `.dsvignore` that is none, and what
+    `oserrors` makes of a root that can't be listed.
+    """
+    with about(root):
+        dot = root / ".dsv"
+        try:
+            state.trust_before = clock(dot)
+        except OSError:
+            state.trust_before = 0  # nothing new is trusted, in a workspace that we may not write to
+        device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
+        survey = Survey(root, state, base, Scope(only), device)
+        with Descent(root) as descent:
+            _Scanner(survey, descent).run()
+    return survey
+
+
+class _Scanner:
+    def __init__(self, survey: Survey, descent: Descent) -> None:
+        self._survey = survey
+        self._state = survey.state
+        self._descent = descent
+        self._unvisited = set(self._state.paths())
+        self._rules: dict[bytes, Rules] = {}  # of folders that lead to a scope
+        self._judge = Judge(self._state)
+
+    def run(self) -> None:
+        survey = self._survey
+        scope = survey.scope if survey.exact else Scope()
+        if scope.whole:
+            self._walk(b"", Rules())
+        for path in scope.paths:
+            self._walk_to(path)
+        self._lose_unvisited(scope)
+        names = NameIndex(self._state)
+        gone = self._state.gone | self._judge.lost
+        self._state.gone = {path for path in gone if not self._is_back(path, names)}
+        self._check_links()
+        survey.clashes = self._judge.clashes
+        survey.withheld = Scope(self._judge.withheld) if self._judge.withheld else None
+        survey.unsettled.sort(key=sort_key)
+        found = {
+            problem.path: problem
+            for problem in reversed(self._judge.problems)
+            if problem.path in survey.scope
+        }
+        survey.problems = [found[path] for path in sorted(found, key=sort_key)]
+        survey.find_missing()
+
+    def _walk(self, start: bytes, rules: Rules) -> None:
+        """Visits a folder and all below it, in tree order."""
+        stack = [(start, rules)]
+        while stack:
+            path, rules = stack.pop()
+            visited = self._visit(path, rules)
+            if visited is not None:
+                folder, rules = visited
+                below = list(folder.positions(DIRECTORY))
+                if below:
+                    names = folder.name_list()
+                    stack += [(folder.path_of(names[at]), rules) for at in reversed(below)]
+
+    def _walk_to(self, path: bytes) -> None:
+        """Visits the folders that lead to the path, then all below it."""
+        here, rules = b"", Rules()
+        for part in path.split(b"/"):
+            known = self._rules.get(here)
+            if known is None:
+                visited = self._visit(here, rules)
+                if visited is None:
+                    return
+                self._rules[here] = known = visited[1]
+            rules = known
+            folder = self._state.folder(here)
+            at = None if folder is None else folder.find(part)
+            if folder is None or at is None or folder.kinds[at] != DIRECTORY:
+                return
+            here = folder.path_of(part)
+        self._walk(here, rules)
+
+    def _visit(self, path: bytes, above: Rules) -> tuple[Folder, Rules] | None:
+        """Compares one folder with what is remembered; None where it can't be listed, or went."""
+        try:
+            descriptor = self._descent.at(path)
+            listing = list_folder(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            if not path:
+                raise
+            return None
+        except OSError as error:
+            if not path:
+                raise
+            self._judge.problem(path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE)
+            self._judge.withheld.append(path)
+            return None
+        rules = self._enter(path, above, listing, descriptor)
+        self._unvisited.discard(path)
+        for name in listing.leftovers:
+            self._survey.leftovers.append(_join(path, os.fsencode(name)))
+        old = self._state.folder(path)
+        if old is not None and is_unchanged(old, listing, rules):
+            return old, rules
+        compared = compare(path, old, listing, rules)
+        self._judge.judge(compared, listing, descriptor)
+        self._state.put(compared.folder)
+        if not compared.folder.is_clean:
+            self._survey.unsettled.append(path)
+        return compared.folder, rules
+
+    def _enter(self, path: bytes, above: Rules, listing: Listing, descriptor: int) -> Rules:
+        if ignore.NAME not in listing.names:
+            return above
+        try:
+            file = os.open(ignore.NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+            try:
+                return above.enter(path, os.read(file, _IGNORE_LIMIT))
+            finally:
+                os.close(file)
+        except OSError as error:
+            # Going on without its rules would commit what somebody wanted left out.
+            self._judge.problem(
+                _join(path, ignore.NAME.encode()), f"it can't be read: {error.strerror}", Trouble.UNREADABLE
+            )
+            return above
+
+    def _lose_unvisited(self, scope: Scope) -> None:
+        """What is remembered below folders that went, or that are left out now."""
+        withheld = Scope(self._judge.withheld) if self._judge.withheld else None
+        for path in self._unvisited:
+            if path not in scope or (withheld is not None and path in withheld):
+                continue
+            folder = self._state.folder(path)
+            assert folder is not None
+            names = folder.name_list()
+            for at, kind in enumerate(folder.kinds):
+                if kind in KEPT and folder.relation(at) is not Relation.ABSENT:
+                    self._judge.lost.add(folder.path_of(names[at]))
+                    self._judge.links_moved |= kind == Kind.SYMLINK
+            if folder.own == OWN_SAME:
+                self._judge.lost.add(path)
+            self._state.drop(path)
+
+    def _is_back(self, path: bytes, names: NameIndex) -> bool:
+        """Whether a path that was gone is on disk again; what it is there now must be compared with the
+        base.
+        """
+        above, name = split(path)
+        at = names.find(above, name)
+        if at is None:
+            return False
+        folder = self._state.edit(above)
+        if folder.kinds[at] not in KEPT:
+            return False
+        if folder.relation(at) is Relation.ABSENT:
+            folder.marks[at] = with_relation(folder.marks[at], Relation.UNKNOWN)
+        return True
+
+    def _check_links(self) -> None:
+        """Refuses symlinks that leave the tree, resolved through all of its own links."""
+        if not self._judge.links_moved and self._survey.exact:
+            return
+        links = dict(self._links())
+        while escaping := link_escapes(links):
+            for path in escaping:
+                del links[path]
+                above, name = split(path)
+                folder = self._state.edit(above)
+                at = folder.find(name)
+                assert at is not None
+                self._judge.lost.clear()
+                self._judge.refuse(folder, at, name, LEAVES)
+                self._state.gone |= self._judge.lost
+                self._survey.unsettled.append(above)
+        self._survey.unsettled = list(dict.fromkeys(self._survey.unsettled))
+
+    def _links(self) -> Iterator[tuple[bytes, bytes]]:
+        for path in self._state.paths():
+            folder = self._state.folder(path)
+            if folder is not None and folder.kinds.find(Kind.SYMLINK) >= 0:
+                names = folder.name_list()
+                for at in folder.positions(Kind.SYMLINK):
+                    yield folder.path_of(names[at]), folder.targets[at]
+
+
+def _join(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name if folder else name

@@ -1,0 +1,60 @@
+"""Reading a file that others may be writing."""
+
+from __future__ import annotations
+
+import errno
+import operator
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dsv.worktree.descent import Descent, split
+from dsv.worktree.problem import Problem, Trouble
+
+T = TypeVar("T")
+TRIES = 3
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# An open file keeps its inode.
+_times = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_mode")
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+@dataclass(frozen=True, slots=True)
+class Steady(Generic[T]):
+    """What came of reading, and the stat that the file had before and after."""
+
+    value: T
+    stat: os.stat_result
+
+
+def read_steadily(
+    descent: Descent, path: bytes, read: Callable[[int, int], tuple[T, int]]
+) -> Steady[T] | Problem:
+    """Reads a file until its stat is the same before and after, at most `TRIES` times.
+
+    `read(descriptor, size)` reads it from start to end and gives its result and the number of bytes that it
+    read; it is called anew for each try. Errors of reading become problems; what `read` raises else passes.
+    """
+    above, name = split(path)
+    for _ in range(TRIES):
+        try:
+            descriptor = os.open(name, _FLAGS, dir_fd=descent.at(above))
+            try:
+                before = os.fstat(descriptor)
+                if not stat.S_ISREG(before.st_mode):
+                    break
+                value, size = read(descriptor, before.st_size)
+                after = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _GONE:
+                break
+            return Problem(path, f"it can't be read: {error.strerror or error}", Trouble.UNREADABLE)
+        if size == after.st_size and _times(before) == _times(after):
+            return Steady(value, after)
+    else:
+        return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
+    return Problem(path, "it went, or became something else, while dsv was at work", Trouble.CHANGING)

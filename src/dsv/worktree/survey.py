@@ -1,0 +1,298 @@
+"""What is on disk, held against what is remembered: what there is to read, and what is gone.
+
+Made by `scanning.take_survey`. Everything here is about one base commit; where the state does not mirror that
+commit, `align` reads its tree once, and from then on the state does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.model.chunking import SINGLE_CHUNK_MAX
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import CommitId, FileId, RecipeId
+from dsv.worktree.align import align, relate
+from dsv.worktree.folder import (
+    BASE_KINDS,
+    KINDS,
+    NO_ID,
+    OWN_SAME,
+    READ,
+    RELATIONS,
+    ROW,
+    TRUSTED,
+    Folder,
+    Relation,
+    row_of,
+    with_relation,
+)
+from dsv.worktree.problem import Problem
+from dsv.worktree.scope import Scope
+from dsv.worktree.state import State
+
+_OWN = -1  # the position of a folder's own entry, as an empty directory
+
+
+@dataclass(slots=True)
+class Pending:
+    """A path that goes into a tree and is not known to be as in the base.
+
+    known: its entry, if that needs no reading. base: the base's entry, if the relation is SAME: what the
+    content must be compared with. With DIFFERS and UNKNOWN the base has the path, with ABSENT it has not.
+    """
+
+    path: bytes
+    kind: Kind
+    size: int
+    relation: Relation
+    known: Entry | None
+    base: Entry | None
+    folder: bytes
+    at: int
+    base_kind: Kind | None = None
+    """What the base has there, if the relation is SAME or DIFFERS."""
+
+    @property
+    def surely_changed(self) -> bool:
+        """Whether it is certain without reading that the base has something else, or nothing, there."""
+        if self.base is not None:
+            return self.size != self.base.size or self.kind != self.base.kind
+        return self.relation is Relation.ABSENT or (
+            self.relation is Relation.DIFFERS and self.known is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A path that the base has and the disk has not."""
+
+    path: bytes
+
+
+class Survey:
+    """The result of a scan. It edits the state, which is saved by whoever holds the workspace's lock.
+
+    problems: what can't be stored, in tree order. clashes: pairs of new names that are one where case or
+    Unicode is folded. leftovers: temporary files of killed commands. missing: paths in the base that are not
+    on disk.
+    """
+
+    def __init__(self, root: Path, state: State, base: CommitId | None, scope: Scope, device: int) -> None:
+        self.root = root
+        self.state = state
+        self.base = base
+        self.scope = scope
+        self.problems: list[Problem] = []
+        self.clashes: list[tuple[bytes, bytes]] = []
+        self.leftovers: list[bytes] = []
+        self.missing: list[bytes] = []
+        self.unsettled: list[bytes] = []
+        """Folders with something that is not known to be as in the base, in tree order."""
+        self.withheld: Scope | None = None
+        """What can't be read: what the base has there stays."""
+        self._device = device
+
+    @property
+    def exact(self) -> bool:
+        """Whether the base's tree need not be read; `align` makes it so."""
+        return self.state.is_exact_for(self.base)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is certain that a sync would change nothing."""
+        return self.exact and not self.missing and next(self.pending(), None) is None
+
+    def align(self, entries: Iterable[Entry]) -> None:
+        """Makes the state mirror the base, whose entries these are, in tree order."""
+        gone = align(self.state, entries)
+        self.state.set_exact(self.base, gone)
+        self.unsettled = [
+            path
+            for path in sorted(self.state.paths(), key=sort_key)
+            if (folder := self.state.folder(path)) is not None and not folder.is_clean
+        ]
+        self.find_missing()
+
+    def find_missing(self) -> None:
+        """Sets `missing` by what the state knows to be gone."""
+        self.missing = sorted(
+            (
+                path
+                for path in self.state.gone
+                if self.scope.touches(path) and (self.withheld is None or path not in self.withheld)
+            ),
+            key=sort_key,
+        )
+
+    def pending(self) -> Iterator[Pending]:
+        """In tree order. What is recorded meanwhile does not come again."""
+        stack: list[_Emitter] = []
+        for path in self.unsettled:
+            folder = self.state.folder(path)
+            if folder is None:
+                continue
+            key = sort_key(path)
+            while stack and not stack[-1].holds(key):
+                yield from self._scoped(stack.pop().rest())
+            if stack:
+                yield from self._scoped(stack[-1].until(key))
+            stack.append(_Emitter(folder, key))
+        while stack:
+            yield from self._scoped(stack.pop().rest())
+
+    def totals(self) -> tuple[int, int]:
+        """How many paths are pending, and the bytes of those that must be read; without making them one by one."""
+        if not self.scope.whole:
+            found = [0 if item.known is not None else item.size for item in self.pending()]
+            return len(found), sum(found)
+        count = size = 0
+        for path in self.unsettled:
+            folder = self.state.folder(path)
+            if folder is not None:
+                one, other = folder.unclean_totals()
+                count, size = count + one, size + other
+        return count, size
+
+    def _scoped(self, found: Iterator[Pending]) -> Iterator[Pending]:
+        return found if self.scope.whole else (item for item in found if item.path in self.scope)
+
+    def work(self) -> Iterator[Pending | Gone]:
+        """All that may differ from the base, in tree order, each path once."""
+        missing = iter(self.missing)
+        gone = next(missing, None)
+        for item in self.pending():
+            if gone is not None:
+                key = sort_key(item.path)
+                while gone is not None and sort_key(gone) < key:
+                    yield Gone(gone)
+                    gone = next(missing, None)
+                if gone == item.path:  # the base has something else there
+                    item.relation, item.base = Relation.UNKNOWN, None
+                    gone = next(missing, None)
+            yield item
+        while gone is not None:
+            yield Gone(gone)
+            gone = next(missing, None)
+
+    def record(
+        self, item: Pending, stat: os.stat_result, file_id: FileId, recipe_id: RecipeId | None = None
+    ) -> Entry | None:
+        """Remembers what was read. `stat` is from before and after the reading; gives the entry for a tree.
+
+        None where `recipe_id` is needed and missing, as after mere hashing: then it must be read again to be
+        stored.
+        """
+        folder, at = self.state.edit(item.folder), item.at
+        row = row_of(stat)
+        folder.rows[at * ROW.size : (at + 1) * ROW.size] = row
+        kind = Kind.EXECUTABLE if stat.st_mode & 0o100 else Kind.FILE
+        folder.kinds[at] = kind
+        relation, base_kind = RELATIONS[folder.marks[at]], BASE_KINDS[folder.marks[at]]
+        if relation is Relation.SAME:
+            if folder.id_at(at) != file_id:
+                relation = Relation.DIFFERS
+            elif recipe_id is None and at in folder.recipes:
+                recipe_id = RecipeId(folder.recipes[at])
+            if base_kind is not kind:
+                relation = Relation.DIFFERS
+        if stat.st_size > SINGLE_CHUNK_MAX and recipe_id is None:
+            folder.set_id(at, NO_ID, None)
+            folder.marks[at] = with_relation(0, relation, base_kind)
+            return None
+        folder.set_id(at, file_id, recipe_id)
+        known = TRUSTED if self.state.vouches(row, foreign=stat.st_dev != self._device) else READ
+        folder.marks[at] = with_relation(known, relation, base_kind)
+        return Entry(item.path, kind, stat.st_size, file_id, recipe_id)
+
+    def relate(self, item: Pending, base: Entry | None) -> None:
+        """Sets how a path stands to the base, which has this entry there, or none."""
+        item.base = base
+        item.relation = Relation.ABSENT if base is None else Relation.DIFFERS
+        if item.at == _OWN:
+            return
+        folder = self.state.edit(item.folder)
+        if base is None or base.kind is Kind.EMPTY_DIRECTORY:
+            folder.marks[item.at] = with_relation(
+                folder.marks[item.at], item.relation, Kind.FILE if base is None else base.kind
+            )
+        else:
+            relate(folder, item.at, base)
+            item.relation = folder.relation(item.at)
+
+    def published(self, commit: CommitId) -> None:
+        """The base is now `commit`, which holds all that `work` gave and was recorded; `missing` is gone from
+        it.
+        """
+        for path in self.unsettled:
+            folder = self.state.edit(path)
+            if self.scope.whole or path in self.scope:
+                folder.adopt()
+                continue
+            names = folder.name_list()
+            for at in list(folder.unclean()):
+                if folder.path_of(names[at]) in self.scope:
+                    folder.adopt_name(at)
+        self.base = commit
+        self.state.set_exact(commit, self.state.gone.difference(self.missing))
+        self.missing = []
+
+
+class _Emitter:
+    """The pending paths of one folder, given out as far as the next folder's turn."""
+
+    def __init__(self, folder: Folder, key: bytes) -> None:
+        self._folder = folder
+        self._prefix = key + b"\0" if key else b""
+        self._names = folder.name_list()
+        self._positions = folder.unclean()
+        self._next: int | None = None
+        self._own = bool(folder.path) and folder.is_empty and folder.own != OWN_SAME
+
+    def holds(self, key: bytes) -> bool:
+        """Whether a folder with this sort key lies in this one."""
+        return key.startswith(self._prefix)
+
+    def until(self, key: bytes) -> Iterator[Pending]:
+        for item in self.rest():
+            if sort_key(item.path) > key:
+                self._next = item.at
+                return
+            yield item
+
+    def rest(self) -> Iterator[Pending]:
+        if self._own:
+            self._own = False
+            folder = self._folder
+            entry = Entry(folder.path, Kind.EMPTY_DIRECTORY)
+            yield Pending(
+                folder.path, Kind.EMPTY_DIRECTORY, 0, Relation.ABSENT, entry, None, folder.path, _OWN
+            )
+        if self._next is not None:
+            at, self._next = self._next, None
+            yield self._pending(at)
+        for at in self._positions:
+            yield self._pending(at)
+
+    def _pending(self, at: int) -> Pending:
+        return pending_at(self._folder, at, self._names[at])
+
+
+def pending_at(folder: Folder, at: int, name: bytes | None = None) -> Pending:
+    """What is known of one file or symlink."""
+    path = folder.path_of(folder.name_list()[at] if name is None else name)
+    value = folder.marks[at]
+    kind, relation = KINDS[folder.kinds[at]], RELATIONS[value]
+    return Pending(
+        path,
+        kind,
+        folder.size_on_disk(at) if kind is not Kind.SYMLINK else 0,
+        relation,
+        folder.known_entry(at, path),
+        folder.base_entry(at, path),
+        folder.path,
+        at,
+        BASE_KINDS[value] if relation is Relation.SAME or relation is Relation.DIFFERS else None,
+    )

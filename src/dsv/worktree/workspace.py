@@ -1,0 +1,193 @@
+"""A folder that is bound to a dataset: `.dsv/` holds what it is bound to, its base, and local state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli
+import tomli_w
+
+from dsv.errors import Conflict, DsvError, IntegrityError
+from dsv.model.ids import CommitId, StoreId
+from dsv.model.names import BranchName, DatasetName
+from dsv.worktree.files import read_file, replace_file
+from dsv.worktree.lock import Held, Lock
+from dsv.worktree.oserrors import about
+
+DOT_FOLDER = ".dsv"
+_CONFIG = "config.toml"
+_BASE = "base"
+BRIEF = "dsv status"
+"""Who saves what it learned, and does nothing else under the lock."""
+_BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """`root` is absolute and free of symlinks. `store` is what the user called the store when binding; the
+    store is known by `store_id`, wherever it moves."""
+
+    root: Path
+    store: str
+    store_id: StoreId
+    dataset: DatasetName
+    branch: BranchName
+
+    @classmethod
+    def find(cls, start: Path) -> Workspace | None:
+        """The workspace that `start` is or lies in. Raises `IntegrityError` for a binding that can't be
+        read.
+        """
+        try:
+            here = start.resolve()
+        except (OSError, RuntimeError):  # a loop of links, or a folder that is gone
+            return None
+        for folder in (here, *here.parents):
+            config = folder / DOT_FOLDER / _CONFIG
+            if config.is_file():
+                return _read(folder, config)
+        return None
+
+    @classmethod
+    def create(
+        cls, folder: Path, *, store: str, store_id: StoreId, dataset: DatasetName, branch: BranchName
+    ) -> Workspace:
+        """Binds a folder, which is made if it is not there. Raises `Conflict` where it is a workspace
+        already.
+        """
+        with about(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            root = folder.resolve()
+            dot = root / DOT_FOLDER
+            dot.mkdir(exist_ok=True)
+            if (dot / _CONFIG).exists():
+                raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
+        workspace = cls(root, store, store_id, dataset, branch)
+        workspace._write()
+        return workspace
+
+    @property
+    def dot(self) -> Path:
+        """The folder of dsv's own files."""
+        return self.root / DOT_FOLDER
+
+    @property
+    def state_folder(self) -> Path:
+        return self.dot / "state"
+
+    @property
+    def journal_path(self) -> Path:
+        return self.dot / "journal"
+
+    def lock(self, action: str) -> Lock:
+        """Keeps others out until it is released. Raises `Conflict` that names who is at work here."""
+        for attempt in range(_BRIEF_TRIES):
+            taken = self.try_lock(action)
+            if isinstance(taken, Lock):
+                return taken
+            brief = taken.owner is not None and taken.owner.action == BRIEF
+            if not brief or attempt == _BRIEF_TRIES - 1:
+                raise taken.refusal(self.root)
+            time.sleep(_BRIEF_WAIT)
+        raise AssertionError("unreachable")
+
+    def try_lock(self, action: str) -> Lock | Held:
+        """The lock, or who has it. With the action `BRIEF` others wait for it a little."""
+        return Lock.take(self.dot / "lock", action)
+
+    def base(self) -> CommitId | None:
+        """The commit last synced, cloned, pulled or restored; None before the first. Raises
+        `IntegrityError`.
+        """
+        try:
+            text = read_file(self.dot / _BASE).decode("ascii").strip()
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            text = "?"
+        except OSError as error:
+            with about(self.dot / _BASE):
+                raise error
+        try:
+            return CommitId.parse(text)
+        except DsvError:
+            raise IntegrityError(
+                f"{self.dot / _BASE} holds no commit id",
+                subject=str(self.dot / _BASE),
+                hint="write the id that dsv log shows into it, or clone the dataset anew",
+            ) from None
+
+    def set_base(self, commit: CommitId) -> None:
+        """Durable when it returns."""
+        replace_file(self.dot / _BASE, f"{commit}\n".encode())
+
+    def follow(self, branch: BranchName) -> Workspace:
+        """The same workspace, from now on of another branch."""
+        changed = Workspace(self.root, self.store, self.store_id, self.dataset, branch)
+        changed._write()
+        return changed
+
+    def unbind(self) -> None:
+        """Makes it a plain folder again; the files in it stay."""
+        with about(self.dot):
+            (self.dot / _CONFIG).unlink(missing_ok=True)  # first: what is left is no workspace
+            shutil.rmtree(self.dot, ignore_errors=True)
+
+    def inside(self, path: Path) -> bytes | None:
+        """The path as trees have it, empty for the root; None if it lies outside or below `.dsv`.
+
+        Symlinks in the path's folders are resolved, the last part is not: it may be a symlink of the dataset.
+        """
+        whole = Path(os.path.normpath(Path.cwd() / path))
+        if whole.name:
+            whole = whole.parent.resolve() / whole.name
+        if not whole.is_relative_to(self.root):
+            if whole.resolve() != self.root:
+                return None
+            whole = self.root
+        relative = os.fsencode(whole.relative_to(self.root))
+        parts = [] if relative == b"." else relative.split(b"/")
+        return None if DOT_FOLDER.encode() in parts else b"/".join(parts)
+
+    def _write(self) -> None:
+        values = {
+            "store": self.store,
+            "store_id": str(self.store_id),
+            "dataset": str(self.dataset),
+            "branch": str(self.branch),
+        }
+        replace_file(self.dot / _CONFIG, tomli_w.dumps(values).encode())
+
+
+def _read(root: Path, config: Path) -> Workspace:
+    try:
+        with about(config):
+            values = tomli.loads(read_file(config).decode("utf-8"))
+        store = values["store"]
+        if not isinstance(store, str):
+            raise TypeError
+        return Workspace(
+            root=root,
+            store=store,
+            store_id=StoreId.parse(values["store_id"]),
+            dataset=DatasetName.parse(values["dataset"]),
+            branch=BranchName.parse(values["branch"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(config) from error
+    except DsvError as error:
+        if error.exit_code == 2:
+            raise _unreadable(config) from error
+        raise
+
+
+def _unreadable(config: Path) -> IntegrityError:
+    return IntegrityError(
+        f"{config} is not a workspace's binding: it needs store, store_id, dataset and branch",
+        subject=str(config),
+        hint="mend it by hand, or remove it and bind the folder again with dsv init or dsv clone",
+    )

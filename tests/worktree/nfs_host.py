@@ -1,0 +1,97 @@
+"""What a host of the NFS tests does: `python -m tests.worktree.nfs_host ROLE FOLDER …`, its findings as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from dsv.worktree import lock as lock_module
+from dsv.worktree.lock import Lock
+from dsv.worktree.state import State
+from tests.worktree.worlds import World
+
+# A minute in the small.
+lock_module.BEAT_EVERY, lock_module.STALE_AFTER = 0.5, 6.0
+
+
+def race(folder: Path, rounds: str) -> dict[str, object]:
+    """Takes the lock again and again, and says how often somebody else was inside as well."""
+    held, crowds = 0, 0
+    busy = folder / "busy"
+    deadline = time.monotonic() + 90
+    while held < int(rounds) and time.monotonic() < deadline:
+        taken = Lock.take(folder / "lock", "race")
+        if not isinstance(taken, Lock):
+            time.sleep(0.02)
+            continue
+        try:
+            os.close(os.open(busy, os.O_CREAT | os.O_EXCL))
+            time.sleep(0.02)
+            taken.check()
+            busy.unlink()
+        except FileExistsError:
+            crowds += 1
+        taken.release()
+        held += 1
+    return {"held": held, "crowds": crowds}
+
+
+def hold(folder: Path, name: str, seconds: str) -> dict[str, object]:
+    taken = Lock.take(folder / "lock", "hold")
+    assert isinstance(taken, Lock)
+    (Path("/mnt/out") / name).write_text("held")
+    time.sleep(float(seconds))
+    taken.check()
+    taken.release()
+    return {}
+
+
+def wait(folder: Path, name: str) -> dict[str, object]:
+    """Tries until it gets the lock; tells how long that took."""
+    began = time.monotonic()
+    (Path("/mnt/out") / name).write_text("tries")
+    while not isinstance(taken := Lock.take(folder / "lock", "wait"), Lock):
+        assert time.monotonic() - began < 90
+        time.sleep(0.2)
+    taken.release()
+    return {"seconds": time.monotonic() - began}
+
+
+def settle(folder: Path) -> dict[str, object]:
+    """Fills a workspace and syncs it until nothing in it is too young to be trusted."""
+    world = World(folder / "w")
+    for number in range(300):
+        path = world.root / f"d{number % 7}" / str(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(str(number).encode())
+    rounds = 0
+    while not world.survey().unchanged and rounds < 10:
+        time.sleep(0.1)
+        world.sync()
+        rounds += 1
+    return {"reads": world.reads, "unchanged": world.survey().unchanged}
+
+
+def look(folder: Path) -> dict[str, object]:
+    """Sees the other host's workspace with its state."""
+    from dsv.model.ids import CommitId
+    from dsv.worktree.scanning import take_survey
+
+    root = folder / "w"
+    state = State.load(root / ".dsv/state")
+    assert state.exact is not None
+    began = time.monotonic()
+    survey = take_survey(root, state, CommitId(state.exact))
+    return {
+        "pending": len(list(survey.pending())),
+        "exact": survey.exact,
+        "seconds": time.monotonic() - began,
+    }
+
+
+if __name__ == "__main__":
+    role = {"race": race, "hold": hold, "wait": wait, "settle": settle, "look": look}[sys.argv[1]]
+    print(json.dumps(role(Path(sys.argv[2]), *sys.argv[3:])))

@@ -1,0 +1,120 @@
+"""A workspace with a plain model of its base beside it, and what a sync makes of them, without a store."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import CommitId, FileId, RecipeId
+from dsv.worktree.descent import Descent
+from dsv.worktree.examine import hash_content
+from dsv.worktree.problem import Problem
+from dsv.worktree.scanning import take_survey
+from dsv.worktree.state import State
+from dsv.worktree.steady import read_steadily
+from dsv.worktree.survey import Gone, Pending, Survey
+
+Tree = dict[bytes, Entry]
+
+
+class World:
+    """`base` is the tree of commit `commit`. The state is on disk between calls, as between commands."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / ".dsv").mkdir(parents=True, exist_ok=True)
+        self.base: Tree = {}
+        self.commit: CommitId | None = None
+        self.reads = 0
+        """Files whose content was read so far."""
+
+    @property
+    def state_folder(self) -> Path:
+        return self.root / ".dsv" / "state"
+
+    def survey(self, only: Iterable[bytes] = ()) -> Survey:
+        survey = take_survey(self.root, State.load(self.state_folder), self.commit, only)
+        if not survey.exact:
+            survey.align(self.base[path] for path in sorted(self.base, key=sort_key))
+            assert survey.exact
+        return survey
+
+    def sync(
+        self, only: Iterable[bytes] = (), *, killed_after: int | None = None, forget: bool = False
+    ) -> bool:
+        """Commits as a sync does; whether anything changed.
+
+        `killed_after` so many paths it saves and stops; with `forget` the state is not saved after publishing.
+        """
+        survey = self.survey(only)
+        assert not survey.problems
+        tree = dict(self.base)
+        order: list[bytes] = []
+        for number, item in enumerate(survey.work()):
+            if number == killed_after:
+                survey.state.save()
+                return False
+            order.append(item.path)
+            entry = None if isinstance(item, Gone) else item.known or self._read(survey, item)
+            if entry is None:
+                tree.pop(item.path, None)
+            else:
+                tree[item.path] = entry
+        assert order == sorted(set(order), key=sort_key)
+        changed = tree != self.base
+        self.base = tree
+        self.commit = CommitId.hash(repr(sorted(tree.items())).encode())
+        survey.published(self.commit)
+        if not forget:
+            survey.state.save()
+        return changed
+
+    def _read(self, survey: Survey, item: Pending) -> Entry:
+        with Descent(self.root) as descent:
+            steady = read_steadily(descent, item.path, hash_content)
+        assert not isinstance(steady, Problem)
+        self.reads += 1
+        entry = survey.record(item, steady.stat, steady.value, recipe_for(steady.stat.st_size, steady.value))
+        assert entry is not None
+        return entry
+
+
+def recipe_for(size: int, file_id: FileId) -> RecipeId | None:
+    """Stands for the recipe that an upload would work out."""
+    return RecipeId.hash(file_id) if size > 1 << 20 else None
+
+
+def tree_of(root: Path, ignored: Iterable[bytes] = ()) -> Tree:
+    """What a tree of this folder must be, read the plain way."""
+    tree: Tree = {}
+    left_out = set(ignored)
+
+    def visit(folder: bytes) -> bool:
+        found = False
+        with os.scandir(os.fsencode(root) + b"/" + folder) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            path = folder + b"/" + name if folder else name
+            if name in (b".dsv", b".git") or path in left_out:
+                continue
+            whole = os.fsencode(root) + b"/" + path
+            mode = os.lstat(whole).st_mode
+            found = True
+            if stat.S_ISDIR(mode):
+                if not visit(path):
+                    tree[path] = Entry(path, Kind.EMPTY_DIRECTORY)
+            elif stat.S_ISLNK(mode):
+                target = os.readlink(whole)
+                tree[path] = Entry(path, Kind.SYMLINK, target=target)
+            else:
+                data = Path(os.fsdecode(whole)).read_bytes()
+                kind = Kind.EXECUTABLE if mode & 0o100 else Kind.FILE
+                file_id = FileId.hash(data)
+                tree[path] = Entry(path, kind, len(data), file_id, recipe_for(len(data), file_id))
+        return found
+
+    visit(b"")
+    return tree

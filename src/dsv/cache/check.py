@@ -1,0 +1,239 @@
+"""Reading cached files again against their ids, and putting right what is wrong, from the store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.cache.existing import State, examine
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.selection import Selection
+from dsv.cache.source import Source
+from dsv.cache.writer import Folders, Rights, finish_file, start_file
+from dsv.model.entry import Entry, Kind
+from dsv.model.location import Location
+from dsv.model.paths import show
+from dsv.model.progress import Progress
+from dsv.repo.trees import TreeReader
+from dsv.transfer.download import Wanted
+
+_THREADS = 8
+_AHEAD = 256  # files being read or waiting for it
+_SHOWN = 20
+_NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A path that is not what was committed. links: names of that file elsewhere, which are wrong just as
+    well.
+    """
+
+    entry: Entry
+    where: Location | None
+    problem: str
+    identity: tuple[int, int] | None = None
+    links: int = 0
+
+    @property
+    def path(self) -> str:
+        return show(self.entry.path)
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check of one place found. aliens: paths that were never committed; some of them by name."""
+
+    files: int = 0
+    bytes: int = 0
+    wrong: list[Wrong] = field(default_factory=list)
+    repaired: int = 0
+    aliens: int = 0
+    alien_paths: list[str] = field(default_factory=list)
+
+
+def check(
+    root: CacheRoot, place: Place, tree: TreeReader, selection: Selection, progress: Progress
+) -> Checked:
+    """Reads every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
+    result = Checked()
+    expected: set[bytes] = set()
+    top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool:
+            for looked in _look_at_all(top, root, _chosen(tree, selection, expected), pool):
+                if isinstance(looked, Wrong):
+                    result.wrong.append(looked)
+                    looked = looked.entry
+                result.files += looked.is_file
+                result.bytes += looked.size
+                progress.advance(1, looked.size)
+    finally:
+        os.close(top)
+    _find_aliens(root.visible(place), expected, result)
+    return result
+
+
+def repair(root: CacheRoot, place: Place, source: Source, result: Checked, known: dict[object, Path]) -> None:
+    """Replaces what is wrong by what the store has, verified, each path at once.
+
+    A file that several commits share is fetched once: `known` remembers, over several places, what took
+    the place of which file. Raises `OSError`, and what the source raises.
+    """
+    visible = root.visible(place)
+    rights = Rights.of(root)
+    files: list[Wrong] = []
+    for wrong in result.wrong:
+        entry, path = wrong.entry, _at(visible, wrong.entry.path)
+        _make_way(root, visible, path)
+        if entry.is_file:
+            twin = known.get((wrong.identity, entry.file_id, entry.kind))
+            if twin is None or not _replace_by_link(root, twin, path):
+                files.append(wrong)
+                continue
+        elif entry.kind is Kind.SYMLINK:
+            draft = root.temporary / os.urandom(8).hex()
+            draft.symlink_to(os.fsdecode(entry.target or b""))
+            draft.replace(path)
+        else:
+            root.make_directory(path)
+        result.repaired += 1
+    stream = source.files(Wanted(wrong.entry, wrong.where) for wrong in files)
+    for wrong, (_, pieces) in zip(files, stream, strict=True):
+        path = _at(visible, wrong.entry.path)
+        _fetch(root, pieces, path, rights, runs=wrong.entry.kind is Kind.EXECUTABLE)
+        if wrong.identity is not None:
+            known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
+        result.repaired += 1
+
+
+def _chosen(
+    tree: TreeReader, selection: Selection, expected: set[bytes]
+) -> Iterator[tuple[Entry, Location | None]]:
+    for entry, where in tree.below(b""):
+        if selection.includes(entry.path):
+            expected.add(entry.path)
+            yield entry, where
+
+
+def _look_at_all(
+    top: int, root: CacheRoot, entries: Iterable[tuple[Entry, Location | None]], pool: ThreadPoolExecutor
+) -> Iterator[Entry | Wrong]:
+    """Each entry, or what is wrong about it, in order; files are read by several threads."""
+    jobs: deque[Future[Entry | Wrong]] = deque()
+
+    def drain() -> None:
+        for job in jobs:
+            job.exception()
+
+    folders = Folders(top, Rights.of(root), before_close=drain)
+    try:
+        for entry, where in entries:
+            try:
+                folder, name = folders.of(entry.path)
+            except OSError as error:
+                if error.errno not in _NOT_A_FOLDER:
+                    raise
+                jobs.append(pool.submit(Wrong, entry, where, "is missing"))
+            else:
+                jobs.append(pool.submit(_look, folder, name, entry, where))
+            if len(jobs) > _AHEAD:
+                yield jobs.popleft().result()
+        while jobs:
+            yield jobs.popleft().result()
+    finally:
+        folders.close()
+
+
+def _look(folder: int, name: bytes, entry: Entry, where: Location | None) -> Entry | Wrong:
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return Wrong(entry, where, "is missing")
+    identity = (found.st_dev, found.st_ino)
+    if not entry.is_file:
+        if entry.kind is Kind.EMPTY_DIRECTORY:
+            right = stat.S_ISDIR(found.st_mode)
+        else:
+            right = stat.S_ISLNK(found.st_mode) and os.readlink(name, dir_fd=folder) == entry.target
+        return entry if right else Wrong(entry, where, "is something else")
+    if not stat.S_ISREG(found.st_mode):
+        return Wrong(entry, where, "is something else")
+    if found.st_size != entry.size:
+        problem = f"has {found.st_size} bytes instead of {entry.size}"
+        return Wrong(entry, where, problem, identity, found.st_nlink - 1)
+    if bool(found.st_mode & 0o100) != (entry.kind is Kind.EXECUTABLE):
+        return Wrong(entry, where, "has the wrong executable bit", identity, found.st_nlink - 1)
+    if examine(folder, name, entry) is not State.WHOLE:
+        return Wrong(entry, where, "has other content", identity, found.st_nlink - 1)
+    return entry
+
+
+def _find_aliens(visible: Path, expected: set[bytes], result: Checked) -> None:
+    """Every path below that is no entry, and no folder of one."""
+    top = os.fsencode(visible)
+    inner = {path.rpartition(b"/")[0] for path in expected}
+    for folder, names, files in os.walk(top):
+        below = folder[len(top) + 1 :]
+        here = below + b"/" if below else b""
+        strange = [here + name for name in files if here + name not in expected]
+        if not names and not files and below and below not in expected and below not in inner:
+            strange.append(below)
+        links = (here + name for name in names if _at(visible, here + name).is_symlink())
+        strange.extend(path for path in links if path not in expected)
+        result.aliens += len(strange)
+        result.alien_paths.extend(show(path) for path in sorted(strange)[: _SHOWN - len(result.alien_paths)])
+
+    result.alien_paths.sort()
+
+
+def _at(visible: Path, path: bytes) -> Path:
+    return visible / os.fsdecode(path)
+
+
+def _make_way(root: CacheRoot, visible: Path, path: Path) -> None:
+    """Makes folders of what should be folders above the path, and moves a folder that stands in its place
+    away.
+    """
+    for folder in reversed(path.relative_to(visible).parents[:-1]):
+        above = visible / folder
+        if above.is_symlink() or (above.exists() and not above.is_dir()):
+            _put_away(root, above)
+    root.make_directory(path.parent)
+    if path.is_dir() and not path.is_symlink():
+        _put_away(root, path)
+
+
+def _put_away(root: CacheRoot, path: Path) -> None:
+    path.rename(root.trash / f"wrong-{os.urandom(8).hex()}")
+
+
+def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
+    draft = root.temporary / os.urandom(8).hex()
+    try:
+        draft.hardlink_to(twin)
+    except OSError:
+        return False
+    draft.replace(path)
+    return True
+
+
+def _fetch(root: CacheRoot, pieces: Iterable[bytes], path: Path, rights: Rights, *, runs: bool) -> None:
+    draft = root.temporary / os.urandom(8).hex()
+    folder = os.open(root.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = start_file(folder, draft.name, pieces, rights, runs=runs)
+        os.fsync(descriptor)
+        finish_file(descriptor, rights, runs=runs)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(folder)

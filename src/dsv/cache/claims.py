@@ -1,0 +1,192 @@
+"""Who wants a cached commit to stay: everything in a place's claims folder, read at once."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dsv.cache import intents
+from dsv.cache.disk import list_names, read_small
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.owners import Owner
+
+LEASE = "lease-"
+PIN = "pin-"
+_LEASE_NAME = re.compile(r"lease-([0-9a-f]{32})\.([0-9]{1,9})\.([0-9]{1,15})")
+# A claim that this version can't read counts for so long after it was written, in seconds.
+UNKNOWN_COUNTS = 86400.0
+# A listing that took longer than this may have missed a lease that was renewed meanwhile (see leases.py).
+_LISTING_LIMIT = 20.0
+_TRIES = 10
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An expiring claim. Times are the file server's.
+
+    purpose: `stage` for a command that runs, `run` for a job, `hold` for a person.
+    run, job: a run's id; a batch job that the claim was taken in.
+    renewed: in the file, when it was taken; renewals tell theirs in their names.
+    """
+
+    version: int = 1
+    owner: Owner
+    purpose: Literal["stage", "run", "hold"]
+    run: str | None = None
+    job: str | None = None
+    since: float
+    renewed: float
+    ttl: float
+
+    @property
+    def until(self) -> float:
+        return self.renewed + self.ttl
+
+    def valid(self, now: float) -> bool:
+        """Whether it protects. Only a command's own process speaks for it: a run's container may outlive
+        dsv.
+        """
+        return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
+
+    def describe(self) -> str:
+        who = self.owner.user or "somebody"
+        where = f" on {self.owner.host}" if self.owner.host else ""
+        if self.purpose == "hold":
+            return f"held by {who} until {at(self.until)}"
+        if self.purpose == "run":
+            return f"in use by run {self.run or '?'} of {who}{where}"
+        return f"being used by {who}{where}"
+
+
+class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that stays until it is taken back, or until `until`."""
+
+    version: int = 1
+    id: str
+    user: str
+    host: str = ""
+    why: str = ""
+    since: float
+    until: float | None = None
+
+    def valid(self, now: float) -> bool:
+        return self.until is None or now <= self.until
+
+    def describe(self) -> str:
+        why = f": {self.why}" if self.why else ""
+        end = "" if self.until is None else f" until {at(self.until)}"
+        return f"pinned by {self.user}{end}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A lease or pin that this version can't read; `written` is its age's start by the file server's
+    clock.
+    """
+
+    name: str
+    written: float
+
+    def valid(self, now: float) -> bool:
+        return now <= self.written + UNKNOWN_COUNTS
+
+    def describe(self) -> str:
+        return f"claimed in a way that this dsv does not understand ({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """All claims on a place, expired ones too; `names` is the listing that they come from."""
+
+    leases: tuple[LeaseRecord, ...] = ()
+    pins: tuple[PinRecord, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def intents(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name.startswith(intents.PREFIX))
+
+    def protecting(self, now: float) -> str | None:
+        """Why the place may not be evicted, or None."""
+        claims: tuple[PinRecord | LeaseRecord | Unknown, ...] = (*self.pins, *self.leases, *self.unknown)
+        for claim in claims:
+            if claim.valid(now):
+                return claim.describe()
+        return None
+
+
+def read_claims(root: CacheRoot, place: Place) -> Claims:
+    """Raises `OSError`. Over NFS this is up to date only for who has just changed this folder."""
+    folder = root.claims(place)
+    for _ in range(_TRIES):
+        start = time.monotonic()
+        names = list_names(folder)
+        claims = _read(folder, names)
+        if claims is not None and time.monotonic() - start < _LISTING_LIMIT:
+            return claims
+    # Names came and went faster than they could be read: somebody is very much there.
+    return Claims(unknown=(Unknown("claims that keep changing", float("inf")),), names=tuple(names))
+
+
+def _read(folder: Path, names: list[str]) -> Claims | None:
+    """None where an owner's lease vanished while it was read: it was released or renewed, so look again."""
+    latest: dict[str, LeaseName] = {}
+    pins: list[PinRecord] = []
+    unknown: list[Unknown] = []
+    for name in names:
+        lease = LeaseName.parse(name)
+        if lease is not None:
+            if lease.holder not in latest or latest[lease.holder].number < lease.number:
+                latest[lease.holder] = lease
+        elif name.startswith((LEASE, PIN)):
+            data = read_small(folder / name)
+            try:
+                pins.append(msgspec.json.decode(data or b"", type=PinRecord))
+            except msgspec.DecodeError:
+                with contextlib.suppress(FileNotFoundError):
+                    unknown.append(Unknown(name, (folder / name).stat().st_mtime))
+    leases: list[LeaseRecord] = []
+    for one in latest.values():
+        data = read_small(folder / str(one))
+        if data is None and not (folder / str(one)).exists():
+            return None
+        try:
+            record = msgspec.json.decode(data or b"", type=LeaseRecord)
+            leases.append(msgspec.structs.replace(record, renewed=one.renewed))
+        except msgspec.DecodeError:
+            unknown.append(Unknown(str(one), one.renewed))
+    return Claims(tuple(leases), tuple(pins), tuple(unknown), tuple(names))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """`lease-<holder>.<number>.<renewed>`: the name tells when the lease was renewed, in whole
+    milliseconds.
+    """
+
+    holder: str
+    number: int
+    renewed: float
+
+    @classmethod
+    def parse(cls, name: str) -> LeaseName | None:
+        match = _LEASE_NAME.fullmatch(name)
+        return None if match is None else cls(match[1], int(match[2]), int(match[3]) / 1000)
+
+    def __str__(self) -> str:
+        return f"{LEASE}{self.holder}.{self.number}.{round(self.renewed * 1000)}"
+
+
+def at(moment: float) -> str:
+    """A time as people and programs read it: UTC, to the second."""
+    try:
+        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return "for ever"

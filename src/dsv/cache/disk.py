@@ -1,0 +1,94 @@
+"""Reading small files where another host may replace them meanwhile, and what the errors of that mean."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
+
+_TRIES = 20
+
+
+def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
+    """The whole of a small file; None where there is none, or one longer than `limit`, or something that is no file.
+    Raises `OSError`.
+
+    Opening asks the server for the file's present state (close-to-open), and a handle that was replaced
+    meanwhile (ESTALE) is looked up again.
+    """
+    for attempt in range(_TRIES):
+        try:
+            with open(path, "rb", opener=_at_once) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return None
+                data = file.read(limit + 1)
+            return data if len(data) <= limit else None
+        except FileNotFoundError:
+            return None
+        except (NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempt == _TRIES - 1:
+                raise
+            time.sleep(0.01 * attempt)
+    return None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Another user may have put a pipe there, and opening that must not hang."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Names in a folder, without the hidden ones, sorted; none where it is missing. Raises `OSError`.
+
+    Over NFS a client may answer from memory for up to a minute, unless it has just changed this folder.
+    """
+    for attempt in range(_TRIES):
+        try:
+            return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempt == _TRIES - 1:
+                raise
+            time.sleep(0.01 * attempt)
+    return []
+
+
+def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
+    """The error of dsv's that an operating system's error at `path` in a cache is."""
+    what, subject = f"cannot {doing} {path}: {error.strerror or error}", str(path)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "ask the cache's owner for the right to write, or use --cache DIR"
+        return Denied(what, subject=subject, hint=hint)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoRoom(what, subject=subject, hint="dsv evict --dry-run")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(what, subject=subject)
+    return Unreachable(what, subject=subject)
+
+
+def link_count(path: Path) -> int:
+    """The number of names of a file, asked of the server anew."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_nlink
+    finally:
+        os.close(descriptor)
+
+
+def umask() -> int:
+    """This process's umask, read without changing it: other threads create files meanwhile."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    return 0o777  # unknown: as if nothing got through

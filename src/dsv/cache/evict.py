@@ -1,0 +1,265 @@
+"""Carrying out evictions: intent first, then a look at the claims, then out of sight in one rename, then
+deletion.
+
+The protocol, with its reasons, is in docs/cache.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.cache import room
+from dsv.cache.claims import Claims, read_claims
+from dsv.cache.disk import explain
+from dsv.cache.intents import PREFIX as INTENT
+from dsv.cache.intents import Fired, Intent
+from dsv.cache.inventory import Inventory, Item, take_inventory
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.leases import visible_identity
+from dsv.cache.policy import Candidate, Disk, Due, Planner, Wish
+from dsv.cache.record import record_path
+from dsv.cache.removal import Removed, Remover
+from dsv.cache.request import Need
+from dsv.cache.settings import CacheSettings, check_writable
+from dsv.cache.sweep import Sweeper, remove_empty
+from dsv.cache.usage import USED, Extent, add_share, last_used
+from dsv.cache.writer import FILE_TIME
+from dsv.errors import DsvError, NoRoom
+from dsv.model.units import format_bytes
+
+_FILE_TIME_NS = FILE_TIME * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """One commit that went (or would go). freed: what that left free; aliens: files in it that were not
+    its own.
+    """
+
+    candidate: Candidate
+    reason: str
+    freed: Extent
+    aliens: int = 0
+    alien_paths: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class EvictionResult:
+    """evicted in order; kept with reasons; exceeded: limits that do not hold even so; failures by place.
+
+    leftovers: what was freed besides, of killed evictors and of fills that nobody goes on with.
+    """
+
+    evicted: list[Evicted] = field(default_factory=list)
+    kept: list[Due] = field(default_factory=list)
+    exceeded: list[str] = field(default_factory=list)
+    failures: dict[Place, DsvError] = field(default_factory=dict)
+    leftovers: Extent = field(default_factory=Extent)
+
+    @property
+    def freed(self) -> Extent:
+        return sum((one.freed for one in self.evicted), self.leftovers)
+
+
+def evict(
+    root: CacheRoot,
+    settings: CacheSettings,
+    wish: Wish,
+    *,
+    on_evicted: Callable[[Evicted], None] = lambda _: None,
+) -> EvictionResult:
+    """Evicts what the settings and the wish say. Several at once, on any hosts, are safe.
+
+    Raises `Unsupported` for a cache of a newer dsv, `Denied`, `Unreachable`.
+    """
+    if not root.exists():
+        return EvictionResult()
+    check_writable(root, settings)
+    try:
+        leftovers = Sweeper(root, settings, wish).run()
+    except OSError as error:
+        raise explain(error, root.path, "clean up") from error
+    inventory = take_inventory(root)
+    planner = _planner(root, inventory, settings, wish)
+    executor = _Executor(root, {item.place: item for item in inventory.visible})
+    result = _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
+    result.leftovers = leftovers
+    return result
+
+
+def preview(root: CacheRoot, settings: CacheSettings, wish: Wish, *, exact: bool = True) -> EvictionResult:
+    """What `evict` would do now; nothing is touched.
+
+    `exact` looks at every file that would go, as only its links tell what is freed; else the records' word
+    is taken.
+    """
+    if not root.exists():
+        return EvictionResult()
+    remover = Remover(_FILE_TIME_NS, dry=True)
+
+    def measure(due: Due) -> Evicted:
+        if not exact:
+            return Evicted(due.candidate, due.reason, due.candidate.room)
+        return _evicted(due, remover.remove(root.visible(due.candidate.place)))
+
+    return _carry_out(_planner(root, take_inventory(root), settings, wish), measure, lambda _: None)
+
+
+def _planner(root: CacheRoot, inventory: Inventory, settings: CacheSettings, wish: Wish) -> Planner:
+    without = wish.place if wish.need is not None else None
+    return Planner(_candidates(inventory), settings, disk_now(root, without), inventory.now, wish)
+
+
+def _carry_out(
+    planner: Planner,
+    act: Callable[[Due], Evicted | str | None],
+    on_evicted: Callable[[Evicted], None],
+) -> EvictionResult:
+    """`act` answers what went, why it stays after all, or None where another was faster."""
+    result = EvictionResult()
+    while (due := planner.next()) is not None:
+        try:
+            outcome = act(due)
+        except OSError as error:
+            result.failures[due.candidate.place] = failure = explain(error, str(due.candidate.place), "evict")
+            outcome = failure.message
+        if isinstance(outcome, str):
+            planner.kept(outcome)
+        elif outcome is None:
+            planner.gone()
+        else:
+            planner.evicted(outcome.freed, planner.heir())
+            result.evicted.append(outcome)
+            on_evicted(outcome)
+    plan = planner.finish()
+    result.kept, result.exceeded = plan.kept, plan.exceeded
+    return result
+
+
+def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Need) -> EvictionResult:
+    """Returns when the need fits the disk and the owner's limits beside all other fills, evicting where
+    that helps.
+
+    dataset: the name of what is to be cached. Raises `NoRoom` with the figures.
+    """
+    wish = Wish(
+        need=Extent(need.bytes, need.files), dataset=dataset, place=need.place, keep=need.keep | {need.place}
+    )
+    if not _planner(root, take_inventory(root), settings, wish).finish().exceeded:
+        return EvictionResult()
+    result = evict(root, settings, wish)
+    if result.exceeded:
+        stays = [one for one in result.kept if one.candidate.claim]
+        used = f"; {len(stays)} cached commits are in use or pinned" if stays else ""
+        raise NoRoom(
+            f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
+            f"{result.exceeded[0]}{used}",
+            subject=str(need.place),
+            hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+        )
+    return result
+
+
+def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
+    """The file system's figures, and what fills have written and still will, less the one of `without`."""
+    try:
+        found = os.statvfs(_nearest(root.path))
+        fills = room.reservations(root)
+    except OSError as error:
+        raise explain(error, root.path, "read") from error
+    return Disk(
+        free=found.f_bavail * found.f_frsize,
+        total=found.f_blocks * found.f_frsize,
+        filling=Extent(sum(one.written_bytes for one in fills), sum(one.written_files for one in fills)),
+        reserved=sum(
+            (Extent(one.left_bytes, one.left_files) for one in fills if one.place != without), Extent()
+        ),
+    )
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there: a cache that is not made yet will be on its file
+    system.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _candidates(inventory: Inventory) -> list[Candidate]:
+    return [item.candidate(inventory.now) for item in inventory.visible]
+
+
+class _Executor:
+    """Evicts one commit at a time."""
+
+    def __init__(self, root: CacheRoot, items: dict[Place, Item]) -> None:
+        self._root = root
+        self._items = items
+        self._remover = Remover(_FILE_TIME_NS)
+
+    def evict(self, due: Due, heir: Place | None) -> Evicted | str | None:
+        """What went; why it stays after all; None where another evictor was faster. Raises `OSError`."""
+        root, place = self._root, due.candidate.place
+        intent = Intent.declare(root, place, root.now(root.claims(place)))
+        try:
+            claims = read_claims(root, place)
+            reason = self._objection(due.candidate, claims)
+            fired = Fired.VOIDED if reason else intent.fire(root.visible(place))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                intent.withdraw()
+            raise
+        if fired is not Fired.DONE:
+            intent.withdraw()
+            if fired is Fired.GONE or visible_identity(root, place) is None:
+                remove_empty(root, place)
+                return None
+            return reason or "taken into use at this moment"
+        forget(root, place, claims)
+        removed = self._remover.remove(intent.folder / place.name)
+        self._pass_on(due.candidate.room - removed.room, heir)
+        intent.withdraw()
+        remove_empty(root, place)
+        return _evicted(due, removed)
+
+    def _objection(self, candidate: Candidate, claims: Claims) -> str | None:
+        """What was not so when the plan was made."""
+        root, place = self._root, candidate.place
+        reason = claims.protecting(root.now(root.claims(place)))
+        if reason is not None:
+            return reason
+        if (last_used(root, place) or 0.0) > candidate.last_use:
+            return "used at this moment"
+        record = self._items[place].record
+        if record is not None and record_path(root, place, record.fill).name not in claims.names:
+            return "cached anew at this moment"
+        return None
+
+    def _pass_on(self, rest: Extent, heir: Place | None) -> None:
+        """What stays on disk, as others link it, goes on another's account."""
+        item = None if heir is None else self._items.get(heir)
+        if item is not None and item.record is not None and rest != Extent():
+            with contextlib.suppress(OSError):
+                add_share(self._root, item.place, item.record.fill, rest)
+
+
+def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
+    """Removes what was known and claimed of a commit that has gone: exactly the names that were seen under
+    the intent.
+
+    No such name is ever used again, so a new fill of the same commit keeps all of its own; `used` alone
+    is, and losing it does no harm. Raises `OSError`.
+    """
+    for name in claims.names:
+        if not name.startswith(INTENT):
+            (root.claims(place) / name).unlink(missing_ok=True)
+    (root.claims(place) / USED).unlink(missing_ok=True)
+
+
+def _evicted(due: Due, removed: Removed) -> Evicted:
+    return Evicted(due.candidate, due.reason, removed.room, removed.aliens, tuple(removed.alien_paths))

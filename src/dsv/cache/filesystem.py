@@ -1,0 +1,106 @@
+"""What kind of file system a cache lies on, and the few calls that Python has no name for."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# statfs(2) f_type of file systems where a change is a message to another machine.
+_NFS = 0x6969
+_REMOTE = {
+    _NFS,
+    0xFF534D42,  # CIFS
+    0xFE534D42,  # SMB 2 and later
+    0x00C36400,  # Ceph
+    0x65735546,  # FUSE: sshfs, JuiceFS, s3fs; a local one only loses a little by being taken for remote
+    0x0BD00BD0,  # Lustre
+    0x47504653,  # GPFS
+    0x19830326,  # BeeGFS
+    0x01021997,  # 9p
+    0x5346414F,  # AFS
+}
+_FICLONE = 0x40049409
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """remote: each create is a round trip, and other hosts may see the same files.
+    sync_each: files are synced one by one, as they are on NFS at every close; else all at once."""
+
+    remote: bool
+    sync_each: bool
+
+
+def kind_of(path: Path) -> FileSystem:
+    """Of the file system that `path` is on; unknown ones count as local. Raises `OSError`."""
+    magic = _magic(path)
+    return FileSystem(remote=magic in _REMOTE, sync_each=magic == _NFS)
+
+
+def server_time(folder: Path) -> float:
+    """Seconds since 1970 by the clock of who serves the folder, which is made to look at it anew; see `CacheRoot.now`.
+
+    Never makes the folder. Raises `OSError`; `FileNotFoundError` or ESTALE where it has gone.
+    """
+    probe = folder / f".now-{os.urandom(8).hex()}"
+    os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        return folder.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def sync(descriptor: int) -> None:
+    """Writes all that is dirty on the descriptor's file system to stable storage. Raises `OSError`.
+
+    On Linux since 5.8 it also reports what an earlier write-back could not write.
+    """
+    if sys.platform != "linux":
+        os.sync()
+        return
+    if _libc().syncfs(descriptor) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def clone(source: int, destination: int) -> bool:
+    """Makes the empty file `destination` share the blocks of `source`; False where that can't be. Raises `OSError`."""
+    if sys.platform != "linux":
+        return False
+    try:
+        fcntl.ioctl(destination, _FICLONE, source)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
+            raise
+        return False
+    return True
+
+
+@functools.cache
+def boot() -> str:
+    """This kernel's boot; "" where that is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _magic(path: Path) -> int:
+    if sys.platform != "linux":
+        return 0
+    buffer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first long
+    if _libc().statfs(os.fsencode(path), buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF

@@ -1,0 +1,160 @@
+"""Making a commit visible in a cache, together with whoever else wants it."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+from dsv.cache import filesystem, room
+from dsv.cache.disk import explain
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.planning import make_plan
+from dsv.cache.publish import bury
+from dsv.cache.record import Cached, lookup
+from dsv.cache.request import EnsureRoom, FillRequest, FillResult, HelperSpec
+from dsv.cache.shift import Means, Shift, need_of
+from dsv.cache.site import Site, clear, discard, give_up, join, start
+from dsv.cache.source import Source
+from dsv.cache.work import FillEnded
+from dsv.cache.workers import Beat
+from dsv.errors import Conflict, Unreachable
+from dsv.model.progress import NoProgress, Progress
+
+_ATTEMPTS = 50
+# What an NFS client makes of files that were open when it was cut off for longer than the server's lease: they are
+# lost to this process, and no more than that.
+_FORGOTTEN = errno.EIO
+_COMEBACKS = 3
+
+
+def fill(
+    root: CacheRoot,
+    request: FillRequest,
+    source: Source,
+    *,
+    ensure_room: EnsureRoom,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    helper: HelperSpec | None = None,
+) -> FillResult:
+    """Returns when the commit is visible and whole, whoever filled it.
+
+    source: is asked for nothing where the commit is there already. jobs: processes on this host, None for what suits
+    the machine; more than one needs `helper`, by which they get their own source.
+    Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something else is in the way), `Denied`, `Unreachable`,
+    and what the source raises. Finished files stay for the next attempt, except where the disk is full.
+    """
+    try:
+        found = lookup(root, request.place)
+        if found is not None:
+            return FillResult(found.path, found.record.files, found.record.bytes)
+        root.prepare()
+        means = Means(
+            root=root,
+            place=request.place,
+            source=source,
+            ensure_room=ensure_room,
+            jobs=jobs,
+            progress=progress or NoProgress(),
+            helper=helper,
+            kind=filesystem.kind_of(root.path),
+        )
+        return _fill(request, means)
+    except OSError as error:
+        raise explain(error, root.visible(request.place), "fill") from error
+
+
+def _fill(request: FillRequest, means: Means) -> FillResult:
+    """Each round ends with the commit visible, or with somebody else's fill that ended without it."""
+    root, place = means.root, means.place
+    worked = False
+    fetched = linked = comebacks = 0
+    for attempt in range(_ATTEMPTS):
+        found = lookup(root, place, fresh=True)
+        if found is not None:
+            return _result(found, fetched, linked, hit=not worked)
+        site = join(root, place)
+        if site is not None and not site.tree.is_dir():
+            bury(site)
+            continue
+        try:
+            done = _take_part(request, means, site)
+        except OSError as error:
+            if error.errno != _FORGOTTEN or not means.kind.remote or comebacks == _COMEBACKS:
+                raise
+            comebacks += 1
+            means.progress.note(f"{root.path} had forgotten this host; it joins again")
+            continue
+        if done is not None:
+            worked = True
+            fetched += done.fetched
+            linked += done.linked
+            if not done.published:
+                time.sleep(min(1.0, 0.01 * attempt))
+    raise Unreachable(
+        f"{place} is evicted from {root.path} again and again before it is whole", subject=str(place)
+    )
+
+
+def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift | None:
+    """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun."""
+    beat = Beat(means.root, means.kind)
+    shift: Shift | None = None
+    try:
+        if site is None:
+            site = _begin(request, means, beat)
+        else:
+            beat.enlist(site.workers)
+        if site is not None:
+            beat.start(site.workers)
+            shift = Shift(means, site, beat)
+            shift.run()
+    except FillEnded:
+        pass
+    finally:
+        beat.stop()
+        # Only now, as NFS can't remove a file that this host has open.
+        if shift is not None and site is not None:
+            _leave(site, shift)
+    return shift
+
+
+def _leave(site: Site, shift: Shift) -> None:
+    if shift.published:
+        clear(site)
+    elif shift.hopeless:
+        give_up(site)
+
+
+def _begin(request: FillRequest, means: Means, beat: Beat) -> Site | None:
+    """Plans, reserves room, and starts; None where another was faster."""
+    root, place = means.root, means.place
+    _check_free(root, place)
+    planned = make_plan(root, request, means.source, remote=means.kind.remote)
+    plan = planned.plan
+    room.reserve(root, place, plan.fill, plan.need_bytes, plan.need_files)
+    site: Site | None = None
+    try:
+        means.ensure_room(need_of(place, plan, plan.need_bytes, plan.need_files))
+        site = start(root, place, plan, planned.sheet, planned.moves, beat.enlist)
+    finally:
+        if site is None:
+            beat.stop()
+            discard(root, plan.fill)
+            room.release(root, plan.fill)
+    return site
+
+
+def _check_free(root: CacheRoot, place: Place) -> None:
+    visible = root.visible(place)
+    # Looked at in this order, a commit that is just being published is not taken for a stranger.
+    if visible.is_dir() and join(root, place) is None and lookup(root, place, fresh=True) is None:
+        raise Conflict(
+            f"{visible} is in the way: it is no commit that dsv has cached",
+            subject=str(visible),
+            hint=f"look what it is, then: rm -r {visible}",
+        )
+
+
+def _result(found: Cached, fetched: int, linked: int, *, hit: bool) -> FillResult:
+    return FillResult(found.path, found.record.files, found.record.bytes, fetched, linked, hit)

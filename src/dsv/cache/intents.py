@@ -1,0 +1,150 @@
+"""An evictor's declared will to remove a commit, and how a taker of a lease ends it for good.
+
+An intent is a file in the place's claims folder, and an empty folder of its own in the trash, made before
+it. The one thing that removes a commit from sight is a rename of its visible folder into that trash
+folder. Whoever finds an intent and wants the commit removes the trash folder: that succeeds only while it
+is empty, and from then on the rename can only fail, even one that an unplugged host sends minutes later.
+So the file server decides, atomically, and nobody has to wait or to compare clocks.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.disk import read_small
+from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.owners import Owner
+
+PREFIX = "intent-"
+_GONE = (errno.ENOENT, errno.ESTALE)
+_FULL = (errno.ENOTEMPTY, errno.EEXIST)
+
+
+class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`owner.id` names the trash folder. at: the file server's clock."""
+
+    version: int = 1
+    owner: Owner
+    at: float
+
+
+class Fired(enum.Enum):
+    """What became of an evictor's rename."""
+
+    DONE = "done"
+    VOIDED = "voided"  # a taker was there
+    GONE = "gone"  # another evictor was faster
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """This process's intent on one place."""
+
+    root: CacheRoot
+    place: Place
+    owner: Owner
+
+    @classmethod
+    def declare(cls, root: CacheRoot, place: Place, now: float) -> Intent:
+        """Makes the trash folder, then tells. From here on a listing of the claims shows every earlier taker.
+
+        Raises `OSError`.
+        """
+        intent = cls(root, place, Owner.new())
+        intent._make_folder()
+        try:
+            intent._tell(IntentRecord(owner=intent.owner, at=now))
+        except BaseException:
+            intent.withdraw()
+            raise
+        return intent
+
+    @property
+    def folder(self) -> Path:
+        return self.root.trash / self.owner.id
+
+    @property
+    def file(self) -> Path:
+        return self.root.claims(self.place) / f"{PREFIX}{self.owner.id}"
+
+    def _make_folder(self) -> None:
+        try:
+            self.root.make_directory(self.folder)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.root.spare_folder.rename(
+                self.folder
+            )  # the next `prepare` on a disk with room makes a new one
+
+    def _tell(self, record: IntentRecord) -> None:
+        try:
+            self.root.write_once(self.file, msgspec.json.encode(record))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.root.put_name(self.file)  # the name alone says enough
+
+    def fire(self, source: Path) -> Fired:
+        """Takes `source` out of sight, unless a taker was faster. Raises `OSError`."""
+        try:
+            source.rename(self.folder / source.name)
+            return Fired.DONE
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+        try:  # which of the two names is gone? The server knows, this host's memory may be old
+            self.folder.rmdir()
+        except OSError as error:
+            if error.errno in _FULL:  # a RENAME sent again after its answer was lost
+                return Fired.DONE
+            if error.errno in _GONE:
+                return Fired.VOIDED
+            raise
+        return Fired.GONE
+
+    def withdraw(self) -> None:
+        """Takes the intent back; the trash folder first, as an intent without one is void. Raises
+        `OSError`.
+        """
+        _remove_folder(self.folder)
+        self.file.unlink(missing_ok=True)
+
+
+def void(root: CacheRoot, place: Place, name: str) -> bool:
+    """Makes sure that the intent in this claim file can no longer fire; False where it has fired already.
+
+    Raises `OSError`.
+    """
+    if not _remove_folder(root.trash / name.removeprefix(PREFIX)):
+        return False
+    (root.claims(place) / name).unlink(missing_ok=True)
+    return True
+
+
+def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:
+    """None where it was taken back, or can't be understood. Raises `OSError`."""
+    data = read_small(root.claims(place) / name)
+    try:
+        return None if data is None else msgspec.json.decode(data, type=IntentRecord)
+    except msgspec.DecodeError:
+        return None
+
+
+def _remove_folder(folder: Path) -> bool:
+    """False where the folder is not empty. One that is not there was removed by its evictor or by another
+    taker.
+    """
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno in _FULL:
+            return False
+        if error.errno not in _GONE:
+            raise
+    return True

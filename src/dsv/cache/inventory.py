@@ -1,0 +1,168 @@
+"""What is cached here: small records and claims of every commit. Never walks a tree."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.cache import usage
+from dsv.cache.claims import Claims, read_claims
+from dsv.cache.disk import explain, list_names
+from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place
+from dsv.cache.policy import Candidate
+from dsv.cache.record import Filled, read_record
+from dsv.cache.usage import Extent
+from dsv.errors import UsageError
+from dsv.model.names import DatasetName
+
+_THREADS = 16  # reads in flight: over NFS each is a round trip
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What is known of one place. Times by the file server's clock.
+
+    visible: it can be seen; where not, only claims or a fill under way are there. record: None where none was
+    written (who filled it died right then) or none can be read. room: what it stands for on disk.
+    """
+
+    place: Place
+    visible: bool
+    record: Filled | None
+    claims: Claims
+    last_use: float
+    room: Extent
+
+    @property
+    def dataset(self) -> DatasetName:
+        return DatasetName.from_component(self.place.dataset)
+
+    def candidate(self, now: float) -> Candidate:
+        size, files = (self.record.bytes, self.record.files) if self.record else (0, 0)
+        claim = self.claims.protecting(now)
+        return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """now: when it was taken. aliens: names at the top and among the commits that are not dsv's."""
+
+    now: float
+    items: tuple[Item, ...]
+    aliens: tuple[str, ...]
+
+    @property
+    def visible(self) -> list[Item]:
+        return [item for item in self.items if item.visible]
+
+
+def take_inventory(root: CacheRoot) -> Inventory:
+    """Raises `Denied`, `Unreachable`; a cache that is not there is empty."""
+    try:
+        now = server_now(root)
+        seen, aliens = _visible(root)
+        known = set(find_all(root.dot / "claims"))
+        places = sorted(seen | known)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-inventory") as pool:
+            items = pool.map(lambda place: read_item(root, place, visible=place in seen), places)
+            return Inventory(now, tuple(items), tuple(aliens))
+    except OSError as error:
+        raise explain(error, root.path, "read") from error
+
+
+def read_item(root: CacheRoot, place: Place, *, visible: bool) -> Item:
+    """Raises `OSError`."""
+    claims = read_claims(root, place)
+    record = read_record(root, place, claims.names)
+    room = Extent()
+    if record is not None:
+        room = Extent(record.own_bytes, record.own_files) + usage.shares(
+            root, place, record.fill, claims.names
+        )
+    uses = [usage.last_used(root, place) or 0.0 if usage.USED in claims.names else 0.0]
+    uses += [lease.renewed for lease in claims.leases if lease.purpose != "hold"]
+    uses += [lease.since for lease in claims.leases]
+    uses += [record.time] if record is not None else [_changed(root.visible(place))]
+    return Item(place, visible, record, claims, max(uses), room)
+
+
+def server_now(root: CacheRoot) -> float:
+    """The file server's clock; this host's, for who may only read and so decides nothing. Raises
+    `OSError`.
+    """
+    try:
+        return root.now() if root.exists() else time.time()
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return time.time()
+
+
+def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
+    """What of one dataset is visible. Raises `OSError`."""
+    names = list_names(root.path / dataset.component)
+    places = (Place.parse(dataset.component, name) for name in names)
+    return [place for place in places if place is not None]
+
+
+def _visible(root: CacheRoot) -> tuple[set[Place], list[str]]:
+    places: set[Place] = set()
+    aliens: list[str] = []
+    for folder in _entries(root.path):
+        if folder.name == SETTINGS_FILE or folder.name.startswith("."):
+            continue
+        if not folder.is_dir(follow_symlinks=False) or not _is_dataset(folder.name):
+            aliens.append(folder.name)
+            continue
+        inside = _entries(Path(folder.path))
+        if not root.binding(folder.name).exists() and not _has_place(folder.name, inside):
+            aliens.append(folder.name)
+            continue
+        for one in inside:
+            place = Place.parse(folder.name, one.name)
+            if place is not None and one.is_dir(follow_symlinks=False):
+                places.add(place)
+            elif not one.name.startswith("."):
+                aliens.append(f"{folder.name}/{one.name}")
+    return places, sorted(aliens)
+
+
+def find_all(folder: Path) -> list[Place]:
+    """The places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
+    found: list[Place] = []
+    for dataset in list_names(folder):
+        if _is_dataset(dataset):
+            places = (Place.parse(dataset, name) for name in list_names(folder / dataset))
+            found.extend(place for place in places if place is not None)
+    return found
+
+
+def _has_place(dataset: str, inside: list[os.DirEntry[str]]) -> bool:
+    return any(Place.parse(dataset, one.name) is not None for one in inside)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_dataset(name: str) -> bool:
+    try:
+        DatasetName.from_component(name)
+    except UsageError:
+        return False
+    return True
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except FileNotFoundError:
+        return 0.0

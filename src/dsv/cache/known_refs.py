@@ -1,0 +1,87 @@
+"""Names of commits as the cache last heard of them: what serves when the store is away.
+
+A tag never changes its meaning, so it is recorded once. A branch is recorded with the time of the last look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.disk import list_names, read_small
+from dsv.cache.layout import CacheRoot
+from dsv.errors import UsageError
+from dsv.model.ids import CommitId, StoreId
+from dsv.model.names import BranchName, DatasetName, TagName
+
+_OFTEN_ENOUGH = 60.0  # seconds between two records of an unchanged branch
+
+
+class _Known(msgspec.Struct, frozen=True):
+    version: int
+    commit: str
+    seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRef:
+    """seen: when the store last said so, by the file server's clock."""
+
+    commit: CommitId
+    seen: float
+
+
+class KnownRefs:
+    """The names of one store that this cache has heard of. Everything here raises `OSError`."""
+
+    def __init__(self, root: CacheRoot, store: StoreId) -> None:
+        self._root = root
+        self._folder = root.store(store) / "refs"
+
+    def saw_tag(self, dataset: DatasetName, tag: TagName, commit: CommitId) -> None:
+        if self.tag(dataset, tag) is None:
+            self._root.write_once(self._tag(dataset, tag), _encode(commit, self._root.now()))
+
+    def saw_branch(self, dataset: DatasetName, branch: BranchName, commit: CommitId) -> None:
+        now = self._root.now()
+        known = self.branch(dataset, branch)
+        if known is None or known.commit != commit or not 0 <= now - known.seen < _OFTEN_ENOUGH:
+            self._root.replace(self._branch(dataset, branch), _encode(commit, now))
+
+    def tag(self, dataset: DatasetName, tag: TagName) -> KnownRef | None:
+        return _read(self._tag(dataset, tag))
+
+    def branch(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
+        return _read(self._branch(dataset, branch))
+
+    def names(self, dataset: DatasetName) -> dict[CommitId, list[str]]:
+        """For each commit the tags, then the branches, that name it as far as is known."""
+        found: dict[CommitId, list[str]] = {}
+        for kind in ("tags", "branches"):
+            folder = self._folder / dataset.component / kind
+            for name in list_names(folder):
+                known = _read(folder / name)
+                if known is not None:
+                    found.setdefault(known.commit, []).append(name.replace("%2F", "/"))
+        return found
+
+    def _tag(self, dataset: DatasetName, tag: TagName) -> Path:
+        return self._folder / dataset.component / "tags" / tag.component
+
+    def _branch(self, dataset: DatasetName, branch: BranchName) -> Path:
+        return self._folder / dataset.component / "branches" / branch.component
+
+
+def _encode(commit: CommitId, seen: float) -> bytes:
+    return msgspec.json.encode(_Known(1, str(commit), seen))
+
+
+def _read(path: Path) -> KnownRef | None:
+    data = read_small(path)
+    try:
+        known = None if data is None else msgspec.json.decode(data, type=_Known)
+        return None if known is None else KnownRef(CommitId.parse(known.commit), known.seen)
+    except (msgspec.DecodeError, UsageError):
+        return None

@@ -1,0 +1,337 @@
+"""Where everything lies in a cache, and the few ways in which it is written there.
+
+A cache is a directory, local or on a network file system, that several hosts and users share:
+
+    <root>/dsv-cache.toml              the owner's limits
+    <root>/<dataset>/<name>/…          a commit, or a selection of one, as plain read-only files
+    <root>/.dsv/claims/<dataset>/<name>/   leases, pins, eviction intents, last use
+    <root>/.dsv/fill/<dataset>/<name>/     a fill under way
+    <root>/.dsv/stores/<store>/            metadata fetched from a store, last known refs
+    <root>/.dsv/datasets/<dataset>         which store owns the visible paths of this name
+    <root>/.dsv/room/  trash/  tmp/
+
+`<name>` is `<commit>` or `<commit>+<selection>`. Everything is made with the rights of the root folder,
+whatever the umask, so that who may write to the root may share the work, and nobody ever has to change the
+mode of what another made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.cache.disk import explain, link_count, read_small, umask
+from dsv.errors import Unsupported
+from dsv.model.ids import CommitId, StoreId
+
+DOT = ".dsv"
+SETTINGS_FILE = "dsv-cache.toml"
+_NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
+_TRIES = 20
+_SPARES = 4
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# The server forgot a handle, or somebody removed an empty folder under us: look the path up again.
+_LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A visible path: `<dataset>/<name>`.
+
+    dataset: one path component (`/` written `%2F`).
+    name: `<commit>` or `<commit>+<selection>`.
+    """
+
+    dataset: str
+    name: str
+
+    @classmethod
+    def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> Place:
+        """`dataset` is the component; `selection` 16 hex digits, None for the whole commit."""
+        return cls(dataset, f"{commit}+{selection}" if selection else str(commit))
+
+    @classmethod
+    def parse(cls, dataset: str, name: str) -> Place | None:
+        """The place that two folder names mean; None for something that is not dsv's."""
+        if dataset.startswith(".") or not dataset or "/" in dataset or not _NAME.fullmatch(name):
+            return None
+        return cls(dataset, name)
+
+    @property
+    def commit(self) -> CommitId:
+        return CommitId.parse(self.name[:64])
+
+    @property
+    def selection(self) -> str | None:
+        return self.name[65:] or None
+
+    def __str__(self) -> str:
+        return f"{self.dataset.replace('%2F', '/')}@{self.name}"
+
+
+class CacheRoot:
+    """One cache. Making this object touches nothing; `prepare` makes the folders, reading needs none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow the site's own links)
+        self.dot = self.path / DOT
+        self._modes: tuple[int, int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"CacheRoot({str(self.path)!r})"
+
+    def visible(self, place: Place) -> Path:
+        return self.path / place.dataset / place.name
+
+    def claims(self, place: Place) -> Path:
+        return self.dot / "claims" / place.dataset / place.name
+
+    def fill(self, place: Place) -> Path:
+        return self.dot / "fill" / place.dataset / place.name
+
+    def store(self, store: StoreId) -> Path:
+        return self.dot / "stores" / str(store)
+
+    def metadata(self, store: StoreId) -> Path:
+        """For `Repository.open(metadata=…)`: copies of immutable objects."""
+        return self.store(store) / "objects"
+
+    def binding(self, dataset: str) -> Path:
+        return self.dot / "datasets" / dataset
+
+    @property
+    def room(self) -> Path:
+        return self.dot / "room"
+
+    @property
+    def trash(self) -> Path:
+        return self.dot / "trash"
+
+    @property
+    def temporary(self) -> Path:
+        return self.dot / "tmp"
+
+    @property
+    def spares(self) -> Path:
+        return self.dot / "spare"
+
+    @property
+    def spare_folder(self) -> Path:
+        return self.trash / "spare"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / SETTINGS_FILE
+
+    @property
+    def directory_mode(self) -> int:
+        """Mode of every directory: the root's, without its sticky bit, which would stop sharing."""
+        return self._rights()[0]
+
+    @property
+    def file_mode(self) -> int:
+        """Mode of every cached file: read-only for whom the root lets read."""
+        return self._rights()[1]
+
+    def executable_mode(self) -> int:
+        mode = self.file_mode
+        return mode | (mode & 0o444) >> 2
+
+    def _rights(self) -> tuple[int, int, int]:
+        if self._modes is None:
+            try:
+                found = self.path.stat()
+            except OSError as error:
+                raise explain(error, self.path) from error
+            # A directory that one may list but not enter is of no use, so x follows r.
+            rwx = found.st_mode & 0o777 | 0o700
+            rwx |= (rwx & 0o444) >> 2
+            self._modes = (rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid)
+        return self._modes
+
+    def exists(self) -> bool:
+        """Raises `Denied`, `Unreachable`."""
+        try:
+            return self.dot.is_dir()
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+    def prepare(self) -> None:
+        """Makes the root and its dot folder where missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
+                self.make_directory(self.dot / name)
+            self._make_spares()
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+    def _make_spares(self) -> None:
+        """Names to rename, so that evicting works on a disk that has neither a block nor an inode left."""
+        self.make_directory(self.spare_folder)
+        self.make_directory(self.spares)
+        for _ in range(_SPARES - sum(1 for _ in self.spares.iterdir())):
+            self.write_once(self.spares / os.urandom(8).hex(), b"")
+
+    def make_directory(self, path: Path) -> None:
+        """Makes `path`, below the root, and its missing parents, with the root's rights. There already: fine.
+
+        It appears with its final mode at once: a user with a narrow umask who dies between mkdir and chmod
+        would else leave a folder that locks the others out. Raises `OSError`.
+        """
+        if path.is_dir():
+            return
+        if path.parent != self.path:
+            self.make_directory(path.parent)
+        mode = self.directory_mode
+        inherits = bool(mode & stat.S_ISGID) or os.getegid() == self._rights()[2]
+        if inherits and not mode & umask():
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode & 0o777)
+                self._adopt(path, mode)
+            return
+        # tmp itself can have no temporary name inside tmp
+        beside = path.parent if path in (self.dot, self.temporary) else self.temporary
+        draft = beside / f".{os.urandom(8).hex()}"
+        draft.mkdir(0o700)
+        self._adopt(draft, mode)
+        try:
+            draft.rename(path)  # replaces an empty folder that another made meanwhile, which changes nothing
+        except OSError as error:
+            draft.rmdir()
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+    def _adopt(self, path: Path, mode: int) -> None:
+        """Group and mode for a directory that this process has just made."""
+        found = path.stat()
+        if found.st_gid != self._rights()[2] and mode & 0o070:
+            with contextlib.suppress(PermissionError):  # not a member: the mode alone has to do
+                os.chown(path, -1, self._rights()[2])
+        if stat.S_IMODE(found.st_mode) != mode:
+            path.chmod(mode)
+
+    def write_once(self, path: Path, data: bytes) -> bool:
+        """Creates `path` with exactly this content, atomically and durably; False if the name was taken.
+
+        Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made where
+        missing. Raises `OSError`; `Unsupported` where the file system has no hard links.
+        """
+        draft = self._draft(data)
+        try:
+            for attempt in range(_TRIES):
+                try:
+                    os.link(draft, path)
+                    return True
+                except FileExistsError:
+                    return (
+                        link_count(draft) > 1
+                    )  # a LINK sent again after its answer was lost finds its own work
+                except OSError as error:
+                    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                        message = f"the file system of {self.path} has no hard links, which a cache needs"
+                        raise Unsupported(message, subject=str(self.path)) from error
+                    self._look_again(error, path.parent, attempt)
+            raise AssertionError("unreachable")
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Writes `path` anew, atomically: readers see the old content or the new. For a file of one's own.
+
+        Who reads it meanwhile over NFS may get ESTALE: use `read_small`. Raises `OSError`.
+        """
+        draft = self._draft(data)
+        try:
+            for attempt in range(_TRIES):
+                try:
+                    draft.rename(path)
+                    return
+                except OSError as error:
+                    if attempt and read_small(path) == data:  # a RENAME sent again finds its own work
+                        return
+                    self._look_again(error, path.parent, attempt)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def _draft(self, data: bytes) -> Path:
+        """A file in tmp/ with this content, on disk, with the cache's rights."""
+        for attempt in range(_TRIES):
+            path = self.temporary / os.urandom(12).hex()
+            try:
+                self._write_draft(path, data)
+                return path
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                # An NFS client whose state the server has dropped says EIO for what it had open, and works
+                # again.
+                if error.errno != errno.EIO or attempt >= 2:
+                    self._look_again(error, self.temporary, attempt)
+        raise AssertionError("unreachable")
+
+    def _write_draft(self, path: Path, data: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
+            file.write(data)
+            file.flush()
+            os.fchmod(descriptor, self.file_mode)
+            os.fsync(descriptor)
+
+    def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
+        """Makes the folder anew where it was removed under us; raises `error` where that is no cure."""
+        if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
+            raise error
+        if attempt > 2:
+            time.sleep(0.01 * attempt)
+        with contextlib.suppress(FileNotFoundError):  # the folder above it was removed just then
+            self.make_directory(folder)
+
+    def now(self, folder: Path | None = None) -> float:
+        """Seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
+
+        It is the time of a change that this call makes in `folder` (default: tmp/). It is read from the
+        folder and not from the new file, as a client that holds a write delegation may date files by its own
+        clock (NFSv4.2), but the server alone dates a folder. Raises `OSError`.
+        """
+        folder = folder or self.temporary
+        probe = folder / f".now-{os.urandom(8).hex()}"
+        for attempt in range(_TRIES):
+            try:
+                lent = self.put_name(probe)
+                try:
+                    return folder.stat().st_mtime
+                finally:
+                    if lent:
+                        probe.rename(self.spares / probe.name.lstrip("."))
+                    else:
+                        probe.unlink(missing_ok=True)
+            except OSError as error:
+                self._look_again(error, folder, attempt)
+        raise AssertionError("unreachable")
+
+    def put_name(self, path: Path) -> bool:
+        """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block
+        nor inode.
+
+        True where it took a spare file for that, as some file systems count a link as a file: who wants
+        that name no more renames it back. Raises `OSError`.
+        """
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            return False
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            for spare in sorted(self.spares.iterdir()):
+                with contextlib.suppress(FileNotFoundError):  # another needed it
+                    spare.rename(path)
+                    return True
+            raise

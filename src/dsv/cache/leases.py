@@ -1,0 +1,259 @@
+"""Taking, renewing and ending leases. The protocol, with its reasons, is in docs/cache.md.
+
+A lease is a file `lease-<owner>.<number>.<renewed>` that goes by two names, the last and the one before.
+Renewing renames the older one to the next: a name is never used twice, so that whoever clears away an
+expired lease can't hit a renewed one; one of the two names stays all the time, so that no listing, however
+the server goes about it, can miss both; and a rename needs neither a block nor an inode, so that a full
+disk ends no lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from dsv.cache import intents
+from dsv.cache.claims import LEASE, LeaseName, LeaseRecord, read_claims
+from dsv.cache.disk import list_names
+from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.owners import Owner, user_name
+from dsv.cache.record import PREFIX as ENTRY
+from dsv.cache.usage import mark_used
+
+TTL = 900.0
+"""Seconds that a lease outlives its last renewal: what a host may be cut off without anybody noticing."""
+_RENEWALS = 5  # per TTL
+_RETRY = 10.0
+
+
+class Lease:
+    """A claim on one place, valid from the moment it was taken, whether the commit is there yet or not.
+
+    Made by `take`, which settles the matter with every evictor at once. `confirm` says whether the commit
+    is there to stay; from then on the renewing thread watches that it is. `lost` is set, with `reason`,
+    when it was evicted while this host could not renew. Being unable to renew sets nothing: when the host
+    is back it takes the lease again if the commit is still the same.
+    """
+
+    def __init__(self, root: CacheRoot, place: Place, record: LeaseRecord) -> None:
+        self.root = root
+        self.place = place
+        self.record = record
+        self.lost = threading.Event()
+        self.reason = ""
+        self._name = LeaseName(record.owner.id, 0, record.renewed)
+        self._older: Path | None = None
+        self._identity: tuple[int, int] | None = None
+        self._entries: frozenset[str] = frozenset()
+        self._sure_until = 0.0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turn = threading.Lock()
+
+    @classmethod
+    def take(
+        cls,
+        root: CacheRoot,
+        place: Place,
+        purpose: Literal["stage", "run", "hold"],
+        *,
+        ttl: float = TTL,
+        run: str | None = None,
+        job: str | None = None,
+    ) -> Lease:
+        """Raises `OSError`, with nothing left behind that protects."""
+        started = boot_clock()
+        now = root.now(root.claims(place))
+        record = LeaseRecord(
+            owner=Owner.new(),
+            purpose=purpose,
+            run=None if run is None else str(run),  # a plain one: it may be of a kind that can't be encoded
+            job=job,
+            since=now,
+            renewed=now,
+            ttl=ttl,
+        )
+        lease = cls(root, place, record)
+        root.write_once(lease._path, msgspec.json.encode(record))
+        lease._counts_from(started)
+        try:
+            lease._void_intents()
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    @property
+    def secure(self) -> bool:
+        """Whether every evictor still respects it, by a clock that runs on while the machine sleeps."""
+        return not self.lost.is_set() and boot_clock() < self._sure_until
+
+    def confirm(self) -> bool:
+        """Whether the whole commit is visible, and so stays visible while the lease lasts. Raises
+        `OSError`.
+        """
+        self._entries = self._recorded()
+        self._identity = visible_identity(self.root, self.place)
+        return self._identity is not None
+
+    def renew(self) -> None:
+        """Renews once, and looks whether the commit is still the one that was confirmed. Raises `OSError`."""
+        with self._turn:
+            started = boot_clock()
+            now = self.root.now(self.root.claims(self.place))
+            older, current = self._older, self._path
+            self._name = LeaseName(self._name.holder, self._name.number + 1, max(now, self._name.renewed))
+            self._rename(older, current)
+            self._older = current
+            self._counts_from(started)
+            if self._stop.is_set():  # released while this hung
+                self._remove()
+                return
+            self._void_intents()
+            if not self._unchanged():
+                self._lose()
+
+    def hold(self) -> Self:
+        """Starts the thread that renews until `release`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._renewing, name="dsv-lease", daemon=True)
+            self._thread.start()
+        return self
+
+    def release(self) -> None:
+        """Ends the claim and records the use. What can't be reached expires by itself; never raises
+        `OSError`.
+        """
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)  # it may hang in the kernel while the server is away
+            self._thread = None
+        with contextlib.suppress(OSError):
+            if self._identity is not None and not self.lost.is_set():
+                mark_used(self.root, self.place)
+        with contextlib.suppress(OSError):
+            self._remove()
+            self.root.claims(self.place).rmdir()  # where nothing came of it; a whole commit has its entry there
+
+    def __enter__(self) -> Self:
+        return self.hold()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def _path(self) -> Path:
+        return self.root.claims(self.place) / str(self._name)
+
+    def _rename(self, older: Path | None, current: Path) -> None:
+        """Puts the lease under its new name; anew where an evictor, or a person, has cleared the old ones
+        away.
+        """
+        try:
+            if older is None:
+                os.link(current, self._path)
+            else:
+                older.rename(self._path)
+        except FileExistsError:
+            pass  # a LINK sent again after its answer was lost
+        except OSError as error:
+            if error.errno in FULL:
+                current.rename(self._path)
+            elif error.errno in (errno.ENOENT, errno.ESTALE):
+                self.root.write_once(self._path, msgspec.json.encode(self.record))
+            else:
+                raise
+
+    def _counts_from(self, started: float) -> None:
+        # What others see as valid ends at the server's `renewed + ttl`, which is after this: `started`
+        # came first, and a twentieth is more than two clocks drift apart in that time.
+        self._sure_until = started + self.record.ttl * 0.95
+
+    def _remove(self) -> None:
+        for path in (self._path, self._older):
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    def _void_intents(self) -> None:
+        for name in list_names(self.root.claims(self.place)):
+            if name.startswith(intents.PREFIX):
+                intents.void(self.root, self.place, name)
+
+    def _unchanged(self) -> bool:
+        """Whether the folder is the one that was confirmed; an inode's number may come back, a record's
+        never.
+        """
+        if self._identity is None:
+            return True
+        entries = self._recorded()
+        same = not self._entries or not self._entries.isdisjoint(entries)
+        return same and visible_identity(self.root, self.place) == self._identity
+
+    def _recorded(self) -> frozenset[str]:
+        names = list_names(self.root.claims(self.place))
+        return frozenset(name for name in names if name.startswith(ENTRY))
+
+    def _lose(self) -> None:
+        self.reason = f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
+        self.lost.set()
+
+    def _renewing(self) -> None:
+        interval = self.record.ttl / _RENEWALS
+        wait = interval
+        while not self._stop.wait(wait) and not self.lost.is_set():
+            try:
+                self.renew()
+                wait = interval if self.secure else 0.0  # it hung for so long that it is old already
+            except OSError:
+                wait = min(
+                    interval, _RETRY
+                )  # cut off, or no room for a file: `secure` tells when that matters
+
+
+def end_holds(root: CacheRoot, place: Place, *, user: str | None = None, job: str | None = None) -> int:
+    """Ends a person's `--hold` leases here, those of `job` alone where it is given; the number ended.
+
+    Runs keep theirs. `user` None is who asks. Raises `OSError`.
+    """
+    who = user or user_name()
+    ended = 0
+    claims = read_claims(root, place)
+    for lease in claims.leases:
+        if lease.purpose == "hold" and lease.owner.user == who and job in (None, lease.job):
+            for name in claims.names:
+                if name.startswith(f"{LEASE}{lease.owner.id}."):
+                    (root.claims(place) / name).unlink(missing_ok=True)
+            ended += 1
+    return ended
+
+
+def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
+    """Device and inode of the visible folder, asked of the file server and not of this host's memory;
+    None: absent.
+
+    One's own change in a folder is what makes an NFS client ask again. Raises `OSError`.
+    """
+    path = root.visible(place)
+    if not path.parent.is_dir():
+        root.now(root.path)
+    if path.parent.is_dir():
+        root.now(path.parent)
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def boot_clock() -> float:
+    """Seconds that run on while the machine sleeps, where the system has such a clock."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()

@@ -1,0 +1,170 @@
+"""Who does which part: claims, their generations, and what is done.
+
+All of it is names in one folder, made by symlink(2), which is atomic, exclusive and carries its content:
+
+    <part>.<generation>              -> owner id: the claim
+    <part>.<generation>.done         every file of the part is whole, and on stable storage
+    <part>.<generation>.done.<boot>  whole, but a power cut may tear it: counts until this machine starts again
+
+Only the newest generation of a part counts. A claimer of a further generation looks for `done` after its own claim,
+and who publishes makes a change in the folder before it lists it: so either the publisher sees the new claim, or the
+claimer sees that there was nothing left to take over. Even then it removes the drafts of those before it: one of them
+may be about to rename a file into the tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsv.cache.filesystem import FileSystem, boot, server_time
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A part that this process may work on.
+
+    generation: 1 for the first claimer; higher ones find others' traces. done: one of these had finished it; what is
+    left to do is to make sure that none of the others can still change it.
+    """
+
+    part: int
+    generation: int
+    done: bool = False
+
+
+class Board:
+    """The claims of one fill, as one process sees them. Not for use from several threads."""
+
+    def __init__(self, folder: Path, parts: int, owner: str, kind: FileSystem) -> None:
+        self._folder = folder
+        self._owner = owner
+        self.count = parts
+        self._newest: dict[int, int] = {}
+        self._done: set[int] = set()
+        self._mark = "done" if kind.remote else f"done.{_boot_tag()}"
+        self._finished: set[int] = set()
+        self._lost: set[int] = set()
+        self._cursor = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether anybody had claimed anything when this was last looked at."""
+        return bool(self._newest)
+
+    @property
+    def done(self) -> int:
+        return len(self._done)
+
+    @property
+    def all_done(self) -> bool:
+        return len(self._done) == self.count
+
+    def begin_at(self, part: int) -> None:
+        """Where to look for free parts first, so that several start far apart."""
+        self._cursor = part % max(self.count, 1)
+
+    def refresh(self) -> float:
+        """Looks at the folder anew, past the memory of an NFS client; returns the server's time.
+
+        Raises `OSError`; `FileNotFoundError` or ESTALE where the fill has ended.
+        """
+        now = server_time(self._folder)
+        newest: dict[int, int] = {}
+        done: dict[int, int] = {}
+        lost: set[int] = set()
+        for name in os.listdir(self._folder):  # noqa: PTH208 (names, not paths)
+            number, _, rest = name.partition(".")
+            if not number.isdigit():
+                continue
+            generation, _, mark = rest.partition(".")
+            part = int(number)
+            if not mark:
+                newest[part] = max(int(generation), newest.get(part, 0))
+            elif mark in ("done", self._mark):
+                done[part] = max(int(generation), done.get(part, 0))
+            else:
+                lost.add(part)
+        self._newest = newest
+        self._finished = set(done)
+        self._done = {part for part, generation in done.items() if generation >= newest.get(part, 0)}
+        self._lost = lost - self._done
+        return now
+
+    def claim_free(self) -> Claim | None:
+        """The next part that nobody has claimed; None where there is none left. Raises `OSError`."""
+        while True:
+            part = self._next_free()
+            if part is None:
+                return None
+            claim = self._claim(part, 1)
+            if claim is not None:
+                self._cursor = part + 1
+                return claim
+            self.refresh()
+
+    def claim_abandoned(self, is_gone: Callable[[str], bool]) -> Claim | None:
+        """A part whose newest claimer is gone, as `is_gone(owner id)` says; taken over. Raises `OSError`.
+
+        Also one that was done before this machine last started, and may have been lost with it: it is checked.
+        """
+        for part, generation in sorted(self._newest.items()):
+            if part in self._done or not self._may_take(part, generation, is_gone):
+                continue
+            claim = self._claim(part, generation + 1)
+            self.refresh()
+            if claim is not None and not self.overtaken(claim):
+                return replace(claim, done=part in self._finished)
+        return None
+
+    def finish(self, claim: Claim) -> None:
+        """Tells that every file of the part is whole. What that needs to be synced has been. Raises `OSError`."""
+        with contextlib.suppress(FileExistsError):
+            (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
+        self._done.add(claim.part)
+
+    def overtaken(self, claim: Claim) -> bool:
+        """Whether a newer generation was seen at the last `refresh`."""
+        return self._newest.get(claim.part, 0) > claim.generation
+
+    def owners(self) -> dict[int, str]:
+        """The newest claimer of each part that is not done. Raises `OSError`."""
+        return {
+            part: self._owner_of(part, generation)
+            for part, generation in self._newest.items()
+            if part not in self._done
+        }
+
+    def _claim(self, part: int, generation: int) -> Claim | None:
+        path = self._folder / f"{part}.{generation}"
+        try:
+            path.symlink_to(self._owner)
+        except FileExistsError:
+            # a request that was sent again after its answer was lost finds its own work
+            if self._owner_of(part, generation) != self._owner or self._newest.get(part, 0) >= generation:
+                return None
+        self._newest[part] = max(generation, self._newest.get(part, 0))
+        return Claim(part, generation)
+
+    def _next_free(self) -> int | None:
+        candidates = itertools.chain(range(self._cursor, self.count), range(self._cursor))
+        return next((part for part in candidates if part not in self._newest), None)
+
+    def _may_take(self, part: int, generation: int, is_gone: Callable[[str], bool]) -> bool:
+        owner = self._owner_of(part, generation)
+        return bool(owner) and owner != self._owner and (part in self._lost or is_gone(owner))
+
+    def _owner_of(self, part: int, generation: int) -> str:
+        """ "" where the fill has ended meanwhile."""
+        try:
+            return str((self._folder / f"{part}.{generation}").readlink())
+        except FileNotFoundError:
+            return ""
+
+
+def _boot_tag() -> str:
+    return boot()[:8]

@@ -1,0 +1,53 @@
+"""Claims that do not expire: who wants a commit to stay, and why."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import msgspec
+
+from dsv.cache import intents
+from dsv.cache.claims import PIN, PinRecord, read_claims
+from dsv.cache.disk import list_names
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.leases import visible_identity
+from dsv.cache.owners import user_name
+
+
+def pin(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:
+    """Pins the commit, for ever or for so many seconds; None where it is not cached.
+
+    A pin is taken as a lease is: told first, then settled with every evictor. Raises `OSError`.
+    """
+    now = root.now(root.claims(place))
+    record = PinRecord(
+        id=os.urandom(16).hex(),
+        user=user_name(),
+        host=platform.node(),
+        why=why,
+        since=now,
+        until=None if seconds is None else now + seconds,
+    )
+    path = root.claims(place) / f"{PIN}{record.id}"
+    root.write_once(path, msgspec.json.encode(record))
+    for name in list_names(root.claims(place)):
+        if name.startswith(intents.PREFIX):
+            intents.void(root, place, name)
+    if visible_identity(root, place) is None:
+        path.unlink(missing_ok=True)
+        return None
+    return record
+
+
+def unpin(root: CacheRoot, place: Place, *, everyone: bool = False) -> tuple[int, list[PinRecord]]:
+    """Removes the caller's pins, or everyone's: how many went, and those that stay. Raises `OSError`."""
+    gone = 0
+    kept: list[PinRecord] = []
+    for record in read_claims(root, place).pins:
+        if everyone or record.user == user_name():
+            (root.claims(place) / f"{PIN}{record.id}").unlink(missing_ok=True)
+            gone += 1
+        else:
+            kept.append(record)
+    return gone, kept

@@ -1,0 +1,262 @@
+"""Making the plan of a fill: what is wanted, what others have of it, how it is shared, and the room it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.cache import filesystem
+from dsv.cache import plan as shape
+from dsv.cache.donors import OPEN, Candidate, Matching, candidates, match
+from dsv.cache.layout import CacheRoot
+from dsv.cache.links import NO_LINK
+from dsv.cache.plan import (
+    CHUNKS,
+    LINK,
+    MOVED,
+    NOTHING,
+    DonorPlan,
+    Load,
+    Plan,
+    blocks,
+    cut_parts,
+    estimated_room,
+)
+from dsv.cache.request import FillRequest
+from dsv.cache.selection import Selection
+from dsv.cache.source import Source, Tree
+from dsv.errors import Conflict, NotFound
+from dsv.model.entry import Kind
+from dsv.model.paths import fold_clashes, show
+from dsv.repo.trees import Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with its larger pieces. sheet: a byte per entry; moves: see `Matching.encoded_moves`."""
+
+    plan: Plan
+    sheet: bytes
+    moves: Mapping[int, bytes]
+
+
+_NO_ROOM = 254
+_LINKS = bytes(range(LINK, CHUNKS))
+_LINKED_AS_ONE = bytes.maketrans(_LINKS, bytes((_NO_ROOM,)) * len(_LINKS))
+
+
+@dataclass(slots=True)
+class _Sums:
+    files: int = 0
+    bytes: int = 0
+    entries: int = 0
+    need_bytes: int = 0
+    need_files: int = 0
+
+
+def make_plan(root: CacheRoot, request: FillRequest, source: Source, *, remote: bool) -> Planned:
+    """Reads the tree's nodes, and its segments where there is something to compare or to select.
+
+    Raises `NotFound` where a selected path is not in the tree, `Conflict` where the file system would mix up two of
+    its paths, `OSError`.
+    """
+    tree = source.tree(request.commit)
+    matched = match(source, tree, candidates(root, request.place, request.store))
+    donors: list[DonorPlan] = []
+    matching: Matching | None = None
+    if matched is not None:
+        matching, used = matched
+        donors = [_donor(root, one, matching.samples[number]) for number, one in enumerate(used)]
+    sums = _Sums()
+    if request.selection.keys:
+        loads = _selected(tree, request.selection, matching, donors, sums)
+    else:
+        loads = [_whole(number, leaf, matching, donors, sums) for number, leaf in enumerate(tree.leaves())]
+    if _folds(root.temporary):
+        _check_folding(tree, request.selection)
+    plan = Plan(
+        version=shape.VERSION,
+        fill=os.urandom(16).hex(),
+        store=str(request.store),
+        commit=str(request.commit),
+        selection=[path.decode() for path in request.selection.paths],
+        files=sums.files,
+        bytes=sums.bytes,
+        entries=sums.entries,
+        need_bytes=sums.need_bytes,
+        need_files=sums.need_files,
+        parts=cut_parts(loads, part_entries=shape.PART_ENTRIES_REMOTE if remote else shape.PART_ENTRIES),
+        donors=donors,
+        sheet=matching is not None,
+    )
+    if matching is None:
+        return Planned(plan, b"", {})
+    return Planned(plan, bytes(matching.codes), matching.encoded_moves())
+
+
+def _whole(
+    number: int, leaf: Leaf, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
+) -> Load:
+    """A segment of which all is wanted; its node knows its sums."""
+    child = leaf.child
+    sums.files += child.files
+    sums.bytes += child.bytes
+    sums.entries += child.entries
+    if matching is None:
+        sums.need_files += child.entries
+        sums.need_bytes += estimated_room(child.files, child.bytes)
+        return Load(number, child.entries, child.bytes, child.bytes)
+    codes = matching.codes[matching.starts[number] : matching.starts[number + 1]]
+    sizes = matching.sizes.get(number)
+    if sizes is None:  # all of it is some donors': their code is the same for every file
+        if not _copied(codes[0], donors):
+            return Load(number, child.entries, child.bytes, 0)
+        sums.need_files += child.entries
+        sums.need_bytes += estimated_room(child.files, child.bytes)
+        return Load(number, child.entries, child.bytes, child.bytes)
+    if all(donor.way != "copy" for donor in donors):
+        codes = codes.translate(_LINKED_AS_ONE)  # they take no room, so they need not be looked at
+    heavy = sum(
+        _count(code, size, donors, sums) for code, size in zip(codes, sizes, strict=True) if code != _NO_ROOM
+    )
+    return Load(number, child.entries, child.bytes, heavy)
+
+
+def _selected(
+    tree: Tree,
+    selection: Selection,
+    matching: Matching | None,
+    donors: Sequence[DonorPlan],
+    sums: _Sums,
+) -> list[Load]:
+    """The segments that hold selected paths are read and counted."""
+    loads: list[Load] = []
+    start = 0
+    starts = [start := start + leaf.child.entries for leaf in tree.leaves()]
+    unseen = set(selection.paths)
+    for number, leaf, entries in _overlapping(tree, selection):
+        first = starts[number] - leaf.child.entries
+        heavy = size = count = 0
+        for at, (path, kind, length) in enumerate(entries, first):
+            if not selection.includes(path):
+                continue
+            if unseen:
+                unseen -= {one for one in unseen if path == one or path.startswith(one + b"/")}
+            code = OPEN[0] if matching is None else matching.codes[at]
+            heavy += _count(code, length, donors, sums)
+            size += length
+            count += 1
+            sums.files += kind <= Kind.EXECUTABLE
+        if count:
+            loads.append(Load(number, count, size, heavy))
+    if unseen:
+        missing = min(unseen)
+        raise NotFound(
+            f"{show(missing)} is not in this commit",
+            subject=missing.decode(errors="replace"),
+            hint="dsv ls shows what is there",
+        )
+    sums.bytes = sum(load.bytes for load in loads)
+    sums.entries = sum(load.entries for load in loads)
+    return loads
+
+
+def _overlapping(
+    tree: Tree, selection: Selection
+) -> Iterator[tuple[int, Leaf, Iterator[tuple[bytes, int, int]]]]:
+    numbers: list[int] = []
+    after: bytes | None = None
+    for number, leaf in enumerate(tree.leaves()):
+        if selection.overlaps(after, leaf.child.last):
+            numbers.append(number)
+        after = leaf.child.last
+    chosen = [tree.leaves()[number] for number in numbers]
+    for number, leaf, located in zip(numbers, chosen, tree.segments(chosen), strict=True):
+        segment = located.segment
+        yield number, leaf, zip(segment.paths, segment.kinds, segment.sizes, strict=True)
+
+
+def _count(code: int, size: int, donors: Sequence[DonorPlan], sums: _Sums) -> int:
+    """Adds one entry's room; returns the bytes that somebody has to move for it."""
+    if code == NOTHING:
+        sums.need_files += 1
+    elif code in OPEN or _copied(code, donors):
+        sums.need_files += 1
+        sums.need_bytes += blocks(size)
+        return size
+    return 0
+
+
+def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
+    if MOVED <= code < CHUNKS:
+        return donors[code - MOVED].way == "copy"
+    return LINK <= code < MOVED and donors[code - LINK].way == "copy"
+
+
+def _donor(root: CacheRoot, candidate: Candidate, samples: Sequence[bytes]) -> DonorPlan:
+    """Tries on some files how they can be shared, as that decides how much room is needed."""
+    top = os.fsencode(root.visible(candidate.place))
+    ways = [way for way in (_try(root, top + b"/" + path) for path in samples) if way is not None]
+    way = max(ways, key=("link", "reflink", "copy").index, default="link")
+    return DonorPlan(candidate.place.dataset, candidate.place.name, way)
+
+
+def _try(root: CacheRoot, path: bytes) -> str | None:
+    """None where that file says nothing about others."""
+    draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
+    try:
+        os.link(path, draft, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            return None
+        return "reflink" if _clones(path, draft) else "copy"
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)  # noqa: PTH108 (bytes)
+    return "link"
+
+
+def _clones(path: bytes, draft: bytes) -> bool:
+    try:
+        source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            return filesystem.clone(source, copy)
+        finally:
+            os.close(copy)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    finally:
+        os.close(source)
+
+
+def _folds(folder: Path) -> bool:
+    """Whether names that differ in case or in Unicode's form only are one name here."""
+    probe = folder / f".fold-{os.urandom(8).hex()}-\u00e9"
+    probe.mkdir(0o700)
+    try:
+        others = (probe.name.upper(), probe.name.replace("\u00e9", "e\u0301"))
+        return any((folder / other).is_dir() for other in others)
+    finally:
+        probe.rmdir()
+
+
+def _check_folding(tree: Tree, selection: Selection) -> None:
+    paths = (path for located in tree.segments() for path in located.segment.paths)
+    clashes = fold_clashes(path for path in paths if selection.includes(path))
+    if clashes:
+        one, other = clashes[0]
+        raise Conflict(
+            f"{show(one)} and {show(other)} would be one file here, as this file system does not tell them apart",
+            subject=one.decode(errors="replace"),
+            hint="use --cache DIR on a file system that does",
+        )

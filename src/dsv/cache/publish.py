@@ -1,0 +1,80 @@
+"""The end of a fill: checked as a whole, synced, renamed into its place, recorded."""
+
+from __future__ import annotations
+
+import os
+
+from dsv.cache import filesystem
+from dsv.cache.disk import list_names
+from dsv.cache.filesystem import FileSystem
+from dsv.cache.owners import Owner
+from dsv.cache.record import Filled, record_path, write_record
+from dsv.cache.site import Site, clear, publish, was_published
+from dsv.errors import IntegrityError
+from dsv.model.paths import link_escapes, show
+
+
+def complete(site: Site, owner: Owner, kind: FileSystem) -> bool:
+    """Publishes a fill whose parts are all done; False where another ended it before. The caller clears up.
+
+    Before the rename everything is on stable storage: over NFS each file was when it was closed, elsewhere on a
+    remote file system with each part; on a local one it is synced here, once. Raises `IntegrityError` where a symlink
+    leaves the tree, `Conflict`, `OSError`.
+    """
+    _check_links(site)
+    if not kind.remote:
+        _sync(site)
+    return publish(site, _record(site, owner))
+
+
+def bury(site: Site) -> None:
+    """Clears what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
+    visible = site.root.visible(site.place)
+    if (
+        was_published(site)
+        and visible.is_dir()
+        and not record_path(site.root, site.place, site.fill).exists()
+    ):
+        write_record(site.root, site.place, _record(site, Owner.new()))
+    clear(site)
+
+
+def _record(site: Site, owner: Owner) -> Filled:
+    plan = site.plan
+    return Filled(
+        fill=site.fill,
+        store=plan.store,
+        commit=plan.commit,
+        files=plan.files,
+        bytes=plan.bytes,
+        entries=plan.entries,
+        own_files=plan.need_files,
+        own_bytes=plan.need_bytes,
+        selection=tuple(plan.selection),
+        linked=tuple(f"{donor.dataset}/{donor.name}" for donor in plan.donors),
+        host=owner.host,
+        user=owner.user,
+        time=site.root.now(),
+    )
+
+
+def _check_links(site: Site) -> None:
+    links: dict[bytes, bytes] = {}
+    for name in list_names(site.links):
+        fields = (site.links / name).read_bytes().split(b"\0")
+        links.update(zip(fields[::2], fields[1::2], strict=True))
+    escaping = link_escapes(links)
+    if escaping:
+        raise IntegrityError(
+            f"{site.place} has a symlink that leaves the dataset: {show(escaping[0])}",
+            subject=str(site.place),
+            hint="no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits",
+        )
+
+
+def _sync(site: Site) -> None:
+    descriptor = os.open(site.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        filesystem.sync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,127 @@
+"""What a visible commit is, in one small file beside it: so a hit costs the same for a file and for a million.
+
+The record is part of the protocol, not just for show. A commit is whole while its visible folder stands and its
+`entry-<fill>` lies in its claims folder. Who publishes renames first and records then; an evictor renames away first
+and removes the record then, before it takes its intent back. So whoever has just written a claim into that folder, and
+so sees it as it is, cannot be misled by a client that still remembers the visible folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.disk import list_names, read_small
+from dsv.cache.filesystem import server_time
+from dsv.cache.layout import CacheRoot, Place
+
+PREFIX = "entry-"
+_VERSION = 1
+_TRIES = 10
+
+
+class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """One incarnation of a cached commit. A newer version adds fields, and means the same by these.
+
+    fill: random hex, new for each fill; the same for all who fill together.
+    store, commit: hex. selection: the selected paths; empty for a whole commit.
+    files, bytes, entries: of the commit or selection.
+    own_files, own_bytes: inodes and disk blocks (in bytes) that this fill added, so without what it linked.
+    linked: places (`<dataset component>/<name>`) that files were taken from.
+    host, user: who made it visible. time: seconds since 1970, the file server's clock.
+    """
+
+    version: int = _VERSION
+    fill: str
+    store: str
+    commit: str
+    files: int
+    bytes: int
+    entries: int
+    own_files: int = 0
+    own_bytes: int = 0
+    selection: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
+    host: str = ""
+    user: str = ""
+    time: float = 0.0
+
+
+def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
+    return root.claims(place) / f"{PREFIX}{fill}"
+
+
+def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
+    """Tells that the visible folder is whole; right after the rename. False: it was told. Raises `OSError`."""
+    return root.write_once(record_path(root, place, record.fill), msgspec.json.encode(record))
+
+
+def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
+    """The record of a place, visible or not; `names` is a listing of its claims folder, if there is one.
+
+    None where there is none that can be understood. Raises `OSError`.
+    """
+    folder = root.claims(place)
+    chosen = list_names(folder) if names is None else names
+    found = [_read(folder / name) for name in chosen if name.startswith(PREFIX)]
+    return max((one for one in found if one is not None), key=lambda one: one.time, default=None)
+
+
+def _read(path: Path) -> Filled | None:
+    data = read_small(path)
+    try:
+        return None if data is None else msgspec.json.decode(data, type=Filled)
+    except msgspec.DecodeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A visible commit and its record."""
+
+    path: Path
+    record: Filled
+
+
+def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | None:
+    """The visible, whole commit, or None. Raises `OSError`.
+
+    `fresh`: make an NFS client ask its server, which else may answer from memory for up to a minute that a folder is
+    there or not. It takes the right to write.
+    """
+    if fresh:
+        refresh(root, place)
+    path = root.visible(place)
+    record = read_record(root, place) if path.is_dir() else None
+    return None if record is None else Cached(path, record)
+
+
+def refresh(root: CacheRoot, place: Place) -> None:
+    """Makes an NFS client forget what it believed about the names beside and about a commit. Raises `OSError`."""
+    reach(root, root.visible(place).parent)
+    reach(root, root.claims(place))
+
+
+def reach(root: CacheRoot, folder: Path) -> None:
+    """Makes a folder where missing, and makes sure that this host sees it as it is.
+
+    One's own change in a folder is what makes an NFS client forget what it believed of the names in it; and where the
+    folder itself has gone but is remembered, it takes a change in the one above. Raises `OSError`.
+    """
+    for attempt in range(_TRIES):
+        root.make_directory(folder)
+        try:
+            server_time(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or attempt == _TRIES - 1:
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            server_time(folder.parent)
+        time.sleep(0.02 * attempt)

@@ -1,0 +1,183 @@
+"""Deleting what was taken out of sight, and counting exactly what that frees.
+
+Everything goes through descriptors of folders opened without following links, so a link that somebody puts
+in the way leads nowhere. Files of a folder are removed by several threads: over NFS each removal is a
+round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.cache.usage import Extent
+
+_THREADS = 8
+_BATCH = 512
+_TRIES = 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEPEST = 100  # folders below each other, whose descriptors are open at once
+_SHOWN = 5  # names of alien files that are kept for the report
+
+
+@dataclass(slots=True)
+class Removed:
+    """What went: `room` is blocks and inodes that are free now; aliens are files that no fill put there."""
+
+    files: int = 0
+    room: Extent = field(default_factory=Extent)
+    aliens: int = 0
+    alien_paths: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """A folder below the one to remove: the descriptor of that one's parent, its path to show, its depth."""
+
+    top: int
+    shown: str = ""
+    depth: int = 0
+
+    def below(self, last: str) -> _Where:
+        return _Where(self.top, f"{self.shown}{last}/", self.depth + 1)
+
+
+class Remover:
+    """Removes trees, or with `dry` only counts what removing them one after the other would free.
+
+    mtime_ns: the one time that cached files carry; a file with another is alien.
+    """
+
+    def __init__(self, mtime_ns: int, *, dry: bool = False) -> None:
+        self._mtime_ns = mtime_ns
+        self._dry = dry
+        self._turn = threading.Lock()
+        self._links: dict[tuple[int, int], int] = {}
+        self._removed = Removed()
+        self._deep: list[str] = []
+
+    def remove(self, path: Path) -> Removed:
+        """Removes the folder with everything in it, or what is there of it. Raises `OSError`."""
+        self._removed = Removed()
+        if not self._dry:
+            self._links = {}  # the file system counts from here
+        try:
+            parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self._removed
+        self._deep = [path.name]
+        try:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
+                while self._deep:
+                    self._folder(parent, self._deep.pop(), _Where(parent), pool)
+        finally:
+            os.close(parent)
+        return self._removed
+
+    def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> None:
+        """Removes a folder; somebody cut off may still be adding to it, so it is emptied until it goes."""
+        for attempt in range(_TRIES):
+            try:
+                folder = _open(last, parent)
+            except FileNotFoundError:
+                return
+            try:
+                self._empty(folder, where, pool)
+            finally:
+                os.close(folder)
+            if self._dry:
+                return
+            try:
+                os.rmdir(last, dir_fd=parent)
+                return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == _TRIES - 1:
+                    raise
+                time.sleep(0.02 * attempt)
+
+    def _empty(self, folder: int, where: _Where, pool: ThreadPoolExecutor | None) -> None:
+        """Removes what is in an open folder; a pool takes whole subfolders where there are many of them."""
+        names: list[str] = []
+        subfolders: list[str] = []
+        with os.scandir(folder) as found:
+            for one in found:
+                (subfolders if one.is_dir(follow_symlinks=False) else names).append(one.name)
+        if where.depth == _DEEPEST:
+            self._lift(folder, subfolders, where.top)
+            subfolders = []
+        if pool is None:
+            self._files(folder, where.shown, names)
+            for last in subfolders:
+                self._folder(folder, last, where.below(last), None)
+            return
+        batches = (names[at : at + _BATCH] for at in range(0, len(names), _BATCH))
+        jobs = [pool.submit(self._files, folder, where.shown, batch) for batch in batches]
+        if len(subfolders) >= _THREADS:
+            jobs += [pool.submit(self._folder, folder, last, where.below(last), None) for last in subfolders]
+        else:
+            for last in subfolders:
+                self._folder(folder, last, where.below(last), pool)
+        for job in jobs:
+            job.result()
+
+    def _lift(self, folder: int, subfolders: list[str], top: int) -> None:
+        """Moves folders that lie too deep up to the top, to be removed from there; when dry they are not
+        counted.
+        """
+        for last in [] if self._dry else subfolders:
+            name = f"deep-{os.urandom(8).hex()}"
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(last, name, src_dir_fd=folder, dst_dir_fd=top)
+                self._deep.append(name)
+
+    def _files(self, folder: int, shown: str, names: list[str]) -> None:
+        files = freed_bytes = freed_files = 0
+        aliens: list[str] = []
+        for one in names:
+            try:
+                found = os.stat(one, dir_fd=folder, follow_symlinks=False)
+                if not self._dry:
+                    os.unlink(one, dir_fd=folder)
+            except FileNotFoundError:
+                continue  # another removes the same
+            files += 1
+            if found.st_nlink == 1 or self._last_link(found):
+                freed_bytes += found.st_blocks * 512
+                freed_files += 1
+            if found.st_mtime_ns != self._mtime_ns and stat.S_ISREG(found.st_mode):
+                aliens.append(shown + one)
+        with self._turn:
+            removed = self._removed
+            removed.files += files
+            removed.room += Extent(freed_bytes, freed_files)
+            removed.aliens += len(aliens)
+            removed.alien_paths.extend(aliens[: _SHOWN - len(removed.alien_paths)])
+
+    def _last_link(self, found: os.stat_result) -> bool:
+        """Whether all links of a file that had several are gone now, counted from its first one's removal."""
+        key = (found.st_dev, found.st_ino)
+        with self._turn:
+            left = self._links.get(key, found.st_nlink) - 1
+            self._links[key] = left
+            if left == 0:
+                del self._links[key]
+            return left == 0
+
+
+def _open(name: str, parent: int) -> int:
+    """A folder to be emptied; one of ours that forbids it (a user's umask or chmod) is opened up first."""
+    folder = os.open(name, _FOLDER, dir_fd=parent)
+    found = os.fstat(folder)
+    if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:
+        with contextlib.suppress(OSError):
+            os.fchmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
+    return folder

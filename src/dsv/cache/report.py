@@ -1,0 +1,90 @@
+"""How far a fill is, all its workers together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+
+from dsv.cache.site import Site
+from dsv.cache.workers import Beat, Worker, read_workers
+from dsv.model.progress import Progress
+from dsv.model.units import format_duration
+
+_LOOK_EVERY = 0.5  # seconds between two looks at what others have done
+_NOTE_EVERY = 10.0
+
+
+class Reporter:
+    """Tells a `Progress` what this process, its helpers and other hosts have done. For one thread."""
+
+    def __init__(self, progress: Progress, site: Site, beat: Beat) -> None:
+        self._progress = progress
+        self._site = site
+        self._beat = beat
+        self._others = (0, 0, 0)
+        self._told = (0, 0, 0)
+        self._looked = 0.0
+        self._noted = time.monotonic()
+        self._began = (time.monotonic(), 0)
+
+    def start(self) -> None:
+        plan = self._site.plan
+        self._look(read_workers(self._site.workers))
+        self._began = (time.monotonic(), self._bytes_done())
+        self._progress.start(plan.entries, plan.bytes)
+        self.update()
+
+    def update(self) -> None:
+        """Cheap; to be called often."""
+        if time.monotonic() - self._looked > _LOOK_EVERY:
+            with contextlib.suppress(OSError):
+                self._look(read_workers(self._site.workers))
+        self._tell()
+
+    def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
+        """Tells who is waited for, and how long that may be."""
+        self._look(workers)
+        self._tell()
+        if time.monotonic() - self._noted > _NOTE_EVERY:
+            self._noted = time.monotonic()
+            self._progress.note(self._waiting(workers, parts_done, now))
+
+    def finish(self) -> None:
+        self._progress.finish()
+
+    def _look(self, workers: Mapping[str, Worker]) -> None:
+        mine = self._beat.owner.id
+        others = [one for name, one in workers.items() if name != mine]
+        self._others = (
+            sum(one.entries for one in others),
+            sum(one.bytes for one in others),
+            sum(one.fetched for one in others),
+        )
+        self._looked = time.monotonic()
+
+    def _tell(self) -> None:
+        """What is taken over is counted twice by the workers, but not told twice."""
+        plan, tally = self._site.plan, self._beat.tally
+        files = min(plan.entries, self._others[0] + tally.entries)
+        size = min(plan.bytes, self._others[1] + tally.bytes)
+        fetched = self._others[2] + tally.fetched
+        told = self._told
+        if files > told[0] or size > told[1] or fetched > told[2]:
+            self._told = (max(files, told[0]), max(size, told[1]), max(fetched, told[2]))
+            self._progress.advance(*(new - old for new, old in zip(self._told, told, strict=True)))
+
+    def _bytes_done(self) -> int:
+        return min(self._site.plan.bytes, self._others[1] + self._beat.tally.bytes)
+
+    def _waiting(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> str:
+        mine = self._beat.owner.id
+        at_work = [one.owner for name, one in workers.items() if name != mine and not one.gone(now)]
+        who = ", ".join(sorted({f"{owner.user}@{owner.host}" for owner in at_work})) or "nobody"
+        done = self._bytes_done()
+        rate = (done - self._began[1]) / max(time.monotonic() - self._began[0], 0.1)
+        left = format_duration((self._site.plan.bytes - done) / rate) if rate > 0 else "unknown"
+        parts = len(self._site.plan.parts)
+        return (
+            f"waiting for {who} to fill {self._site.place}: {parts_done} of {parts} parts, time left {left}"
+        )

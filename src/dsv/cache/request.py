@@ -1,0 +1,76 @@
+"""What is asked of a fill, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dsv.cache.layout import Place
+from dsv.cache.selection import Selection
+from dsv.model.ids import CommitId, StoreId
+
+
+@dataclass(frozen=True, slots=True)
+class FillRequest:
+    """One commit, or a selection of it, to be visible in a cache.
+
+    dataset: the path component (`/` written `%2F`).
+    """
+
+    dataset: str
+    commit: CommitId
+    store: StoreId
+    selection: Selection = field(default_factory=Selection)
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.dataset, self.commit, self.selection.id)
+
+
+@dataclass(frozen=True, slots=True)
+class FillResult:
+    """A visible, whole commit.
+
+    files, bytes: of the commit (or selection).
+    fetched_bytes: read from the store by this call and its helper processes.
+    linked_files: files that this call and its helpers took from other cached commits.
+    hit: it was there already.
+    """
+
+    path: Path
+    files: int
+    bytes: int
+    fetched_bytes: int = 0
+    linked_files: int = 0
+    hit: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Room that a fill needs, beyond what it has written.
+
+    bytes: of disk, files counted as whole blocks.
+    files: inodes.
+    keep: cached commits that must not be evicted for it: itself, and those it takes files from.
+    """
+
+    place: Place
+    bytes: int
+    files: int
+    keep: frozenset[Place] = frozenset()
+
+
+class EnsureRoom(Protocol):
+    def __call__(self, need: Need, /) -> None:
+        """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
+        (`room.reservations`, less the one for `need.place`), evicting where that helps. Raises `NoRoom`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelperSpec:
+    """How a helper process gets its source: `factory` is `module:function`, called with `arguments` (JSON)."""
+
+    factory: str
+    arguments: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,115 @@
+"""Room that fills have reserved, where every other fill and evictor sees it.
+
+A reservation is a file in `.dsv/room/` named by the fill. It says what the whole fill needs; what is still to come is
+that less what its workers have written. It counts while somebody works on the fill; what the dead have written stays,
+until the fill is gone on with or given up. Own reservation first, then look at the others': of two fillers at least one
+sees the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import msgspec
+
+from dsv.cache.disk import list_names, read_small
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.owners import Owner
+from dsv.cache.site import PREFIX
+from dsv.cache.workers import Worker, read_workers
+
+# Seconds between a reservation and the beginning of its fill: it may take a while to evict what is in the way.
+_BEGINS_WITHIN = 900.0
+
+
+class _Record(msgspec.Struct, frozen=True):
+    dataset: str
+    name: str
+    bytes: int
+    files: int
+    owner: Owner
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One fill's room, in bytes of disk blocks and in inodes.
+
+    bytes, files: of the whole fill. written_bytes, written_files: of these, on disk now. left_bytes, left_files: to
+    come; 0 where nobody works on it. live: somebody does.
+    """
+
+    place: Place
+    fill: str
+    bytes: int
+    files: int
+    written_bytes: int
+    written_files: int
+    left_bytes: int
+    left_files: int
+    live: bool
+
+
+def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
+    """Puts up a reservation; the caller then makes sure that it fits. Raises `OSError`."""
+    record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
+    root.write_once(root.room / fill, msgspec.json.encode(record))
+
+
+def release(root: CacheRoot, fill: str) -> None:
+    (root.room / fill).unlink(missing_ok=True)
+
+
+def reservations(root: CacheRoot) -> list[Reservation]:
+    """All that stand. Those whose fill has ended or never began are removed on the way. Raises `OSError`."""
+    found: list[Reservation] = []
+    names = list_names(root.room)
+    if not names:
+        return found
+    now = root.now(root.room)
+    for fill in list_names(root.room):
+        data = read_small(root.room / fill)
+        try:
+            record = None if data is None else msgspec.json.decode(data, type=_Record)
+        except msgspec.DecodeError:
+            record = None
+        if record is None:
+            continue
+        one = _standing(root, fill, record, now)
+        if one is None:
+            with contextlib.suppress(OSError):
+                release(root, fill)
+        else:
+            found.append(one)
+    return found
+
+
+def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reservation | None:
+    place = Place(record.dataset, record.name)
+    folder = root.fill(place) / f"{PREFIX}{fill}"
+    workers = read_workers(folder / "workers")
+    if not workers:
+        # Not begun yet, or just begun: as long as who reserved it may be alive.
+        if now - record.time > _BEGINS_WITHIN or record.owner.surely_dead():
+            if not folder.is_dir():
+                return None
+            return Reservation(place, fill, record.bytes, record.files, 0, 0, 0, 0, False)
+        return Reservation(place, fill, record.bytes, record.files, 0, 0, record.bytes, record.files, True)
+    written, made = _written(workers)
+    live = any(not worker.gone(now) for worker in workers.values())
+    return Reservation(
+        place=place,
+        fill=fill,
+        bytes=record.bytes,
+        files=record.files,
+        written_bytes=written,
+        written_files=made,
+        left_bytes=max(0, record.bytes - written) if live else 0,
+        left_files=max(0, record.files - made) if live else 0,
+        live=live,
+    )
+
+
+def _written(workers: dict[str, Worker]) -> tuple[int, int]:
+    return sum(one.written for one in workers.values()), sum(one.made for one in workers.values())

@@ -1,0 +1,270 @@
+"""`dsv-cache.toml` at the cache's root: what its owner allows.
+
+protocol = 1
+unused_for = "1d"          # evict what nobody used for so long; "never" to keep
+max_size = "20T"           # on disk, shared files once
+max_files = 50_000_000
+min_free = "5%"            # or a size
+protected = ["chest-xray", "team-a/*"]
+
+[datasets."scratch/*"]
+unused_for = "6h"
+max_size = "500G"
+protected = false
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import tomli
+
+from dsv.cache.disk import explain, read_small
+from dsv.cache.layout import CacheRoot
+from dsv.cache.symlinks import refuse_symlinks
+from dsv.errors import Unsupported, UsageError
+from dsv.model.units import format_bytes, parse_duration, parse_size
+
+PROTOCOL = 1
+"""Of the cache's own files; a cache with a higher one is read, not written."""
+DEFAULT_UNUSED_FOR = 86400.0
+_NEVER = "never"
+
+_TEMPLATE = """\
+# The limits of this dsv cache. `dsv evict` applies them, `dsv cache` makes room within them.
+protocol = 1
+
+# unused_for = "1d"      # evict what nobody used for so long (the default); "never" keeps it
+# max_size = "20T"       # on disk, files that commits share counted once
+# max_files = 50_000_000
+# min_free = "5%"        # of the file system, or a size
+# protected = ["chest-xray", "team-a/*"]
+
+# [datasets."scratch/*"]
+# unused_for = "6h"
+# max_size = "500G"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A size in bytes, or a share of the file system in percent."""
+
+    bytes: int = 0
+    percent: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Amount:
+        """`100G` or `10%`. Raises `UsageError`."""
+        if text.strip().endswith("%"):
+            try:
+                percent = float(text.strip()[:-1])
+            except ValueError:
+                percent = -1.0
+            if not 0 <= percent < 100:
+                raise UsageError(f"{text!r} is not a share", subject=text, hint="write it like 10%")
+            return cls(percent=percent)
+        return cls(bytes=parse_size(text))
+
+    def of(self, total: int) -> int:
+        """Bytes, on a file system of `total` bytes."""
+        return self.bytes or int(total * self.percent / 100)
+
+    def __str__(self) -> str:
+        return f"{self.percent:g}%" if self.percent else format_bytes(self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None is no limit. unused_for in seconds; min_free holds if every one of the amounts is free."""
+
+    unused_for: float | None = None
+    max_size: int | None = None
+    max_files: int | None = None
+    min_free: tuple[Amount, ...] = ()
+
+    def tightened(self, other: Limits) -> Limits:
+        """The stricter of each two."""
+        return Limits(
+            _least(self.unused_for, other.unused_for),
+            _least(self.max_size, other.max_size),
+            _least(self.max_files, other.max_files),
+            self.min_free + tuple(amount for amount in other.min_free if amount not in self.min_free),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRule:
+    """What the owner says of the datasets that a pattern names; None is what holds for all."""
+
+    unused_for: float | None = None
+    keeps: bool = False  # unused_for = "never"
+    max_size: int | None = None
+    protected: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The file's content. Patterns are shell patterns over dataset names; an exact name goes first."""
+
+    protocol: int = PROTOCOL
+    limits: Limits = field(default_factory=lambda: Limits(unused_for=DEFAULT_UNUSED_FOR))
+    protected: tuple[str, ...] = ()
+    datasets: Mapping[str, DatasetRule] = field(default_factory=dict)
+
+    def rule(self, dataset: str) -> DatasetRule:
+        """The one rule for a dataset: its own, else the first whose pattern fits."""
+        exact = self.datasets.get(dataset)
+        fitting = (rule for name, rule in self.datasets.items() if fnmatch.fnmatchcase(dataset, name))
+        return exact or next(fitting, DatasetRule())
+
+    def is_protected(self, dataset: str) -> bool:
+        own = self.rule(dataset).protected
+        if own is not None:
+            return own
+        return any(fnmatch.fnmatchcase(dataset, pattern) for pattern in self.protected)
+
+    def unused_for(self, dataset: str) -> float | None:
+        """Seconds without use after which a dataset's commits go; None: never."""
+        rule = self.rule(dataset)
+        if rule.keeps:
+            return None
+        return rule.unused_for if rule.unused_for is not None else self.limits.unused_for
+
+    def tightened(self, limits: Limits) -> CacheSettings:
+        """With limits that a command gave; they hold for every dataset, where they are stricter."""
+        rules = {
+            name: replace(rule, unused_for=_least(rule.unused_for, limits.unused_for), keeps=False)
+            if limits.unused_for is not None
+            else rule
+            for name, rule in self.datasets.items()
+        }
+        return replace(self, limits=self.limits.tightened(limits), datasets=rules)
+
+
+def load_settings(root: CacheRoot) -> CacheSettings:
+    """The owner's settings, defaults where there is no file.
+
+    Raises `UsageError` where the file is not what it should be, `Denied`, `Unreachable`.
+    """
+    try:
+        data = read_small(root.settings_file)
+    except OSError as error:
+        raise explain(error, root.settings_file, "read") from error
+    return CacheSettings() if data is None else parse_settings(data, str(root.settings_file))
+
+
+def parse_settings(data: bytes, name: str) -> CacheSettings:
+    """Raises `UsageError` that says where. Unknown keys are an error, but for a file of a newer dsv."""
+    try:
+        table = tomli.loads(data.decode())
+        protocol = table.get("protocol", PROTOCOL)
+        if type(protocol) is not int or protocol < 1:
+            raise UsageError(f"protocol is {protocol!r}, not a number from 1")
+        known = _table(table, {"protocol", "protected", "datasets", *_LIMITS}, lenient=protocol > PROTOCOL)
+        rules = {
+            dataset: _rule(_table(one, {"unused_for", "max_size", "protected"}, lenient=protocol > PROTOCOL))
+            for dataset, one in _mapping(known.get("datasets", {}), "datasets").items()
+        }
+        return CacheSettings(protocol, _limits(known), _texts(known.get("protected", ())), rules)
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} is no TOML: {error}", subject=name, hint=f"correct {name}") from error
+    except UsageError as error:
+        hint = error.hint or f"correct {name}"
+        raise UsageError(f"{name}: {error.message}", subject=name, hint=hint) from error
+
+
+def prepare_cache(root: CacheRoot) -> CacheSettings:
+    """Makes the cache where it is missing, with a settings file to edit, and makes sure that it may be
+    written.
+
+    Raises `Unsupported` for a cache of a newer dsv, `Denied`, `NoRoom`, `Unreachable`, `UsageError`, `Conflict` for
+    one that leads elsewhere.
+    """
+    settings = load_settings(root)
+    check_writable(root, settings)
+    refuse_symlinks(root)
+    root.prepare()
+    try:
+        if not root.settings_file.exists() and root.write_once(root.settings_file, _TEMPLATE.encode()):
+            root.settings_file.chmod(root.file_mode | 0o200)
+    except OSError as error:
+        raise explain(error, root.path) from error
+    return settings
+
+
+def check_writable(root: CacheRoot, settings: CacheSettings) -> None:
+    """Raises `Unsupported` where a newer dsv has laid down rules for writers that this one does not know."""
+    if settings.protocol > PROTOCOL:
+        raise Unsupported(
+            f"{root.path} is a cache of protocol {settings.protocol}, which this dsv may read but not write",
+            subject=str(root.path),
+            hint="pip install --upgrade dsv",
+        )
+
+
+_N = TypeVar("_N", int, float)
+_LIMITS = ("unused_for", "max_size", "max_files", "min_free")
+
+
+def _limits(table: Mapping[str, object]) -> Limits:
+    unused = _age(table.get("unused_for"))
+    if unused is None and table.get("unused_for") is None:
+        unused = DEFAULT_UNUSED_FOR
+    files = table.get("max_files")
+    if files is not None and (type(files) is not int or files < 0):
+        raise UsageError(f"max_files is {files!r}, not a number of files")
+    free = table.get("min_free")
+    amount = () if free is None else (Amount(bytes=free) if type(free) is int else Amount.parse(str(free)),)
+    return Limits(unused, _size(table.get("max_size")), files, amount)
+
+
+def _rule(table: Mapping[str, object]) -> DatasetRule:
+    protected = table.get("protected")
+    if protected is not None and not isinstance(protected, bool):
+        raise UsageError(f"protected is {protected!r}, not true or false")
+    keeps = table.get("unused_for") == _NEVER
+    return DatasetRule(_age(table.get("unused_for")), keeps, _size(table.get("max_size")), protected)
+
+
+def _age(value: object) -> float | None:
+    if value is None or value == _NEVER:
+        return None
+    if not isinstance(value, str):
+        raise UsageError(f"unused_for is {value!r}, not a duration", hint='write it like "12h" or "never"')
+    return float(parse_duration(value))
+
+
+def _size(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if not isinstance(value, str):
+        raise UsageError(f"max_size is {value!r}, not a size", hint='write it like "500G"')
+    return parse_size(value)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"protected is {value!r}, not a list of dataset names")
+    return tuple(value)
+
+
+def _mapping(value: object, name: str) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} is {value!r}, not a table")
+    return value
+
+
+def _table(value: object, allowed: set[str], *, lenient: bool) -> Mapping[str, object]:
+    table = _mapping(value, "a dataset's entry")
+    unknown = sorted(table.keys() - allowed)
+    if unknown and not lenient:
+        raise UsageError(f"there is no setting {unknown[0]}", hint=f"known are {', '.join(sorted(allowed))}")
+    return {key: one for key, one in table.items() if key in allowed}
+
+
+def _least(a: _N | None, b: _N | None) -> _N | None:
+    return b if a is None else a if b is None else min(a, b)

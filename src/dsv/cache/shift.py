@@ -1,0 +1,219 @@
+"""One process's stay in a fill: work while there is some, take over from the dead, wait for the living, publish."""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsv.cache.filesystem import FileSystem
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.parts import Board, Claim
+from dsv.cache.plan import Plan
+from dsv.cache.processes import Helpers, default_jobs
+from dsv.cache.publish import complete
+from dsv.cache.report import Reporter
+from dsv.cache.request import EnsureRoom, HelperSpec, Need
+from dsv.cache.site import GONE, Site
+from dsv.cache.source import Source
+from dsv.cache.turns import do_free_parts
+from dsv.cache.work import FillEnded, PartWorker
+from dsv.cache.workers import Beat, Worker, read_workers
+from dsv.errors import IntegrityError, NoRoom
+from dsv.model.progress import Progress
+from dsv.model.units import format_bytes
+
+_ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RETRIES = 3  # after a full disk in the middle
+_LEAST_ROOM = 64 << 20
+# Seconds between two looks at what the others do: the first wait, and the longest.
+_POLL_LOCAL = (0.005, 0.25)
+_POLL_REMOTE = (0.1, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a fill works with; see `fill`."""
+
+    root: CacheRoot
+    place: Place
+    source: Source
+    ensure_room: EnsureRoom
+    jobs: int | None
+    progress: Progress
+    helper: HelperSpec | None
+    kind: FileSystem
+
+
+def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
+    """Room for the rest of a fill; what it links to must stay."""
+    donors = (Place(donor.dataset, donor.name) for donor in plan.donors)
+    return Need(place, size, files, frozenset((place, *donors)))
+
+
+class Shift:
+    """`run` it once.
+
+    fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: nobody
+    can or will go on with it, so it should be given up. The caller acts on both when all files of it are closed.
+    """
+
+    def __init__(self, means: Means, site: Site, beat: Beat) -> None:
+        self._means = means
+        self._site = site
+        self._beat = beat
+        self._board = Board(site.parts, len(site.plan.parts), beat.owner.id, means.kind)
+        self._reporter = Reporter(means.progress, site, beat)
+        self._looked_at_room = time.monotonic()
+        self._helpers: Helpers | None = None
+        self._worker: PartWorker | None = None
+        self.published = False
+        self.hopeless = False
+
+    @property
+    def fetched(self) -> int:
+        return self._beat.tally.fetched + (0 if self._helpers is None else self._helpers.fetched)
+
+    @property
+    def linked(self) -> int:
+        return self._beat.tally.linked + (0 if self._helpers is None else self._helpers.linked)
+
+    def run(self) -> None:
+        """Returns when this process published; raises `FillEnded` where it ended otherwise, `NoRoom`, and more."""
+        site, means = self._site, self._means
+        self._reporter.start()
+        try:
+            now = self._board.refresh()
+            self._resume(now)
+            self._helpers = Helpers(site, means.helper, self._jobs())
+            self._worker = PartWorker(
+                site, means.source, self._board, self._beat.tally, means.kind, self._tick
+            )
+            self._work(self._worker)
+        except OSError as error:
+            if error.errno in GONE and not site.tree.is_dir():
+                raise FillEnded from error
+            raise
+        except NoRoom:
+            self._stop_helpers(now=True)
+            # A half fill that nobody works on would keep a full disk full.
+            self.hopeless = self._is_alone()
+            raise
+        finally:
+            self._stop_helpers(now=not self.published)
+            if self._worker is not None:
+                self._worker.close()
+            self._reporter.finish()
+
+    def _work(self, worker: PartWorker) -> None:
+        do_free_parts(self._board, lambda claims: self._do(worker, claims), remote=self._means.kind.remote)
+        first, longest = _POLL_REMOTE if self._means.kind.remote else _POLL_LOCAL
+        wait = first
+        while True:
+            now = self._board.refresh()
+            if self._board.all_done:
+                self._publish()
+                return
+            workers = read_workers(self._site.workers)
+            claim = self._board.claim_abandoned(lambda owner: _gone(workers.get(owner), now))  # noqa: B023
+            if claim is not None:
+                self._do(worker, (claim,))
+                wait = first
+                continue
+            self._reporter.wait(workers, self._board.done, now)
+            time.sleep(wait)
+            wait = min(wait * 1.5, longest)
+
+    def _do(self, worker: PartWorker, claims: Iterator[Claim] | tuple[Claim, ...]) -> None:
+        """Does the parts; where the disk is full in the middle, makes room and goes on, a few times."""
+        check = False
+        todo = claims
+        for attempt in range(_RETRIES + 1):
+            try:
+                worker.run(todo, check=check)
+                if todo is claims:
+                    return
+                todo, check = claims, False
+                worker.run(todo)
+                return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                if attempt == _RETRIES:
+                    raise self._no_room(error) from error
+                self._make_room()
+                todo, check = tuple(worker.unfinished), True
+
+    def _tick(self) -> None:
+        self._reporter.update()
+        if time.monotonic() - self._looked_at_room > _ROOM_EVERY:
+            self._make_room(0)
+
+    def _make_room(self, least: int = _LEAST_ROOM) -> None:
+        """The limits hold while filling, too: others fill the disk. Raises `NoRoom`."""
+        size, files = self._left()
+        self._means.ensure_room(need_of(self._site.place, self._site.plan, max(size, least), files))
+        self._looked_at_room = time.monotonic()
+
+    def _left(self) -> tuple[int, int]:
+        """Bytes and inodes that the whole fill still needs."""
+        plan, mine = self._site.plan, self._beat.tally
+        others = self._others()
+        written = mine.written + sum(one.written for one in others)
+        made = mine.made + sum(one.made for one in others)
+        unplanned = 0 if self._worker is None else self._worker.unplanned
+        return max(0, plan.need_bytes + unplanned - written), max(0, plan.need_files - made)
+
+    def _resume(self, now: float) -> None:
+        """The reservation of a fill that nobody works on any more has lapsed: room is made anew."""
+        others = self._others()
+        if others and all(one.gone(now) for one in others):
+            self._make_room(0)
+        elif self._board.started:
+            # Far from where the others are, so that each works on neighbouring parts.
+            self._board.begin_at(random.randrange(max(1, len(self._site.plan.parts))))
+
+    def _others(self) -> list[Worker]:
+        workers = read_workers(self._site.workers)
+        return [worker for owner, worker in workers.items() if owner != self._beat.owner.id]
+
+    def _jobs(self) -> int:
+        if self._means.helper is None:
+            return 1
+        return self._means.jobs or default_jobs(self._site.plan, self._means.kind)
+
+    def _publish(self) -> None:
+        try:
+            self.published = complete(self._site, self._beat.owner, self._means.kind)
+        except IntegrityError:
+            self.hopeless = True
+            raise
+        if not self.published:
+            raise FillEnded
+
+    def _is_alone(self) -> bool:
+        try:
+            now = self._means.root.now()
+            return all(one.gone(now) for one in self._others())
+        except OSError:
+            return False
+
+    def _no_room(self, error: OSError) -> NoRoom:
+        size, files = self._left()
+        return NoRoom(
+            f"no room for {self._site.place} in {self._means.root.path}: {error.strerror}, "
+            f"with {format_bytes(size)} and {files} files still to come",
+            subject=str(self._site.place),
+            hint="dsv evict --dry-run",
+        )
+
+    def _stop_helpers(self, *, now: bool) -> None:
+        if self._helpers is not None:
+            self._helpers.stop(now=now)
+
+
+def _gone(worker: Worker | None, now: float) -> bool:
+    return worker is None or worker.gone(now)

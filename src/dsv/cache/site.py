@@ -1,0 +1,238 @@
+"""One fill under way: a folder that appears whole, is known by a random name, and ends by a rename.
+
+    <root>/.dsv/fill/<dataset>/<name>/at-<fill>/
+        plan         what all who share the fill agree on
+        sheet        one byte for each entry, where files are taken from other commits; moves/<segment>: their paths
+        parts/       claims and what is done
+        workers/     who works on it
+        links/       symlinks of each part that has any, to be checked before anybody may follow them
+        drafts/      private folders of the workers
+        tree/        what will be visible
+
+It is made elsewhere and renamed to `<name>`, which fails where a fill is there: so all agree on one, and nobody ever
+sees half a plan. From then on every path has the fill's random name in it, so nothing that is still on its way from a
+slow host can touch a later fill of the same commit. There is one way to become visible and one to be given up, and both
+take the same thing: whoever renames `tree` first has decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.disk import list_names, read_small
+from dsv.cache.filesystem import server_time
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.plan import VERSION, Plan
+from dsv.cache.record import Filled, reach, write_record
+from dsv.cache.removal import Remover
+from dsv.cache.writer import FILE_TIME
+from dsv.errors import Conflict, Unsupported
+
+PREFIX = "at-"
+_FOLDERS = ("parts", "workers", "drafts", "tree")
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+_PLAN_LIMIT = 16 << 20
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where one fill lies. Its folders may vanish at any moment, when another ends it."""
+
+    root: CacheRoot
+    place: Place
+    fill: str
+    folder: Path
+    plan: Plan
+
+    def make_folder(self, path: Path) -> None:
+        """A folder of the fill, with the cache's rights. Raises `OSError`; `FileNotFoundError` where the fill ended."""
+        self.tree.stat()
+        self.root.make_directory(path)
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    @property
+    def workers(self) -> Path:
+        return self.folder / "workers"
+
+    @property
+    def links(self) -> Path:
+        return self.folder / "links"
+
+    @property
+    def drafts(self) -> Path:
+        return self.folder / "drafts"
+
+
+def start(
+    root: CacheRoot,
+    place: Place,
+    plan: Plan,
+    sheet: bytes,
+    moves: Mapping[int, bytes],
+    enlist: Callable[[Path], None],
+) -> Site | None:
+    """Begins a fill; None where another was faster. Raises `OSError`.
+
+    enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
+    appeared for one that nobody works on.
+    """
+    target = root.fill(place)
+    draft = root.temporary / f".fill-{plan.fill}"
+    folder = draft / f"{PREFIX}{plan.fill}"
+    try:
+        for name in _FOLDERS:
+            root.make_directory(folder / name)
+        root.write_once(folder / "plan", plan.encode())
+        if plan.sheet:
+            root.write_once(folder / "sheet", sheet)
+        for segment, paths in moves.items():
+            root.write_once(folder / "moves" / str(segment), paths)
+        enlist(folder / "workers")
+        if _appear(root, draft, target):
+            return Site(root, place, plan.fill, target / folder.name, plan)
+        return None
+    except OSError:
+        discard(root, plan.fill)
+        raise
+
+
+def discard(root: CacheRoot, fill: str) -> None:
+    """Removes what `start` has made of a fill that did not begin. The enlisted worker's file is closed by then."""
+    shutil.rmtree(root.temporary / f".fill-{fill}", ignore_errors=True)
+
+
+def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
+    for attempt in range(_TRIES):
+        reach(root, target.parent)
+        try:
+            draft.rename(target)
+            return True
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                return False
+            if (
+                error.errno not in GONE or attempt == _TRIES - 1
+            ):  # another fill's end removed the empty parent
+                raise
+    return False
+
+
+def join(root: CacheRoot, place: Place) -> Site | None:
+    """The fill that is under way; None where there is none, or only the rest of one. Raises `OSError`."""
+    home = root.fill(place)
+    reach(root, home.parent)
+    names = list_names(home)
+    if not names and home.is_dir():  # on NFS this may be what it held a while ago
+        with contextlib.suppress(FileNotFoundError):
+            server_time(home)
+        names = list_names(home)
+    for name in names:
+        folder = home / name
+        data = read_small(folder / "plan", _PLAN_LIMIT)
+        if data is None or not name.startswith(PREFIX):
+            _remove_stray(root, folder)
+            continue
+        try:
+            plan = Plan.decode(data)
+        except msgspec.DecodeError as error:
+            raise _newer(place) from error
+        if plan.version != VERSION:
+            raise _newer(place)
+        return Site(root, place, name.removeprefix(PREFIX), folder, plan)
+    return None
+
+
+def _newer(place: Place) -> Unsupported:
+    return Unsupported(
+        f"{place} is being filled by another version of dsv",
+        subject=str(place),
+        hint="wait for it, or pip install --upgrade dsv",
+    )
+
+
+def _remove_stray(root: CacheRoot, folder: Path) -> None:
+    """A fill appears and goes as a whole; less than that is what a latecomer made where it had been."""
+    with contextlib.suppress(OSError):
+        trash = root.trash / f"stray-{os.urandom(8).hex()}"
+        folder.rename(trash)
+        Remover(FILE_TIME * 10**9).remove(trash)
+
+
+def publish(site: Site, record: Filled) -> bool:
+    """Makes the tree visible and says so; False where it was published or given up before.
+
+    All parts are done and what that needs is synced. Raises `OSError`, and `Conflict` where something that is not
+    dsv's is in the way.
+    """
+    target = site.root.visible(site.place)
+    reach(site.root, site.root.claims(site.place))
+    for _ in range(_TRIES):
+        reach(site.root, target.parent)
+        try:
+            site.tree.rename(target)
+        except OSError as error:
+            if error.errno in GONE:
+                if site.tree.is_dir():  # an evictor removed the dataset's empty folder
+                    continue
+                return False
+            if error.errno in _OCCUPIED:
+                raise Conflict(
+                    f"{target} is in the way: it holds files, but is no cached commit",
+                    subject=str(target),
+                    hint=f"look what it is, then: rm -r {target}",
+                ) from error
+            raise
+        write_record(site.root, site.place, record)
+        return True
+    return False
+
+
+def was_published(site: Site) -> bool:
+    """Whether a fill without a tree ended by being published; else it was given up."""
+    return not (site.folder / "dead").is_dir()
+
+
+def give_up(site: Site) -> bool:
+    """Ends a fill that nobody works on; False where it ended before. What it wrote is deleted. Raises `OSError`."""
+    try:
+        site.tree.rename(site.folder / "dead")  # from here on nobody can publish it
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return False
+    clear(site)
+    return True
+
+
+def clear(site: Site) -> None:
+    """Removes what is left of a fill that has ended. Several may do so at once. Raises `OSError`."""
+    (site.root.room / site.fill).unlink(missing_ok=True)
+    trash = site.root.trash / f"fill-{site.fill}-{os.urandom(4).hex()}"
+    try:
+        site.folder.rename(trash)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return
+    for folder in (site.root.fill(site.place), site.root.fill(site.place).parent):
+        with contextlib.suppress(OSError):  # the next fill may be there already
+            folder.rmdir()
+    with contextlib.suppress(OSError):  # an evictor deletes the same trash, or will
+        Remover(FILE_TIME * 10**9).remove(trash)

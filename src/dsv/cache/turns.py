@@ -1,0 +1,50 @@
+"""How many parts a process takes at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from dsv.cache.parts import Board, Claim
+
+_FIRST = 2  # parts
+_TURN = 5.0  # seconds
+
+
+def do_free_parts(
+    board: Board,
+    do: Callable[[Iterator[Claim]], None],
+    *,
+    remote: bool,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Gives `do` all parts that are free, until there are none or `stop` says so.
+
+    What is fetched ahead is claimed ahead, where others could help with it. So on a file server, where writing is what
+    takes long, each turn is some seconds' worth of parts, and nothing is claimed for the next before it is done.
+    """
+    most = _FIRST if remote else board.count
+    while True:
+        turn = _Turn(board, most, stop)
+        began = time.monotonic()
+        do(turn.claims())
+        if not turn.claimed:
+            return
+        took = max(time.monotonic() - began, 0.01)
+        most = max(_FIRST, min(round(_TURN * turn.claimed / took), board.count))
+
+
+class _Turn:
+    def __init__(self, board: Board, most: int, stop: Callable[[], bool]) -> None:
+        self._board = board
+        self._most = most
+        self._stop = stop
+        self.claimed = 0
+
+    def claims(self) -> Iterator[Claim]:
+        while self.claimed < self._most and not self._stop():
+            claim = self._board.claim_free()
+            if claim is None:
+                return
+            self.claimed += 1
+            yield claim

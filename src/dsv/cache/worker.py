@@ -1,0 +1,100 @@
+"""`python -m dsv.cache.worker`: a helper process of a fill, started by `helpers`.
+
+One line of JSON on stdin says what to do; the end of stdin, which is also the death of who started it, ends it. It
+does free parts while there are any, reports on stdout, and leaves the rest (waiting, takeover, publishing) to others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dsv.cache import filesystem
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.parts import Board
+from dsv.cache.processes import BEGAN
+from dsv.cache.site import Site, join
+from dsv.cache.source import Source
+from dsv.cache.turns import do_free_parts
+from dsv.cache.work import FillEnded, PartWorker
+from dsv.cache.workers import Beat
+from dsv.errors import DsvError
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process hears it too, and ends it
+    order = json.loads(_read_line())
+    sys.path[:] = order["path"]
+    stop = threading.Event()
+    threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
+    root = CacheRoot(Path(order["root"]))
+    site = join(root, Place(order["dataset"], order["name"]))
+    if site is None or site.fill != order["fill"]:
+        return 0
+    source = _factory(order["factory"])(**order["arguments"])
+    try:
+        beat = _work(site, source, order["begin"], stop)
+    except (FillEnded, OSError):
+        return 1  # who started it finds the same, and takes over what was begun
+    except DsvError as error:
+        return error.exit_code
+    sys.stdout.write(json.dumps({"fetched": beat.tally.fetched, "linked": beat.tally.linked}))
+    return 0
+
+
+def _work(site: Site, source: Source, begin: int, stop: threading.Event) -> Beat:
+    kind = filesystem.kind_of(site.root.path)
+    beat = Beat(site.root, kind)
+    try:
+        beat.enlist(site.workers)
+        beat.start(site.workers)
+        sys.stdout.write(BEGAN)
+        sys.stdout.flush()
+        board = Board(site.parts, len(site.plan.parts), beat.owner.id, kind)
+        board.refresh()
+        board.begin_at(begin)
+        worker = PartWorker(site, source, board, beat.tally, kind, lambda: None)
+        try:
+            do_free_parts(board, worker.run, remote=kind.remote, stop=stop.is_set)
+        finally:
+            worker.close()
+    finally:
+        beat.stop()
+    return beat
+
+
+def _watch_input(stop: threading.Event) -> None:
+    """Ends this process when its starter has ended, at most a part's work later, or at once if it hangs."""
+    while os.read(0, 1 << 16):
+        pass
+    stop.set()
+    threading.Event().wait(5.0)
+    os._exit(1)
+
+
+def _read_line() -> bytes:
+    """Past Python's buffer: a thread that waits in it would be in the way at the end."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        line += data
+    return bytes(line)
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

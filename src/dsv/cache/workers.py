@@ -1,0 +1,160 @@
+"""Who works on a fill: one small file for each process, renewed while it lives.
+
+A beat's time is the file server's, read from the folder that the beat itself has just changed, so no two hosts' clocks
+are ever compared, and no file's own times are trusted (a client with a write delegation dates files itself).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsv.cache.disk import list_names, read_small
+from dsv.cache.filesystem import FileSystem, server_time
+from dsv.cache.layout import CacheRoot
+from dsv.cache.owners import Owner
+
+BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
+BEAT_REMOTE = 4.0
+EXPIRY = 40.0  # seconds of silence until other hosts take over; with their polling well below a minute
+_RECORD_SIZE = 1024  # bytes; rewritten in place, as a rename would leave readers with a stale handle
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One process of a fill. beat: when it last spoke. left: it has stopped by itself, nothing is to be waited for.
+
+    entries, bytes: finished by it, of the commit; written, made: bytes in blocks and inodes that it added;
+    fetched: bytes read from the store; linked: files.
+    """
+
+    owner: Owner
+    beat: float
+    left: bool = False
+    entries: int = 0
+    bytes: int = 0
+    written: int = 0
+    made: int = 0
+    fetched: int = 0
+    linked: int = 0
+
+    def gone(self, now: float) -> bool:
+        """Whether its unfinished parts may be taken over; `now` by the server's clock."""
+        return self.left or now - self.beat > EXPIRY or self.owner.surely_dead()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this process has done so far; written by its worker threads, read by the beat."""
+
+    entries: int = 0
+    bytes: int = 0
+    written: int = 0
+    made: int = 0
+    fetched: int = 0
+    linked: int = 0
+
+
+class Beat:
+    """This process's record in a fill's `workers` folder, renewed by a thread until `stop`."""
+
+    def __init__(self, root: CacheRoot, kind: FileSystem) -> None:
+        self.owner = Owner.new()
+        self.tally = Tally()
+        self._root = root
+        self._folder = root.temporary
+        self._sync = kind.remote
+        self._period = BEAT_REMOTE if kind.remote else BEAT_LOCAL
+        self._descriptor = -1
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dsv-beat", daemon=True)
+
+    def enlist(self, folder: Path) -> None:
+        """Puts the record into a `workers` folder, before the fill appears or before the first claim.
+
+        Raises `OSError`.
+        """
+        self._folder = folder
+        # It appears with its content and its rights: others read it as soon as it has a name.
+        draft = self._root.temporary / f".beat-{self.owner.id}"
+        self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # to open it again, if need be
+            self._write(left=False)
+            draft.rename(folder / self.owner.id)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def start(self, folder: Path) -> None:
+        """Begins to beat; `folder` is where the record lies by now."""
+        self._folder = folder
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tells the others that this process has left. There is nothing to do where the fill has ended."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._write(left=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period):
+            with contextlib.suppress(OSError):  # an unplugged server, or a fill that has ended: others decide
+                self._write(left=False)
+
+    def _write(self, *, left: bool) -> None:
+        tally = self.tally
+        worker = Worker(
+            owner=self.owner,
+            beat=server_time(self._folder),
+            left=left,
+            entries=tally.entries,
+            bytes=tally.bytes,
+            written=tally.written,
+            made=tally.made,
+            fetched=tally.fetched,
+            linked=tally.linked,
+        )
+        data = msgspec.json.encode(worker).ljust(_RECORD_SIZE)
+        try:
+            self._put(data)
+        except OSError as error:
+            # An NFS client that was cut off for longer than the server's lease has lost what it had open.
+            if error.errno not in (errno.EIO, errno.ESTALE):
+                raise
+            again = os.open(self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            os.close(self._descriptor)
+            self._descriptor = again
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        os.pwrite(self._descriptor, data, 0)
+        if self._sync:
+            os.fsync(self._descriptor)
+
+
+def read_worker(folder: Path, owner: str) -> Worker | None:
+    """None where there is none, or none that can be read. Raises `OSError`."""
+    for _ in range(3):  # read in the middle of a beat
+        data = read_small(folder / owner)
+        if data is None:
+            return None
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(data, type=Worker)
+    return None
+
+
+def read_workers(folder: Path) -> dict[str, Worker]:
+    """All of a fill's, by owner id. Raises `OSError`."""
+    found = {name: read_worker(folder, name) for name in list_names(folder)}
+    return {name: worker for name, worker in found.items() if worker is not None}

@@ -1,0 +1,214 @@
+"""Creating a tree's files: exclusively, read-only, with one fixed time, and never twice.
+
+Everything is done relative to a descriptor of the tree's top folder, one component at a time and never through a
+symlink, so a writer stays in the tree that it joined whatever happens to any path. Files are created by O_EXCL, never
+truncated, never unlinked here. A file that was found incomplete is replaced by renaming a complete one over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dsv.cache.disk import umask
+from dsv.cache.layout import CacheRoot
+
+# 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.
+FILE_TIME = 946_684_800
+_TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FOLDERS = 128
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What this process's files and folders get, so that they end up with the rights of the cache's root.
+
+    file, executable, folder: modes. mend: a umask is in the way, so modes are set by fchmod after the creation.
+    group: to give files and folders to; None where they get the right one by themselves or it does not matter.
+    sync: each file is synced before it is closed.
+    """
+
+    file: int
+    executable: int
+    folder: int
+    mend: bool
+    group: int | None
+    sync: bool = False
+
+    @classmethod
+    def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
+        """Raises `OSError`."""
+        mode = root.directory_mode
+        group = root.path.stat().st_gid
+        shared = not mode & stat.S_ISGID and os.getegid() != group and bool(mode & 0o070)
+        return cls(
+            file=root.file_mode,
+            executable=root.executable_mode(),
+            folder=mode,
+            mend=bool(mode & umask()),
+            group=group if shared else None,
+            sync=sync,
+        )
+
+
+class Folders:
+    """Descriptors of a tree's folders, the last used ones kept open. Not for use from several threads.
+
+    before_close: called before a descriptor that other threads may still use is closed.
+    """
+
+    def __init__(
+        self,
+        top: int,
+        rights: Rights,
+        drafts: int = -1,
+        before_close: Callable[[], None] | None = None,
+    ) -> None:
+        """`top`, owned by the caller, is the tree; `drafts` a private folder in which to make folders that need
+        another mode than they are born with; -1: folders are not made, and a missing one is `FileNotFoundError`."""
+        self._top = top
+        self._rights = rights
+        self._drafts = drafts
+        self._before_close = before_close
+        self._open: dict[bytes, int] = {}
+        self._last: tuple[bytes, int] = (b"", top)
+
+    def of(self, path: bytes) -> tuple[int, bytes]:
+        """The descriptor of the folder of an entry, and its name in there. Raises `OSError`."""
+        folder, _, name = path.rpartition(b"/")
+        if folder == self._last[0]:
+            return self._last[1], name
+        descriptor = self.open(folder)
+        self._last = (folder, descriptor)
+        return descriptor, name
+
+    def open(self, folder: bytes) -> int:
+        """The descriptor of a folder, which stays this object's. Raises `OSError`."""
+        if not folder:
+            return self._top
+        known = self._open.pop(folder, None)
+        if known is None:
+            parent, _, name = folder.rpartition(b"/")
+            known = self._enter(self.open(parent), name)
+            if len(self._open) >= _OPEN_FOLDERS:
+                self._drop_oldest()
+        self._open[folder] = known
+        return known
+
+    def forget(self, path: bytes) -> None:
+        """Looks the folders of this entry up again next time: one was replaced by another's equal one."""
+        while path:
+            path = path.rpartition(b"/")[0]
+            descriptor = self._open.pop(path, None)
+            if descriptor is not None:
+                self._close(descriptor)
+        self._last = (b"", self._top)
+
+    def close(self) -> None:
+        if self._before_close is not None:
+            self._before_close()
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        self._last = (b"", self._top)
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._open))
+        self._close(self._open.pop(oldest))
+        if self._last[0] == oldest:
+            self._last = (b"", self._top)
+
+    def _close(self, descriptor: int) -> None:
+        if self._before_close is not None:
+            self._before_close()
+        os.close(descriptor)
+
+    def _enter(self, parent: int, name: bytes) -> int:
+        if self._drafts >= 0:
+            self._make(parent, name)
+        return os.open(name, _FOLDER, dir_fd=parent)
+
+    def _make(self, parent: int, name: bytes) -> None:
+        """A folder appears with its final rights at once: with others, it could lock other users out for ever."""
+        rights = self._rights
+        if not rights.mend and rights.group is None:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, rights.folder & 0o777, dir_fd=parent)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+            return
+        draft = os.urandom(8).hex()
+        os.mkdir(draft, 0o700, dir_fd=self._drafts)
+        if rights.group is not None:
+            with contextlib.suppress(PermissionError):
+                os.chown(draft, -1, rights.group, dir_fd=self._drafts)
+        os.chmod(draft, rights.folder, dir_fd=self._drafts)
+        try:  # an empty folder that another has just made is replaced; it then looks its path up again
+            os.rename(draft, name, src_dir_fd=self._drafts, dst_dir_fd=parent)
+        except OSError as error:
+            os.rmdir(draft, dir_fd=self._drafts)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+
+def create_file(
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, runs: bool
+) -> None:
+    """Creates a file with this content; `runs`: executable. Raises `FileExistsError`, `OSError`."""
+    finish_file(start_file(folder, name, pieces, rights, runs=runs), rights, runs=runs)
+
+
+def start_file(
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, runs: bool
+) -> int:
+    """Creates and writes it; returns a descriptor for `finish_file`. Raises `FileExistsError`, `OSError`."""
+    descriptor = os.open(name, _CREATE, rights.executable if runs else rights.file, dir_fd=folder)
+    try:
+        for piece in pieces:
+            written = os.write(descriptor, piece)
+            if written != len(piece):
+                _write_rest(descriptor, memoryview(piece)[written:])
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def finish_file(descriptor: int, rights: Rights, *, runs: bool) -> None:
+    """Gives the file its time, and its rights where it was not born with them; closes it. Raises `OSError`.
+
+    On NFS this is where the bytes go to the server, and where a full disk is reported.
+    """
+    try:
+        if rights.group is not None:
+            with contextlib.suppress(PermissionError):
+                os.fchown(descriptor, -1, rights.group)
+        if rights.mend:
+            os.fchmod(descriptor, rights.executable if runs else rights.file)
+        os.utime(descriptor, ns=_TIMES)
+        if rights.sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_time(descriptor: int) -> None:
+    """Raises `PermissionError` where the file is another user's, `OSError`."""
+    os.utime(descriptor, ns=_TIMES)
+
+
+def has_time(found: os.stat_result) -> bool:
+    return found.st_mtime_ns == _TIMES[0]
+
+
+def _write_rest(descriptor: int, rest: memoryview) -> None:
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,93 @@
+"""`python -m tests.cache.filler JSON`: one process that asks for a commit, for tests with several real ones."""
+
+from __future__ import annotations
+
+import encodings.ascii  # noqa: F401 (another user may not be able to read this Python installation later)
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.cache.fake_source import STORE, FakeSource
+
+from dsv.cache import plan, workers
+from dsv.cache.fill import fill
+from dsv.cache.layout import CacheRoot
+from dsv.cache.request import FillRequest, HelperSpec, Need
+from dsv.cache.selection import Selection
+from dsv.errors import DsvError
+from dsv.model.ids import CommitId
+
+PROJECT = Path(__file__).parents[2]
+
+
+def start(root: CacheRoot, world: Path, commit: CommitId, **options: Any) -> subprocess.Popen[bytes]:
+    """Options: `part_bytes`, `expiry`, `jobs`, `umask`, `user` and `group` (ids), `selection`, and those of
+    `FakeSource`."""
+    order = {"root": str(root.path), "world": str(world), "commit": str(commit), **options}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.cache.filler", json.dumps(order)],
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], timeout: float = 120) -> dict[str, Any]:
+    """What the process answered; fails with its stderr where it did not."""
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, err.decode()
+    answer: dict[str, Any] = json.loads(out)
+    assert "error" not in answer, answer
+    return answer
+
+
+def main(order: dict[str, Any]) -> int:
+    plan.PART_BYTES = order.pop("part_bytes", plan.PART_BYTES)
+    workers.EXPIRY = order.pop("expiry", workers.EXPIRY)
+    os.umask(order.pop("umask", 0o022))
+    group, user = order.pop("group", None), order.pop("user", None)
+    if user is not None:
+        os.setgroups([group])
+        os.setgid(group)
+        os.setuid(user)
+    root, world, commit = CacheRoot(Path(order.pop("root"))), order.pop("world"), order.pop("commit")
+    jobs = order.pop("jobs", 1)
+    paths = [path.encode() for path in order.pop("selection", [])]
+    helper = HelperSpec("tests.cache.fake_source:FakeSource", {"world": world, "commit": commit, **order})
+
+    def plenty(need: Need) -> None:
+        pass
+
+    try:
+        result = fill(
+            root,
+            FillRequest("xrays", CommitId.parse(commit), STORE, Selection.of(paths)),
+            FakeSource(world, commit, **order),
+            ensure_room=plenty,
+            jobs=jobs,
+            helper=helper,
+        )
+    except DsvError as error:
+        trace = "".join(traceback.format_exception(error))
+        print(json.dumps({"error": error.kind, "message": error.message, "trace": trace}))
+        return 0
+    print(
+        json.dumps(
+            {
+                "path": str(result.path),
+                "fetched": result.fetched_bytes,
+                "linked": result.linked_files,
+                "hit": result.hit,
+            }
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

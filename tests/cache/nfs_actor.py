@@ -1,0 +1,151 @@
+"""What a host of the NFS tests does: `python -m tests.cache.nfs_actor CACHE NAME ROLE`.
+
+The test and the hosts talk by files in /mnt/out, which is no NFS and works while a host is unplugged:
+`NAME.said` is what the host has done, a line for each thing; `NAME.go` is how far the test lets it go on.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cache.places import make_root, place, publish
+
+from dsv.cache.claims import read_claims
+from dsv.cache.evict import evict
+from dsv.cache.intents import Intent
+from dsv.cache.layout import CacheRoot
+from dsv.cache.leases import Lease, visible_identity
+from dsv.cache.policy import Wish
+from dsv.cache.settings import CacheSettings
+from dsv.cli.main import main
+
+ROOT = Path("/mnt/nfs") / sys.argv[1]
+OUT = Path("/mnt/out")
+ALL = Wish(everything=True)
+
+
+class Line:
+    """To the test and back."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._gone_on = 0
+
+    def say(self, text: str) -> None:
+        with (OUT / f"{self.name}.said").open("a") as file:
+            file.write(f"{text}\n")
+
+    def wait(self) -> None:
+        """Until the test says go on once more."""
+        self._gone_on += 1
+        path = OUT / f"{self.name}.go"
+        while not path.exists() or len(path.read_bytes()) < self._gone_on:
+            time.sleep(0.05)
+
+
+def holder(line: Line, ttl: str) -> None:
+    """Publishes a commit and holds a lease on it; tells what becomes of the lease."""
+    root = make_root(ROOT)
+    publish(root, place(), {"a": b"1"}, age=1e6)
+    lease = Lease.take(root, place(), "run", ttl=float(ttl)).hold()
+    line.say(f"confirmed {lease.confirm()}")
+    known = (True, False)
+    while True:
+        now = (lease.secure, lease.lost.is_set())
+        if now != known:
+            line.say(f"secure {now[0]} lost {now[1]}")
+            known = now
+        if now[1]:
+            return
+        time.sleep(0.05)
+
+
+def evictor(line: Line) -> None:
+    """Evicts all that may go, each time that it is told to, and whenever it is not."""
+    root = CacheRoot(ROOT)
+    while True:
+        line.wait()
+        result = evict(root, CacheSettings(), ALL)
+        kept = "; ".join(one.reason for one in result.kept)
+        line.say(f"evicted {len(result.evicted)} kept {kept} failures {len(result.failures)}")
+
+
+def old_commits(line: Line, count: str) -> None:
+    root = make_root(ROOT)
+    for number in range(int(count)):
+        publish(root, place(number), {f"f{n}": b"x" for n in range(20)}, age=1e6)
+    line.say("published")
+
+
+def cron(line: Line) -> None:
+    """What the crontab line does."""
+    line.say("ready")
+    line.wait()
+    sys.argv[1:] = ["evict", "--cache", str(ROOT)]
+    sys.exit(main())
+
+
+def slow_evictor(line: Line) -> None:
+    """Declares its intent, looks, and is held up before the rename."""
+    root = CacheRoot(ROOT)
+    intent = Intent.declare(root, place(), root.now())
+    line.say(f"protected {read_claims(root, place()).protecting(root.now())}")
+    line.wait()
+    line.say("renaming")
+    line.say(intent.fire(root.visible(place())).name)
+
+
+def taker(line: Line) -> None:
+    """Looks at the commit until it is told to take a lease."""
+    root = CacheRoot(ROOT)
+    while not (root.visible(place()) / "a").exists():
+        time.sleep(0.1)
+    line.say("seen")
+    line.wait()
+    with Lease.take(root, place(), "run") as lease:
+        line.say(f"confirmed {lease.confirm()}")
+        line.wait()
+        line.say(f"there {visible_identity(root, place()) is not None} lost {lease.lost.is_set()}")
+
+
+def crowd(line: Line, what: str, seconds: str) -> None:
+    """Takes leases and checks that nothing goes, or evicts, as fast as it can."""
+    root = make_root(ROOT)
+    line.say("ready")
+    line.wait()
+    end = time.monotonic() + float(seconds)
+    if what == "evict":
+        went = 0
+        while time.monotonic() < end:
+            went += len(evict(root, CacheSettings(), ALL).evicted)
+        line.say(f"evicted {went}")
+        return
+    torn = rounds = 0
+    while time.monotonic() < end:
+        with Lease.take(root, place(), "run") as lease:
+            if not lease.confirm():
+                try:
+                    publish(root, place(), {"a": b"1", "b/c": b"2"})
+                except OSError:
+                    continue  # another published first
+                torn += not lease.confirm()
+            rounds += 1
+            for _ in range(3):
+                torn += not (root.visible(place()) / "b/c").exists()
+    line.say(f"rounds {rounds} torn {torn}")
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "holder": holder, "evictor": evictor, "slow_evictor": slow_evictor, "taker": taker, "crowd": crowd,
+    "old_commits": old_commits, "cron": cron,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    # All are called the same, as machines made from one image are; only now, since the Linux client tells
+    # the NFS server its name when it mounts, and two clients of one name take each other's state away.
+    socket.sethostname("node")
+    ROLES[sys.argv[3]](Line(sys.argv[2]), *sys.argv[4:])

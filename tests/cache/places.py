@@ -1,0 +1,58 @@
+"""Making cached commits without a store, for tests of claims and eviction."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.record import Filled, write_record
+from dsv.cache.settings import prepare_cache
+from dsv.cache.writer import FILE_TIME
+
+
+def make_root(path: Path) -> CacheRoot:
+    root = CacheRoot(path)
+    prepare_cache(root)
+    return root
+
+
+def place(number: int = 0, dataset: str = "xrays") -> Place:
+    return Place(dataset, hashlib.sha256(f"{dataset}/{number}".encode()).hexdigest())
+
+
+def publish(
+    root: CacheRoot, where: Place, files: dict[str, bytes], *, age: float = 0.0, links: Path | None = None
+) -> Path:
+    """Makes a commit appear as a fill does, used `age` seconds ago; files that `links` has are linked from
+    there.
+    """
+    draft = root.temporary / os.urandom(8).hex()
+    root.make_directory(draft)
+    own_bytes = own_files = 0
+    for name, content in files.items():
+        path = draft / name
+        root.make_directory(path.parent)
+        if links is not None and (links / name).exists():
+            os.link(links / name, path)
+            continue
+        path.write_bytes(content)
+        path.chmod(root.file_mode)
+        os.utime(path, (FILE_TIME, FILE_TIME))
+        own_files += 1
+        own_bytes += path.stat().st_blocks * 512
+    visible = root.visible(where)
+    root.make_directory(visible.parent)
+    draft.rename(visible)
+    record = Filled(
+        fill=os.urandom(16).hex(), store="00" * 16, commit=str(where.commit), files=len(files),
+        bytes=sum(map(len, files.values())), entries=len(files), own_files=own_files, own_bytes=own_bytes,
+        user="ann", host="gpu1", time=root.now() - age,
+    )  # fmt: skip
+    write_record(root, where, record)
+    return visible
+
+
+def everything_below(path: Path) -> list[str]:
+    return sorted(str(one.relative_to(path)) for one in path.rglob("*"))

@@ -1,0 +1,176 @@
+"""Claims and evictions at random on a real folder, against a plain dict of what must be there."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from tests.cache.places import make_root, place, publish
+
+from dsv.cache.claims import read_claims
+from dsv.cache.evict import evict, preview
+from dsv.cache.intents import Fired, Intent
+from dsv.cache.inventory import take_inventory
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.leases import Lease, end_holds
+from dsv.cache.pins import pin, unpin
+from dsv.cache.policy import Wish
+from dsv.cache.settings import CacheSettings, Limits
+
+NUMBERS = st.integers(0, 1)
+OLD = 10 * 86400.0
+
+
+@dataclass
+class Model:
+    """What must be so of one place."""
+
+    visible: bool = False
+    leases: int = 0
+    holds: int = 0
+    pins: int = 0
+    age: float = 0.0
+
+    @property
+    def claimed(self) -> bool:
+        return bool(self.leases or self.holds or self.pins)
+
+
+@dataclass
+class Held:
+    number: int
+    lease: Lease = field(repr=False)
+
+
+class Claims(RuleBasedStateMachine):
+    held: Bundle[Held] = Bundle("held")
+    intents: Bundle[tuple[int, Intent]] = Bundle("intents")
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.root: CacheRoot = make_root(self.folder / "cache")
+        self.model = {number: Model() for number in range(2)}
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            shutil.rmtree(self.folder)
+
+    @rule(number=NUMBERS, old=st.booleans())
+    def fill(self, number: int, old: bool) -> None:
+        if not self.model[number].visible:
+            publish(self.root, place(number), {"a": bytes(4000 + number)}, age=OLD if old else 0.0)
+            before = self.model[number]
+            age = OLD if old else 0.0
+            self.model[number] = Model(True, before.leases, before.holds, before.pins, age)
+
+    @rule(target=held, number=NUMBERS)
+    def take(self, number: int) -> Held:
+        lease = Lease.take(self.root, place(number), "run")
+        assert lease.confirm() is self.model[number].visible
+        self.model[number].leases += 1
+        return Held(number, lease)
+
+    @rule(one=consumes(held))
+    def release(self, one: Held) -> None:
+        model = self.model[one.number]
+        assert not one.lease.lost.is_set()
+        one.lease.release()
+        model.leases -= 1
+
+    @rule(one=held)
+    def renew(self, one: Held) -> None:
+        one.lease.renew()
+        assert one.lease.secure and not one.lease.lost.is_set()
+
+    @rule(number=NUMBERS)
+    def hold(self, number: int) -> None:
+        Lease.take(self.root, place(number), "hold", ttl=3600)
+        self.model[number].holds += 1
+
+    @rule(number=NUMBERS)
+    def end_hold(self, number: int) -> None:
+        assert end_holds(self.root, place(number)) == self.model[number].holds
+        self.model[number].holds = 0
+
+    @rule(number=NUMBERS, forever=st.booleans())
+    def pin(self, number: int, forever: bool) -> None:
+        made = pin(self.root, place(number), seconds=None if forever else 3600)
+        assert (made is not None) is self.model[number].visible
+        self.model[number].pins += made is not None
+
+    @rule(number=NUMBERS)
+    def unpin(self, number: int) -> None:
+        assert unpin(self.root, place(number)) == (self.model[number].pins, [])
+        self.model[number].pins = 0
+
+    @rule(target=intents, number=NUMBERS)
+    def another_evictor_begins(self, number: int) -> tuple[int, Intent]:
+        """It looks, and is held up before it goes on, for as long as the machine likes."""
+        intent = Intent.declare(self.root, place(number), self.root.now())
+        may = read_claims(self.root, place(number)).protecting(self.root.now()) is None
+        assert may is not self.model[number].claimed
+        if not may:
+            intent.withdraw()
+        return number, intent
+
+    @rule(one=consumes(intents))
+    def and_goes_on(self, one: tuple[int, Intent]) -> None:
+        number, intent = one
+        fired = intent.fire(self.root.visible(place(number)))
+        if fired is Fired.DONE:
+            assert self.model[number].visible and not self.model[number].claimed
+            self.model[number].visible = False
+
+    @rule(everything=st.booleans())
+    def evict(self, everything: bool) -> None:
+        wish = Wish(everything=everything)
+        expected = {
+            place(number)
+            for number, model in self.model.items()
+            if model.visible
+            and not model.claimed
+            and (everything or (model.age == OLD and not self.recent(number)))
+        }
+        dry = preview(self.root, CacheSettings(), wish)
+        result = evict(self.root, CacheSettings(), wish)
+        assert {one.candidate.place for one in result.evicted} == expected
+        assert [one.freed for one in result.evicted] == [one.freed for one in dry.evicted]
+        self.went(result.evicted and [one.candidate.place for one in result.evicted])
+
+    @rule(keep=st.integers(0, 2))
+    def evict_by_number_of_files(self, keep: int) -> None:
+        result = evict(self.root, CacheSettings(limits=Limits(max_files=keep)), Wish())
+        self.went([one.candidate.place for one in result.evicted])
+        left = sum(model.visible for model in self.model.values())
+        assert bool(result.exceeded) is (left > keep)
+        assert left <= keep or all(model.claimed for model in self.model.values() if model.visible)
+
+    def recent(self, number: int) -> bool:
+        """Whether a claim or a use of it, later than its fill, is on record."""
+        item = next(item for item in take_inventory(self.root).items if item.place == place(number))
+        return take_inventory(self.root).now - item.last_use < OLD / 2
+
+    def went(self, places: list[Place]) -> None:
+        for number, model in self.model.items():
+            if place(number) in places:
+                assert model.visible and not model.claimed
+                model.visible = False
+
+    @invariant()
+    def what_must_be_there_is_there(self) -> None:
+        if not hasattr(self, "root"):
+            return
+        for number, model in self.model.items():
+            assert (self.root.visible(place(number)) / "a").exists() is model.visible, number
+            claims = read_claims(self.root, place(number))
+            assert len(claims.leases) == model.leases + model.holds and len(claims.pins) == model.pins
+
+
+Claims.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestClaims = Claims.TestCase

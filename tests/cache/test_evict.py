@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cache.places import make_root, place, publish
+
+from dsv.cache import sweep
+from dsv.cache.evict import Evicted, disk_now, ensure_room, evict, preview
+from dsv.cache.intents import Intent, IntentRecord
+from dsv.cache.inventory import take_inventory
+from dsv.cache.layout import CacheRoot
+from dsv.cache.leases import Lease
+from dsv.cache.owners import Owner
+from dsv.cache.policy import Wish
+from dsv.cache.removal import Remover
+from dsv.cache.request import Need
+from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
+from dsv.cache.usage import Extent
+from dsv.cache.writer import FILE_TIME
+from dsv.errors import Denied, NoRoom, Unsupported, UsageError
+
+ALL = Wish(everything=True)
+NS = FILE_TIME * 10**9
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> CacheRoot:
+    return make_root(tmp_path / "cache")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that other users can reach, as pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def nothing_is_left(root: CacheRoot) -> bool:
+    here = sorted(one.name for one in root.path.iterdir())
+    parts = [list((root.dot / name).iterdir()) for name in ("claims", "fill", "room", "tmp")]
+    return (
+        here == [".dsv", "dsv-cache.toml"]
+        and not any(parts)
+        and list(root.trash.iterdir()) == [root.spare_folder]
+    )
+
+
+def test_oldest_use_goes_first_until_the_limit_holds(root: CacheRoot) -> None:
+    for number in range(4):
+        publish(root, place(number), {"a": bytes(100_000)}, age=(4 - number) * 100)
+    heard: list[Evicted] = []
+    result = evict(root, CacheSettings(limits=Limits(max_size=210_000)), Wish(), on_evicted=heard.append)
+    assert (
+        [one.candidate.place for one in result.evicted]
+        == [place(0), place(1)]
+        == [o.candidate.place for o in heard]
+    )
+    assert all("max_size is 210 kB" in one.reason for one in result.evicted) and result.exceeded == []
+    assert len(take_inventory(root).visible) == 2
+
+
+def test_a_dry_run_says_exactly_what_evicting_frees(root: CacheRoot) -> None:
+    """Three commits that share files pairwise: the order decides what each frees."""
+    shared = {f"s/{n}": os.urandom(5000 + n) for n in range(20)}
+    first = publish(root, place(1), {**shared, "x": os.urandom(9000)}, age=300)
+    second = publish(root, place(2), {**shared, "y": os.urandom(13000)}, age=200, links=first)
+    publish(root, place(3), {**dict(list(shared.items())[:5]), "z": b"1"}, age=100, links=second)
+    some = Wish(only=frozenset({place(1), place(2)}))
+    dry = preview(root, CacheSettings(), some)
+    assert evict(root, CacheSettings(), some).evicted == dry.evicted
+    frees = [one.freed for one in dry.evicted]
+    assert frees[0] == Extent(12288, 1) and frees[1].files == 16
+    kept = take_inventory(root).visible
+    assert [item.room.files for item in kept] == [6], "what stays on disk is on the account of what stays"
+    on_disk = sum(path.stat().st_blocks * 512 for path in root.visible(place(3)).rglob("*") if path.is_file())
+    assert kept[0].room.bytes == on_disk
+    dry = preview(root, CacheSettings(), ALL)
+    result = evict(root, CacheSettings(), ALL)
+    assert result.freed == dry.freed == Extent(on_disk, 6) and nothing_is_left(root)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_sum_of_all_accounts_is_what_the_disk_holds(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = make_root(tmp_path_factory.mktemp("c"))
+    contents = {f"f{n}": os.urandom(n * 900) for n in range(6)}
+    for number in range(data.draw(st.integers(1, 4))):
+        names = data.draw(st.sets(st.sampled_from(sorted(contents))))
+        visible = sorted(item.place for item in take_inventory(root).visible)
+        donor = data.draw(st.sampled_from([None, *visible]))
+        publish(
+            root, place(number), {name: contents[name] for name in names}, age=number,
+            links=None if donor is None else root.visible(donor),
+        )  # fmt: skip
+    order = data.draw(st.permutations([item.place for item in take_inventory(root).visible]))
+    for chosen in order:
+        files = {path.stat().st_ino: path.stat() for path in root.path.glob("xrays/*/*")}
+        items = take_inventory(root).visible
+        assert sum((item.room for item in items), Extent()) == Extent(
+            sum(found.st_blocks * 512 for found in files.values()), len(files)
+        )
+        dry = preview(root, CacheSettings(), Wish(only=frozenset({chosen})))
+        assert evict(root, CacheSettings(), Wish(only=frozenset({chosen}))).freed == dry.freed
+    assert nothing_is_left(root)
+
+
+def test_what_a_killed_evictor_left_is_cleared_by_the_next(root: CacheRoot) -> None:
+    publish(root, place(1), {"a": b"1"})
+    publish(root, place(2), {"a": bytes(5000), "b/c": b"2"})
+    for number, last in ((1, "told"), (2, "fired")):
+        script = f"""
+import os
+from pathlib import Path
+from dsv.cache.intents import Intent, IntentRecord
+from dsv.cache.layout import CacheRoot
+from tests.cache.places import place
+root = CacheRoot(Path({str(root.path)!r}))
+intent = Intent.declare(root, place({number}), root.now())
+if {last!r} == "fired":
+    intent.fire(root.visible(place({number})))
+os._exit(9)
+"""
+        assert subprocess.run([sys.executable, "-c", script], cwd=Path.cwd()).returncode == 9
+    assert root.visible(place(1)).exists() and not root.visible(place(2)).exists()
+    result = evict(root, CacheSettings(), Wish())
+    assert result.evicted == [] and result.leftovers == Extent(8192 + 4096, 2)
+    assert list(root.trash.iterdir()) == [root.spare_folder]
+    assert [item.place for item in take_inventory(root).items] == [place(1)]
+    evict(root, CacheSettings(), ALL)
+    assert nothing_is_left(root)
+
+
+def test_what_an_evictor_of_another_host_does_is_left_to_it_for_a_while(
+    root: CacheRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(root, place(1), {"a": b"1"})
+    intent = Intent.declare(root, place(1), root.now())
+    intent.file.unlink()
+    elsewhere = Owner(id=intent.owner.id, kernel="another", pid=1, start=1)
+    root.write_once(intent.file, msgspec.json.encode(IntentRecord(owner=elsewhere, at=root.now())))
+    evict(root, CacheSettings(), Wish())
+    assert intent.folder.is_dir()
+    monkeypatch.setattr(sweep, "ABANDONED", -1.0)
+    evict(root, CacheSettings(), Wish())
+    assert not intent.folder.exists() and not intent.file.exists()
+
+
+def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot) -> None:
+    total = 0
+    for number in range(12):
+        visible = publish(
+            root, place(number), {f"d{d}/f{f}": os.urandom(300) for d in range(9) for f in range(4)}
+        )
+        total += sum(path.stat().st_blocks * 512 for path in visible.rglob("*") if path.is_file())
+    script = f"""
+from pathlib import Path
+from dsv.cache.evict import evict
+from dsv.cache.layout import CacheRoot
+from dsv.cache.policy import Wish
+from dsv.cache.settings import CacheSettings
+result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), Wish(everything=True))
+assert not result.failures, result.failures
+print(len(result.evicted), result.freed.bytes)
+"""
+    running = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = [one.communicate()[0].split() for one in running]
+    assert [one.returncode for one in running] == [0, 0, 0]
+    assert sum(int(words[0]) for words in said) == 12 and sum(int(words[1]) for words in said) == total
+    assert nothing_is_left(root)
+
+
+def test_a_commit_used_since_the_plan_was_made_stays(root: CacheRoot) -> None:
+    visible = publish(root, place(1), {"a": b"1"}, age=1e6)
+    publish(root, place(2), {"a": b"1"}, age=1e6 - 1)
+
+    def use_the_second(_: Evicted) -> None:
+        with Lease.take(root, place(2), "run") as lease:
+            assert lease.confirm()
+
+    result = evict(root, CacheSettings(), Wish(), on_evicted=use_the_second)
+    assert [one.candidate.place for one in result.evicted] == [place(1)] and not visible.exists()
+    assert [one.reason for one in result.kept] == ["used at this moment"]
+
+
+def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
+    publish(root, place(1), {"a": bytes(100_000)}, age=5)
+    publish(root, place(2), {"a": bytes(100_000)}, age=4)
+    limited = CacheSettings(limits=Limits(unused_for=1.0, max_size=320_000))
+    need = Need(place(3), 100_000, 1)
+    assert ensure_room(root, limited, "xrays", need).evicted == [], "age is no reason while there is room"
+    big = Need(place(3), 150_000, 1, frozenset({place(1)}))
+    assert [one.candidate.place for one in ensure_room(root, limited, "xrays", big).evicted] == [place(2)]
+    with (
+        Lease.take(root, place(1), "run"),
+        pytest.raises(NoRoom, match=r"max_size is 320 kB; 1 cached .* in use"),
+    ):
+        ensure_room(root, limited, "xrays", Need(place(3), 300_000, 1))
+    disk = disk_now(root)
+    with pytest.raises(NoRoom, match="are free"):
+        ensure_room(root, CacheSettings(), "xrays", Need(place(3), disk.total * 2, 1))
+
+
+def test_nothing_due_is_quick_with_a_million_files(root: CacheRoot) -> None:
+    """Trees are never walked, so 50 commits of any size cost the same; this machine must do them in a
+    second or so.
+    """
+    for number in range(50):
+        publish(root, place(number), {"a": b"1"}, age=number)
+    start = time.monotonic()
+    assert evict(root, CacheSettings(), Wish()).evicted == []
+    assert time.monotonic() - start < 5.0
+
+
+def test_an_older_dsv_reads_a_newer_cache_but_does_not_write_it(root: CacheRoot) -> None:
+    publish(root, place(1), {"a": b"1"}, age=1e6)
+    root.settings_file.write_text('protocol = 2\nsomething_new = "x"\n')
+    found = load_settings(root)
+    assert preview(root, found, Wish()).evicted != []
+    with pytest.raises(Unsupported, match="protocol 2"):
+        evict(root, found, Wish())
+    with pytest.raises(Unsupported):
+        prepare_cache(root)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_size = 1.5",
+        'max_sise = "1G"',
+        "protocol = 0",
+        "[datasets.a]\nx = 1",
+        "]",
+        'min_free = "200%"',
+        "unused_for = 5",
+        'protected = "a"',
+    ],
+)
+def test_settings_that_cannot_be_meant_are_named(root: CacheRoot, text: str) -> None:
+    root.settings_file.write_text(text)
+    with pytest.raises(UsageError, match=r"dsv-cache\.toml"):
+        load_settings(root)
+
+
+def test_settings_as_documented(root: CacheRoot) -> None:
+    root.settings_file.write_text(
+        'unused_for = "never"\nmax_size = "20T"\nmax_files = 50_000_000\nmin_free = "5%"\nprotected = ["team-a/*"]\n'
+        '[datasets."scratch/*"]\nunused_for = "6h"\nmax_size = "500G"\n[datasets."team-a/tmp"]\nprotected = false\n'
+    )
+    found = load_settings(root)
+    assert found.limits.max_size == 20 * 10**12 and found.unused_for("x") is None
+    assert found.unused_for("scratch/a") == 6 * 3600 and found.rule("scratch/a").max_size == 500 * 10**9
+    assert found.is_protected("team-a/b") and not found.is_protected("team-a/tmp")
+    assert found.tightened(Limits(unused_for=60.0)).unused_for("scratch/a") == 60.0
+
+
+class TestRemoval:
+    def test_it_follows_no_link_and_counts_last_links_only(self, tmp_path: Path) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "precious").write_bytes(bytes(5000))
+        tree = tmp_path / "tree"
+        for n in range(20):
+            (tree / f"d{n}").mkdir(parents=True)
+            (tree / f"d{n}" / "f").write_bytes(bytes(5000))
+        os.link(outside / "precious", tree / "shared")
+        os.link(tree / "d0" / "f", tree / "d1" / "twice")
+        (tree / "link").symlink_to("../outside")
+        (tree / "d2" / "link").symlink_to("../../outside")
+        dry = Remover(NS, dry=True).remove(tree)
+        assert (tree / "d0" / "f").exists()
+        removed = Remover(NS).remove(tree)
+        assert not tree.exists() and (outside / "precious").read_bytes() == bytes(5000)
+        assert removed.room == dry.room and removed.files == dry.files == 24
+        assert removed.room.files == 22 and removed.room.bytes == 20 * 8192
+
+    def test_trees_deeper_than_any_recursion(self, tmp_path: Path) -> None:
+        top = tmp_path / "tree"
+        top.mkdir()
+        folder = os.open(top, os.O_RDONLY)
+        for _ in range(1200):
+            os.mkdir("d", dir_fd=folder)
+            deeper = os.open("d", os.O_RDONLY, dir_fd=folder)
+            os.close(folder)
+            folder = deeper
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
+        os.close(folder)
+        Remover(NS, dry=True).remove(top)
+        assert Remover(NS).remove(top).files == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_is_still_being_written_goes_in_the_end(self, tmp_path: Path) -> None:
+        top = tmp_path / "tree"
+        (top / "d").mkdir(parents=True)
+        script = f"""
+import os, time
+end = time.monotonic() + 1.0
+folder = os.open({str(top / "d")!r}, os.O_RDONLY)
+n = 0
+while time.monotonic() < end:
+    try:
+        os.close(os.open(f"f{{n}}", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
+    except FileNotFoundError:
+        break
+    n += 1
+    time.sleep(0.02)
+"""
+        writer = subprocess.Popen([sys.executable, "-c", script])
+        while not any((top / "d").iterdir()):
+            time.sleep(0.01)
+        Remover(NS).remove(top)
+        assert not top.exists()
+        writer.wait()
+
+    def test_what_is_missing_is_no_error(self, tmp_path: Path) -> None:
+        assert Remover(NS).remove(tmp_path / "no").files == 0
+        assert Remover(NS).remove(tmp_path / "no" / "deeper").files == 0
+
+
+def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
+    """On a file system without a free block or inode, as root can make one."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system needs root")
+    mount = tmp_path / "small"
+    mount.mkdir()
+    options = "size=400k,nr_inodes=60"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", mount], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a tmpfs")
+    try:
+        root = make_root(mount / "cache")
+        publish(root, place(1), {"a": bytes(100_000)}, age=1e6)
+        publish(root, place(2), {"a": bytes(100_000)})
+        lease = Lease.take(root, place(2), "run", ttl=0.5)
+        assert lease.confirm()
+        for number in range(100):
+            try:
+                (mount / f"filler{number}").write_bytes(bytes(50_000))
+            except OSError:
+                continue
+        with pytest.raises(OSError, match="No space"):
+            (mount / "one-more").touch()
+        time.sleep(0.6)
+        lease.renew()
+        result = evict(root, CacheSettings(), ALL)
+        assert result.failures == {} and [one.candidate.place for one in result.evicted] == [place(1)]
+        assert "in use by run" in result.kept[0].reason
+        lease.release()
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+
+
+def test_a_cache_that_may_only_be_read_says_so(open_folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    root = make_root(open_folder / "cache")
+    publish(root, place(1), {"a": b"1"}, age=1e6)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            assert len(take_inventory(root).visible) == 1
+            try:
+                evict(root, CacheSettings(), Wish())
+            except Denied:
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -1,0 +1,260 @@
+"""A fill by one process: what becomes visible, what is fetched, and what is linked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.cache.fake_source import STORE, FakeSource, File, World
+
+from dsv.cache.fill import fill
+from dsv.cache.layout import CacheRoot
+from dsv.cache.record import read_record
+from dsv.cache.request import FillRequest, FillResult, Need
+from dsv.cache.selection import Selection
+from dsv.cache.writer import FILE_TIME
+from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
+from dsv.model.entry import Kind
+from dsv.model.ids import CommitId
+
+
+def plenty(need: Need) -> None:
+    """There is always room."""
+
+
+def cache_it(
+    root: CacheRoot, world: World, commit: CommitId, *paths: bytes, **behaviour: object
+) -> FillResult:
+    source = FakeSource(world.folder, str(commit), **behaviour)  # type: ignore[arg-type]
+    request = FillRequest("xrays", commit, STORE, Selection.of(paths))
+    return fill(root, request, source, ensure_room=plenty)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "world")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> CacheRoot:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    return CacheRoot(tmp_path / "cache")
+
+
+ALL_KINDS = [
+    File("README", 20, "a"),
+    File("bin/run", 100, "b", int(Kind.EXECUTABLE)),
+    File("deep/er/and/deeper/x", 3000, "c"),
+    File("empty", 0),
+    File("large", 3 * (1 << 20) + 5, "d"),
+    File("link", kind=int(Kind.SYMLINK), target="deep/er"),
+    File("nothing/here", kind=int(Kind.EMPTY_DIRECTORY)),
+]
+
+
+def test_every_kind_of_entry_appears_as_committed(root: CacheRoot, world: World) -> None:
+    commit = world.commit(ALL_KINDS)
+    result = cache_it(root, world, commit)
+    assert result.path == root.path / "xrays" / str(commit)
+    world.check(commit, result.path)
+    assert not result.hit
+    assert result.fetched_bytes == result.bytes == sum(one.size for one in ALL_KINDS)
+    assert result.files == 5
+    for one in ALL_KINDS:
+        if one.kind <= Kind.EXECUTABLE:
+            assert (result.path / one.path).stat().st_mtime == FILE_TIME
+
+
+def test_nothing_of_the_fill_stays_behind(root: CacheRoot, world: World) -> None:
+    cache_it(root, world, world.commit(ALL_KINDS))
+    for folder in ("fill", "room", "tmp", "trash"):
+        assert not {one.name for one in (root.dot / folder).iterdir()} - {"spare"}, folder
+
+
+def test_a_hit_asks_the_store_for_nothing(root: CacheRoot, world: World) -> None:
+    commit = world.commit(ALL_KINDS)
+    first = cache_it(root, world, commit)
+
+    class NoStore:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"{name} was asked for")
+
+    request = FillRequest("xrays", commit, STORE)
+    again = fill(root, request, NoStore(), ensure_room=plenty)  # type: ignore[arg-type]
+    assert again.hit
+    assert (again.path, again.files, again.bytes) == (first.path, first.files, first.bytes)
+    assert again.fetched_bytes == again.linked_files == 0
+
+
+def test_a_selection_holds_its_paths_alone(root: CacheRoot, world: World) -> None:
+    commit = world.commit(ALL_KINDS)
+    result = cache_it(root, world, commit, b"deep", b"README")
+    assert result.path.name.startswith(f"{commit}+")
+    world.check(commit, result.path, ["README", "deep/er/and/deeper/x"])
+    assert result.files == 2
+    assert result.bytes == result.fetched_bytes == 3020
+    with pytest.raises(NotFound, match="dee'"):
+        cache_it(root, world, commit, b"dee")
+
+
+def test_an_empty_commit_is_a_folder(root: CacheRoot, world: World) -> None:
+    result = cache_it(root, world, world.commit([]))
+    assert result.path.is_dir()
+    assert result.files == 0
+
+
+def many(count: int, changed: range | tuple[int, ...] = (), folder: str = "f") -> list[File]:
+    return [
+        File(
+            f"{folder}/{number % 7}/{number:05d}",
+            50 + number % 100,
+            f"{number}{'x' if number in changed else ''}",
+        )
+        for number in range(count)
+    ]
+
+
+def test_the_next_commit_links_what_stayed(root: CacheRoot, world: World) -> None:
+    first = cache_it(root, world, world.commit(many(3000)))
+    world.forget()
+    commit = world.commit(many(3000, changed=range(100, 120)))
+    second = cache_it(root, world, commit)
+    world.check(commit, second.path)
+    assert second.linked_files == 2980
+    assert len(world.fetched()) == 20
+    name = "f/0/00000"
+    assert (first.path / name).stat().st_ino == (second.path / name).stat().st_ino
+    record = read_record(root, FillRequest("xrays", commit, STORE).place)
+    assert record is not None
+    assert record.own_files == 20
+
+
+def test_renamed_files_and_other_datasets_are_linked(root: CacheRoot, world: World) -> None:
+    commit = world.commit(many(600))
+    fill(root, FillRequest("other", commit, STORE), FakeSource(world.folder, str(commit)), ensure_room=plenty)
+    world.forget()
+    moved = world.commit(many(600, folder="g"))
+    result = cache_it(root, world, moved)
+    world.check(moved, result.path)
+    assert result.linked_files == 600
+    assert world.fetched() == []
+
+
+def test_the_executable_bit_is_not_shared_by_a_link(root: CacheRoot, world: World) -> None:
+    first = cache_it(root, world, world.commit([File("a", 100, "a")]))
+    commit = world.commit([File("a", 100, "a", int(Kind.EXECUTABLE))])
+    second = cache_it(root, world, commit)
+    world.check(commit, second.path)
+    assert not (first.path / "a").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("harm", ["content", "time", "gone"])
+def test_a_donor_that_is_not_as_it_was_filled_gives_nothing(root: CacheRoot, world: World, harm: str) -> None:
+    first = cache_it(root, world, world.commit([File("a", 100, "a"), File("b", 100, "b")]))
+    victim = first.path / "a"
+    if harm == "gone":
+        victim.unlink()
+    else:
+        victim.chmod(0o644)
+        victim.write_bytes(b"!" * (99 if harm == "content" else 100))
+        victim.chmod(0o444)
+        if harm == "content":
+            os.utime(victim, (FILE_TIME, FILE_TIME))
+    commit = world.commit([File("a", 100, "a"), File("b", 100, "b"), File("c", 5, "c")])
+    second = cache_it(root, world, commit)
+    world.check(commit, second.path)
+    assert second.linked_files == 1
+
+
+def test_a_large_changed_file_takes_its_other_chunks_from_the_cached_version(
+    root: CacheRoot, world: World
+) -> None:
+    cache_it(root, world, world.commit([File("big", 5 << 20, "a")]))
+    world.forget()
+    commit = world.commit([File("big", 5 << 20, "a", tail="b")])
+    result = cache_it(root, world, commit)
+    world.check(commit, result.path)
+    assert result.fetched_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("error", ["EMLINK", "EXDEV", "EPERM"])
+def test_where_no_link_can_be_made_the_bytes_are_copied_and_not_fetched(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    import errno
+
+    files = [File("large", (2 << 20) + 1, "l"), *many(20)]
+    cache_it(root, world, world.commit(files))
+    world.forget()
+    real = os.link
+
+    def link(*args: object, **kwargs: object) -> None:
+        if "xrays" in str(args[0]) or "src_dir_fd" in kwargs:
+            raise OSError(getattr(errno, error), "no link")
+        real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", link)
+    needs: list[Need] = []
+    commit = world.commit([*files, File("new", 10, "n")])
+    source = FakeSource(world.folder, str(commit))
+    result = fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=needs.append)
+    world.check(commit, result.path)
+    assert result.fetched_bytes == 10
+    assert needs[0].bytes >= (2 << 20) + 22 * 4096  # planned as what it is: copies
+
+
+def test_no_room_is_found_before_the_first_byte(root: CacheRoot, world: World) -> None:
+    commit = world.commit(ALL_KINDS)
+
+    def refuse(need: Need) -> None:
+        assert need.bytes > 3 << 20
+        raise NoRoom("there is no room")
+
+    with pytest.raises(NoRoom):
+        fill(
+            root,
+            FillRequest("xrays", commit, STORE),
+            FakeSource(world.folder, str(commit)),
+            ensure_room=refuse,
+        )
+    assert world.fetched() == []
+    assert not list(root.room.iterdir())
+    assert not (root.path / "xrays" / str(commit)).exists()
+
+
+def test_a_strangers_folder_is_not_replaced(root: CacheRoot, world: World) -> None:
+    commit = world.commit(ALL_KINDS)
+    visible = root.path / "xrays" / str(commit)
+    visible.mkdir(parents=True)
+    (visible / "mine").touch()
+    with pytest.raises(Conflict, match="in the way"):
+        cache_it(root, world, commit)
+    assert (visible / "mine").exists()
+    assert world.fetched() == []
+
+
+def test_damage_in_the_store_leaves_nothing_visible_and_loses_nothing(root: CacheRoot, world: World) -> None:
+    files = many(50)
+    commit = world.commit(files)
+    with pytest.raises(IntegrityError):
+        cache_it(root, world, commit, damaged="f/6/00048")
+    assert not (root.path / "xrays" / str(commit)).exists()
+    before = len(world.fetched())
+    assert before > 20
+    result = cache_it(root, world, commit)
+    world.check(commit, result.path)
+    assert len(world.fetched()) == 50
+
+
+def test_symlinks_that_leave_the_tree_together_are_refused(root: CacheRoot, world: World) -> None:
+    commit = world.commit(
+        [
+            File("a/b/up", kind=int(Kind.SYMLINK), target="../.."),
+            File("out", kind=int(Kind.SYMLINK), target="a/b/up/../etc"),
+        ]
+    )
+    with pytest.raises(IntegrityError, match="leaves the dataset"):
+        cache_it(root, world, commit)
+    assert not (root.path / "xrays" / str(commit)).exists()
+    assert not list(root.room.iterdir())

@@ -1,0 +1,100 @@
+"""What is taken from which cached commit, against a plain model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cache.fake_source import FakeTree, File
+
+from dsv.cache import donors as subject
+from dsv.cache.donors import Matching, contents
+from dsv.cache.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
+from dsv.cache.selection import Selection
+from dsv.model import tree as cutting
+from dsv.model.chunking import SINGLE_CHUNK_MAX
+from dsv.model.entry import Kind
+
+PATHS = [f"{folder}/{name:02d}" for folder in ("a", "b", "c/d", "e") for name in range(8)]
+KINDS = st.sampled_from(
+    [Kind.FILE, Kind.FILE, Kind.FILE, Kind.EXECUTABLE, Kind.SYMLINK, Kind.EMPTY_DIRECTORY]
+)
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trees of a few dozen paths, cut into several segments."""
+    monkeypatch.setattr(cutting, "MIN_ENTRIES", 4)
+    yield
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[File]:
+    files = []
+    for path in sorted(draw(st.sets(st.sampled_from(PATHS)))):
+        kind = draw(KINDS)
+        size = draw(st.sampled_from([0, 5, 5, 6, SINGLE_CHUNK_MAX + 1])) if kind <= Kind.EXECUTABLE else 0
+        seed = draw(st.sampled_from("pqr"))
+        files.append(File(path, size, seed, int(kind), target="x" if kind == Kind.SYMLINK else ""))
+    return files
+
+
+def content(file: File) -> tuple[int, int, str]:
+    return file.kind, file.size, file.seed
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    trees(),
+    st.lists(st.tuples(trees(), st.sampled_from([(), ("a",), ("c/d", "b/01")])), min_size=1, max_size=3),
+)
+def test_codes_say_what_a_plain_comparison_says(
+    wanted: list[File], cached: list[tuple[list[File], tuple[str, ...]]]
+) -> None:
+    tree = FakeTree(wanted)
+    matching = Matching.of(tree)
+    there: list[dict[str, File]] = []
+    for number, (files, paths) in enumerate(cached):
+        selection = Selection.of(path.encode() for path in paths)
+        matching.add(number, tree, FakeTree(files), selection)
+        there.append({one.path: one for one in files if selection.includes(one.path.encode())})
+    linked_anywhere = [{content(one) for one in files.values()} for files in there]
+    for at, file in enumerate(wanted):
+        code = matching.codes[at]
+        if file.kind > Kind.EXECUTABLE or not file.size:
+            assert code in (FETCH, NOTHING) or LINK <= code < MOVED
+            continue
+        if LINK <= code < MOVED:
+            assert content(there[code - LINK][file.path]) == content(file)
+        elif MOVED <= code < CHUNKS:
+            other = there[code - MOVED][matching.moves[at].decode()]
+            assert content(other) == content(file)
+        else:
+            assert not any(content(file) in known for known in linked_anywhere)
+            if CHUNKS <= code < CHUNKS + MAX_DONORS:
+                assert there[code - CHUNKS][file.path].size > 0
+    moves = matching.encoded_moves()
+    told = [path for number in sorted(moves) for path in moves[number].split(b"\0")]
+    assert told == [matching.moves[at] for at in sorted(matching.moves)]
+
+
+@given(trees())
+def test_contents_are_by_kind_and_id(files: list[File]) -> None:
+    for located in FakeTree(files).segments():
+        column = contents(located.segment)
+        for entry, one in zip(located.segment.entries(), column, strict=True):
+            kind = entry.kind + 16 * (entry.size > SINGLE_CHUNK_MAX)
+            assert one == (bytes((kind,)) + entry.file_id if entry.file_id is not None else b"")
+
+
+def test_the_codes_do_not_overlap() -> None:
+    ranges = [
+        range(LINK, LINK + MAX_DONORS),
+        range(MOVED, MOVED + MAX_DONORS),
+        range(CHUNKS, CHUNKS + MAX_DONORS),
+    ]
+    codes = [FETCH, NOTHING, *(code for one in ranges for code in one)]
+    assert len(set(codes)) == len(codes)
+    assert FETCH in subject.OPEN

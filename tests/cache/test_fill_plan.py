@@ -1,0 +1,117 @@
+"""The plan covers every entry exactly once, whoever computes it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.cache.plan import MAX_PARTS, Load, Part, Plan, blocks, cut_parts, estimated_room, slice_bounds
+from dsv.cache.selection import Selection
+from dsv.model.entry import sort_key
+
+LOADS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 4096), st.integers(0, 1 << 36), st.integers(0, 100)),
+    max_size=60,
+)
+
+
+def loads_of(raw: list[tuple[int, int, int, int]]) -> list[Load]:
+    loads, number = [], 0
+    for gap, files, size, percent in raw:
+        loads.append(Load(number, files, size, size * percent // 100))
+        number += 1 + gap
+    return loads
+
+
+@given(LOADS)
+def test_each_segment_is_in_one_run_or_in_all_of_its_slices(raw: list[tuple[int, int, int, int]]) -> None:
+    loads = loads_of(raw)
+    parts = cut_parts(loads)
+    covered: list[tuple[int, int, int]] = []
+    for part in parts:
+        assert part.slices == 1 or part.first == part.last
+        covered += [(number, part.slice, part.slices) for number in range(part.first, part.last + 1)]
+    assert sorted({number for number, _, _ in covered}) == [load.number for load in loads]
+    assert len(set(covered)) == len(covered)
+    for load in loads:
+        mine = [(piece, of) for number, piece, of in covered if number == load.number]
+        assert mine == [(piece, mine[0][1]) for piece in range(mine[0][1])]
+    assert sum(part.entries for part in parts) == sum(load.entries for load in loads)
+    assert sum(part.bytes for part in parts) == sum(load.bytes for load in loads)
+
+
+@given(LOADS, st.integers(1, 1 << 30), st.integers(1, 5000))
+def test_parts_are_not_much_larger_than_wished(
+    raw: list[tuple[int, int, int, int]], part_bytes: int, part_entries: int
+) -> None:
+    loads = loads_of(raw)
+    heavy = {load.number: load.heavy for load in loads}
+    parts = cut_parts(loads, part_bytes, part_entries)
+    limit = max(part_bytes, sum(heavy.values()) // (MAX_PARTS // 2))
+    for part in parts:
+        if part.first < part.last:
+            assert sum(heavy.get(number, 0) for number in range(part.first, part.last + 1)) <= limit
+
+
+def test_a_huge_commit_has_a_bounded_number_of_parts() -> None:
+    loads = [Load(number, 1000, 200 << 30, 200 << 30) for number in range(1000)]
+    assert len(cut_parts(loads)) <= MAX_PARTS
+
+
+@given(st.lists(st.integers(0, 1 << 32), max_size=300), st.integers(1, 40))
+def test_slices_are_runs_that_cover_all(sizes: list[int], slices: int) -> None:
+    bounds = slice_bounds(sizes, slices)
+    assert len(bounds) == slices
+    at = 0
+    for start, end in bounds:
+        assert start == at <= end
+        at = end
+    assert at == len(sizes)
+
+
+def test_slices_of_equal_files_are_even() -> None:
+    assert [end - start for start, end in slice_bounds([1 << 27] * 8, 4)] == [2, 2, 2, 2]
+
+
+@given(st.lists(st.integers(0, 1 << 20), max_size=50))
+def test_room_counts_whole_blocks(sizes: list[int]) -> None:
+    assert all(blocks(size) % 4096 == 0 and 0 <= blocks(size) - size < 4096 for size in sizes)
+    assert estimated_room(len(sizes), sum(sizes)) >= sum(sizes)
+
+
+def test_a_plan_survives_its_encoding() -> None:
+    plan = Plan(1, "f", "s", "c", ["a/b"], 1, 2, 3, 4, 5, [Part(0, 1, 0, 1, 2, 3)], [], False)
+    assert Plan.decode(plan.encode()) == plan
+
+
+NAMES = st.text("ab.-", min_size=1, max_size=3).map(str.encode)
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map(b"/".join)
+
+
+@given(st.lists(PATHS, max_size=5), PATHS)
+def test_a_selection_includes_what_lies_at_or_below_its_paths(chosen: list[bytes], path: bytes) -> None:
+    selection = Selection.of(chosen)
+    wanted = not chosen or any(path == one or path.startswith(one + b"/") for one in chosen)
+    assert selection.includes(path) == wanted
+    assert Selection.of(reversed(chosen)) == selection
+    assert Selection.of([one + b"/" for one in chosen]).id == selection.id
+
+
+@given(
+    st.lists(PATHS, min_size=1, max_size=4), st.lists(PATHS, min_size=2, max_size=12, unique=True), st.data()
+)
+def test_no_run_with_a_wanted_path_is_left_out(
+    chosen: list[bytes], paths: list[bytes], data: st.DataObject
+) -> None:
+    selection = Selection.of(chosen)
+    ordered = sorted(paths, key=sort_key)
+    cut = data.draw(st.integers(1, len(ordered) - 1))
+    for run, after in ((ordered[:cut], None), (ordered[cut:], ordered[cut - 1])):
+        if any(selection.includes(path) for path in run):
+            assert selection.overlaps(after, run[-1])
+
+
+def test_the_whole_commit_has_no_selection_name() -> None:
+    assert Selection.of([]).id is None
+    assert Selection.of([b"", b"a"]).id is None
+    assert len(Selection.of([b"a"]).id or "") == 16

@@ -1,0 +1,259 @@
+"""Several real processes fill one commit: each byte leaves the store once, and nobody's death or delay harms it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cache import filler
+from tests.cache.fake_source import STORE, FakeSource, File, World
+
+from dsv.cache.fill import fill
+from dsv.cache.layout import CacheRoot
+from dsv.cache.removal import Remover
+from dsv.cache.request import FillRequest, Need
+from dsv.cache.room import reservations
+from dsv.cache.workers import read_workers
+from dsv.cache.writer import FILE_TIME
+from dsv.model.ids import CommitId
+
+FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]
+PART = 1 << 20
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "world")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> CacheRoot:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    return CacheRoot(tmp_path / "cache")
+
+
+def plenty(need: Need) -> None:
+    """There is always room."""
+
+
+def fill_here(root: CacheRoot, world: World, commit: CommitId) -> Path:
+    source = FakeSource(world.folder, str(commit))
+    return fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=plenty).path
+
+
+def until(condition: object, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def test_four_processes_fetch_each_byte_once(root: CacheRoot, world: World) -> None:
+    commit = world.commit(FILES)
+    running = [filler.start(root, world.folder, commit, part_bytes=PART, pause=0.005) for _ in range(4)]
+    answers = [filler.finish(process) for process in running]
+    assert {answer["path"] for answer in answers} == {str(root.path / "xrays" / str(commit))}
+    world.check(commit, Path(answers[0]["path"]))
+    assert sorted(path for path, _ in world.fetched()) == sorted(file.path for file in FILES)
+    assert sum(answer["fetched"] for answer in answers) == sum(file.size for file in FILES)
+    assert sum(answer["fetched"] > 0 for answer in answers) > 1
+    assert reservations(root) == []
+
+
+def test_helpers_of_one_process_share_by_the_same_claims(root: CacheRoot, world: World) -> None:
+    commit = world.commit(FILES)
+    answer = filler.finish(filler.start(root, world.folder, commit, part_bytes=PART, pause=0.02, jobs=3))
+    world.check(commit, Path(answer["path"]))
+    assert sorted(path for path, _ in world.fetched()) == sorted(file.path for file in FILES)
+    assert answer["fetched"] == sum(file.size for file in FILES)
+
+
+def pids_at_work(root: CacheRoot, commit: CommitId) -> set[int]:
+    sites = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
+    return {worker.owner.pid for site in sites for worker in read_workers(site / "workers").values()}
+
+
+def test_a_killed_helper_costs_what_it_had_under_way(root: CacheRoot, world: World) -> None:
+    commit = world.commit(FILES)
+    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.03, jobs=2)
+    until(lambda: len(pids_at_work(root, commit)) == 2)
+    (helper,) = pids_at_work(root, commit) - {process.pid}
+    os.kill(helper, signal.SIGKILL)
+    world.check(commit, Path(filler.finish(process)["path"]))
+    assert len(world.fetched()) <= len(FILES) + 2
+
+
+def test_helpers_end_with_who_started_them(root: CacheRoot, world: World) -> None:
+    commit = world.commit(FILES)
+    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.2, jobs=2)
+    until(lambda: len(pids_at_work(root, commit)) == 2)
+    (helper,) = pids_at_work(root, commit) - {process.pid}
+    process.kill()
+    process.communicate()
+    until(lambda: not Path(f"/proc/{helper}").exists(), 10)
+    fill_here(root, world, commit)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_it_is_resumed(root: CacheRoot, world: World, seed: int) -> None:
+    chance = random.Random(seed)
+    commit = world.commit(FILES)
+    visible = root.path / "xrays" / str(commit)
+    kills = 0
+    while kills < 5:
+        process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.01)
+        time.sleep(0.15 + chance.random() * 0.8)
+        process.kill()
+        process.communicate()
+        if visible.exists():
+            break
+        kills += 1
+    answer = filler.finish(filler.start(root, world.folder, commit, part_bytes=PART))
+    world.check(commit, Path(answer["path"]))
+    # Whole files stay; what was being fetched or waited in memory (the fake source's 8 ahead) is fetched again.
+    assert len(world.fetched()) <= len(FILES) + 2 * kills
+    assert reservations(root) == []
+
+
+def test_the_parts_of_a_killed_process_are_taken_over_at_once(root: CacheRoot, world: World) -> None:
+    commit = world.commit(FILES)
+    doomed = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.05)
+    until(lambda: len(world.fetched()) > 3)
+    other = filler.start(root, world.folder, commit, part_bytes=PART)
+    until(lambda: len(world.fetched()) > 60)
+    doomed.kill()
+    doomed.communicate()
+    began = time.monotonic()
+    answer = filler.finish(other)
+    assert time.monotonic() - began < 10
+    world.check(commit, Path(answer["path"]))
+
+
+LARGE = [File("a", 3 << 20, "a"), File("b", 3 << 20, "b"), *FILES[:10]]
+
+
+def held_writer(root: CacheRoot, world: World, commit: CommitId) -> object:
+    """A process that stands still in the middle of a large file, as if its host were unplugged."""
+    process = filler.start(root, world.folder, commit, hold="b")
+    until(lambda: (world.folder / "held").exists())
+    os.kill(process.pid, signal.SIGSTOP)
+    return process
+
+
+def let_go(process: object, world: World) -> None:
+    (world.folder / "go").touch()
+    os.kill(process.pid, signal.SIGCONT)  # type: ignore[attr-defined]
+
+
+def state(folder: Path) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for here, _, names in os.walk(folder):
+        for name in names:
+            one = os.stat(os.path.join(here, name))
+            found[os.path.join(here, name)] = (one.st_ino, one.st_size, one.st_mtime_ns)
+    return found
+
+
+def test_a_writer_that_was_given_up_does_no_harm_later(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv.cache.workers.EXPIRY", 0.5)
+    commit = world.commit(LARGE)
+    process = held_writer(root, world, commit)
+    visible = fill_here(root, world, commit)
+    world.check(commit, visible)
+    before = state(visible)
+    let_go(process, world)
+    answer = filler.finish(process)  # type: ignore[arg-type]
+    assert answer["path"] == str(visible)
+    assert state(visible) == before
+    world.check(commit, visible)
+
+
+def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv.cache.workers.EXPIRY", 0.5)
+    commit = world.commit(LARGE)
+    process = held_writer(root, world, commit)
+    visible = fill_here(root, world, commit)
+    visible.rename(root.trash / "evicted")
+    for record in root.claims(FillRequest("xrays", commit, STORE).place).glob("entry-*"):
+        record.unlink()
+    Remover(FILE_TIME * 10**9).remove(root.trash / "evicted")
+    second = filler.start(root, world.folder, commit, pause=0.1)
+    until(lambda: len(list(root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*"))) == 1)
+    let_go(process, world)
+    assert filler.finish(second)["path"] == str(visible)
+    assert filler.finish(process)["path"] == str(visible)  # type: ignore[arg-type]
+    world.check(commit, visible)
+
+
+def test_what_an_earlier_claimer_left_torn_is_replaced(root: CacheRoot, world: World) -> None:
+    """As after a power cut: the names are there, their bytes are not."""
+    commit = world.commit(FILES)
+    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.02)
+    until(lambda: len(world.fetched()) > 40)
+    process.kill()
+    process.communicate()
+    (site,) = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
+    done = list((site / "parts").glob("*.done.*"))
+    assert done
+    for mark in done:  # made under another boot: what it says may not have reached the disk
+        mark.rename(mark.with_suffix(".00000000"))
+    torn = [path for path in (site / "tree").rglob("*") if path.is_file()][:10]
+    for path in torn[:5]:
+        os.truncate(path, 1000)
+    for path in torn[5:]:
+        path.chmod(0o644)
+        path.write_bytes(bytes(path.stat().st_size))
+        path.chmod(0o444)
+    world.check(commit, fill_here(root, world, commit))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can enter; pytest's own are closed, and closed again by each further pytest."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become other users")
+@pytest.mark.parametrize("mode", [0o2770, 0o770, 0o775, 0o2775])
+def test_users_of_one_group_share_a_fill_whatever_their_umasks(open_folder: Path, mode: int) -> None:
+    world = World(open_folder / "world")
+    commit = world.commit([*FILES, *(File(f"{n}/deep/er/x", 10, str(n)) for n in range(40))])
+    world.folder.chmod(0o777)
+    path = open_folder / "cache"
+    path.mkdir()
+    os.chown(path, 0, 4000)
+    path.chmod(mode)
+    root = CacheRoot(path)
+    options = {"part_bytes": PART, "pause": 0.01, "group": 4000}
+    doomed = filler.start(root, world.folder, commit, user=4001, umask=0o077, **options)
+    until(lambda: len(world.fetched()) > 30)
+    others = [
+        filler.start(root, world.folder, commit, user=4002, umask=0o022, **options),
+        filler.start(root, world.folder, commit, user=4003, umask=0o027, **options),
+    ]
+    until(lambda: len(world.fetched()) > 60)
+    doomed.kill()
+    doomed.communicate()
+    answers = [filler.finish(process) for process in others]
+    visible = Path(answers[0]["path"])
+    world.check(commit, visible)
+    group_bits = mode & 0o070
+    for here, _, names in os.walk(visible):
+        found = os.stat(here)
+        assert (found.st_gid, found.st_mode & 0o777) == (4000, mode & 0o777)
+        for name in names:
+            found = os.stat(os.path.join(here, name))
+            assert found.st_mode & 0o777 == mode & 0o444
+            assert found.st_gid == 4000 or not group_bits or mode & 0o004

@@ -1,0 +1,171 @@
+"""Taking over a part: what is there is judged by its bytes, and who was there before can't change it any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from tests.cache.fake_source import File
+
+from dsv.cache.existing import State, bar_drafts, draft_name, examine
+from dsv.cache.filesystem import FileSystem
+from dsv.cache.parts import Board
+from dsv.cache.writer import FILE_TIME
+
+LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
+
+
+def board(folder: Path, owner: str, parts: int = 4, kind: FileSystem = LOCAL) -> Board:
+    made = Board(folder, parts, owner, kind)
+    made.refresh()
+    return made
+
+
+def test_each_part_is_claimed_once_however_many_ask(tmp_path: Path) -> None:
+    taken: list[int] = []
+
+    def take(owner: str) -> None:
+        mine = board(tmp_path, owner, parts=50)
+        while (claim := mine.claim_free()) is not None:
+            taken.append(claim.part)
+
+    threads = [threading.Thread(target=take, args=(str(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(50))
+
+
+def test_only_the_newest_generation_counts(tmp_path: Path) -> None:
+    first, second = board(tmp_path, "first", parts=1), board(tmp_path, "second", parts=1)
+    old = first.claim_free()
+    assert old is not None
+    assert second.claim_free() is None
+    second.refresh()
+    assert second.claim_abandoned(lambda owner: False) is None
+    new = second.claim_abandoned(lambda owner: owner == "first")
+    assert new is not None
+    assert (new.part, new.generation, new.done) == (0, 2, False)
+    first.finish(old)
+    second.refresh()
+    assert not second.all_done
+    first.refresh()
+    assert first.overtaken(old)
+    second.finish(new)
+    first.refresh()
+    assert first.all_done
+
+
+def test_who_claims_what_was_done_meanwhile_is_told_so(tmp_path: Path) -> None:
+    first, second = board(tmp_path, "first", parts=1), board(tmp_path, "second", parts=1)
+    old = first.claim_free()
+    assert old is not None
+    second.refresh()
+    first.finish(old)
+    new = second.claim_abandoned(lambda owner: True)
+    assert new is not None
+    assert new.done
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(LOCAL, False), (REMOTE, True)])
+def test_after_a_restart_only_what_was_synced_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: FileSystem, kept: bool
+) -> None:
+    one = board(tmp_path, "one", parts=1, kind=kind)
+    claim = one.claim_free()
+    assert claim is not None
+    one.finish(claim)
+    assert board(tmp_path, "two", parts=1, kind=kind).all_done
+    monkeypatch.setattr("dsv.cache.parts.boot", lambda: "another-boot")
+    later = board(tmp_path, "two", parts=1, kind=kind)
+    assert later.all_done == kept
+    if not kept:
+        again = later.claim_abandoned(lambda owner: False)
+        assert again is not None
+        assert (again.generation, again.done) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "state"),
+    [
+        (None, 0o444, State.MISSING),
+        (b"x" * 10, 0o444, State.BROKEN),
+        (b"x" * 9, 0o444, State.BROKEN),
+        ("right", 0o444, State.WHOLE),
+        ("right", 0o555, State.BROKEN),
+    ],
+)
+def test_what_is_there_is_judged_by_its_bytes(
+    tmp_path: Path, content: bytes | str | None, mode: int, state: State
+) -> None:
+    file = File("name", 10, "seed")
+    if content is not None:
+        path = tmp_path / "name"
+        path.write_bytes(file.content() if isinstance(content, str) else content)
+        path.chmod(mode)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert examine(folder, b"name", file.entry()) is state
+        if state is State.WHOLE:
+            assert (tmp_path / "name").stat().st_mtime == FILE_TIME
+    finally:
+        os.close(folder)
+
+
+def test_a_symlink_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    file = File("name", 10, "seed")
+    (tmp_path / "elsewhere").write_bytes(file.content())
+    (tmp_path / "name").symlink_to("elsewhere")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert examine(folder, b"name", file.entry()) is State.BROKEN
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_drafts_that_were_barred_can_neither_be_used_nor_made(tmp_path: Path, made: bool) -> None:
+    old = tmp_path / draft_name(7, 1)
+    handle = -1
+    if made:
+        old.mkdir()
+        (old / "half").write_bytes(b"...")
+        handle = os.open(old, os.O_RDONLY)
+    bar_drafts(tmp_path, 7, 3)
+    bar_drafts(tmp_path, 7, 3)
+    with pytest.raises(OSError):
+        old.mkdir()
+    with pytest.raises(OSError):
+        os.open(old, os.O_RDONLY | os.O_DIRECTORY)
+    if made:
+        with pytest.raises(FileNotFoundError):
+            os.rename("half", tmp_path / "whole", src_dir_fd=handle)
+        with pytest.raises(FileNotFoundError):
+            os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=handle)
+        os.close(handle)
+    assert not (tmp_path / draft_name(7, 3)).is_symlink()
+
+
+def test_drafts_are_barred_against_one_who_keeps_adding_to_them(tmp_path: Path) -> None:
+    old = tmp_path / draft_name(0, 1)
+    old.mkdir()
+    handle = os.open(old, os.O_RDONLY)
+    ended = threading.Event()
+
+    def add() -> None:
+        for number in range(100_000):
+            try:
+                os.close(os.open(f"{number}", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+            except FileNotFoundError:
+                ended.set()
+                return
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    bar_drafts(tmp_path, 0, 2)
+    adding.join()
+    os.close(handle)
+    assert ended.is_set()

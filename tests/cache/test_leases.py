@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.cache.places import make_root, place, publish
+
+from dsv.cache import leases
+from dsv.cache.claims import LeaseName, read_claims
+from dsv.cache.evict import evict
+from dsv.cache.intents import Fired, Intent
+from dsv.cache.layout import CacheRoot
+from dsv.cache.leases import Lease, end_holds
+from dsv.cache.pins import pin, unpin
+from dsv.cache.policy import Wish
+from dsv.cache.settings import CacheSettings, load_settings
+
+ALL = Wish(everything=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> CacheRoot:
+    return make_root(tmp_path / "cache")
+
+
+def test_a_lease_keeps_a_commit_until_it_is_released(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"}, age=1e6)
+    with Lease.take(root, place(), "run", run="r1") as lease:
+        assert lease.confirm() and lease.secure
+        kept = evict(root, CacheSettings(), ALL).kept
+        assert [one.reason for one in kept] == [lease.record.describe()] and "run r1" in kept[0].reason
+    assert len(evict(root, CacheSettings(), ALL).evicted) == 1
+    assert not root.visible(place()).exists()
+
+
+def test_a_taker_and_an_evictor_that_meet_settle_it_at_the_file_server(root: CacheRoot) -> None:
+    visible = publish(root, place(), {"a": b"1"})
+    intent = Intent.declare(root, place(), root.now())
+    lease = Lease.take(root, place(), "run")
+    assert lease.confirm()
+    assert intent.fire(visible) is Fired.VOIDED
+    assert (visible / "a").read_bytes() == b"1"
+    intent.withdraw()
+    lease.release()
+    assert [one.name for one in root.trash.iterdir()] == ["spare"]
+
+
+def test_a_taker_that_comes_too_late_knows_it(root: CacheRoot) -> None:
+    visible = publish(root, place(), {"a": b"1"})
+    intent = Intent.declare(root, place(), root.now())
+    assert intent.fire(visible) is Fired.DONE
+    with Lease.take(root, place(), "run") as lease:
+        assert not lease.confirm()
+
+
+def test_an_intent_of_the_dead_holds_nobody_up_and_never_fires(root: CacheRoot) -> None:
+    visible = publish(root, place(), {"a": b"1"})
+    old = Intent.declare(root, place(), root.now() - 1e6)
+    with Lease.take(root, place(), "run") as lease:
+        assert lease.confirm()
+        assert old.fire(visible) is Fired.VOIDED, "it comes back after hours and goes on"
+
+
+def test_two_evictors_of_one_commit(root: CacheRoot) -> None:
+    visible = publish(root, place(), {"a": b"1"})
+    first = Intent.declare(root, place(), root.now())
+    second = Intent.declare(root, place(), root.now())
+    assert first.fire(visible) is Fired.DONE
+    assert second.fire(visible) is Fired.GONE
+
+
+def test_renewing_keeps_it_valid_and_the_folder_small(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"})
+    with Lease.take(root, place(), "run", ttl=0.8) as lease:
+        assert lease.confirm()
+        time.sleep(2.0)
+        assert lease.secure and not lease.lost.is_set()
+        claims = read_claims(root, place())
+        assert len(claims.leases) == 1 and claims.leases[0].valid(root.now())
+        assert len([name for name in claims.names if name.startswith("lease-")]) == 2
+        assert evict(root, CacheSettings(), ALL).evicted == []
+    assert read_claims(root, place()).leases == ()
+
+
+def test_a_lease_that_could_not_be_renewed_expires_and_says_that_it_was_lost(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"})
+    lease = Lease.take(root, place(), "run", ttl=0.2)
+    assert lease.confirm()
+    time.sleep(0.3)
+    assert not lease.secure and not lease.lost.is_set(), "not being able to renew is no loss yet"
+    lease.renew()
+    assert lease.secure and not lease.lost.is_set(), "nothing went meanwhile"
+    time.sleep(0.3)
+    assert len(evict(root, CacheSettings(), ALL).evicted) == 1
+    publish(root, place(), {"a": b"1"})  # even filled anew it is not the folder that a container has mounted
+    lease.renew()
+    assert lease.lost.is_set() and "evicted" in lease.reason
+    lease.release()
+
+
+def test_clearing_expired_leases_never_hits_a_renewed_one(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"})
+    lease = Lease.take(root, place(), "run", ttl=0.1)
+    assert lease.confirm()
+    time.sleep(0.2)
+    names = [name for name in read_claims(root, place()).names if name.startswith("lease-")]
+    lease.renew()
+    for name in names:
+        (root.claims(place()) / name).unlink(missing_ok=True)
+    assert [one.owner for one in read_claims(root, place()).leases] == [lease.record.owner]
+    for name in read_claims(root, place()).names:  # and where all of it was cleared, it is written anew
+        (root.claims(place()) / name).unlink()
+    lease.renew()
+    assert len(read_claims(root, place()).leases) == 1
+    lease.release()
+
+
+def test_the_last_use_of_a_run_that_died_is_kept(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"}, age=90000)
+    lease = Lease.take(root, place(), "run", ttl=0.1)
+    assert lease.confirm()
+    time.sleep(0.2)
+    assert evict(root, CacheSettings(), Wish()).evicted == []
+    assert read_claims(root, place()).leases == (), "the sweep removed it"
+    assert evict(root, CacheSettings(), Wish()).evicted == [], "but knows that it was used"
+
+
+def test_a_hold_belongs_to_a_person(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"})
+    Lease.take(root, place(), "hold", ttl=3600)
+    Lease.take(root, place(), "hold", ttl=3600, job="slurm 7")
+    with Lease.take(root, place(), "run"):
+        assert end_holds(root, place(), user="somebody-else") == 0
+        assert end_holds(root, place(), job="slurm 7") == 1
+        assert end_holds(root, place()) == 1
+        assert [one.purpose for one in read_claims(root, place()).leases] == ["run"]
+
+
+def _stage_and_die(path: str) -> None:
+    Lease.take(CacheRoot(Path(path)), place(), "stage").confirm()
+    os._exit(1)
+
+
+def test_a_command_that_was_killed_here_stops_protecting_at_once(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"})
+    child = multiprocessing.get_context("spawn").Process(target=_stage_and_die, args=(str(root.path),))
+    child.start()
+    child.join()
+    assert len(read_claims(root, place()).leases) == 1
+    assert len(evict(root, CacheSettings(), ALL).evicted) == 1
+
+
+def test_pins_protect_with_a_reason_and_belong_to_somebody(root: CacheRoot) -> None:
+    assert pin(root, place(), why="x") is None
+    publish(root, place(), {"a": b"1"}, age=1e6)
+    record = pin(root, place(), why="paper")
+    assert record is not None
+    assert [one.reason for one in evict(root, CacheSettings(), ALL).kept] == [
+        f"pinned by {record.user}: paper"
+    ]
+    foreign = msgspec.structs.replace(record, id="f" * 32, user="ann")
+    root.write_once(root.claims(place()) / f"pin-{foreign.id}", msgspec.json.encode(foreign))
+    gone, kept = unpin(root, place())
+    assert gone == 1 and [one.user for one in kept] == ["ann"]
+    assert unpin(root, place(), everyone=True) == (1, [])
+    assert pin(root, place(), seconds=0.05) is not None
+    time.sleep(0.1)
+    assert len(evict(root, CacheSettings(), ALL).evicted) == 1
+
+
+def test_a_claim_of_a_newer_dsv_is_respected_for_a_day(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"}, age=1e6)
+    path = root.claims(place()) / "lease-in a newer way"
+    path.write_text("whatever")
+    assert "does not understand" in evict(root, CacheSettings(), ALL).kept[0].reason
+    os.utime(path, (1, 1))
+    assert len(evict(root, CacheSettings(), ALL).evicted) == 1
+
+
+def test_lease_names_round_trip_and_nothing_else_is_one() -> None:
+    name = LeaseName("ab" * 16, 3, 1234.567)
+    assert LeaseName.parse(str(name)) == name
+    assert LeaseName.parse("lease-xyz.1.2") is None and LeaseName.parse("pin-" + "ab" * 16) is None
+
+
+def _taker(path: str, seconds: float, torn: multiprocessing.Queue[str]) -> None:
+    """Takes leases, and checks that nothing goes while it holds one."""
+    root, end = CacheRoot(Path(path)), time.monotonic() + seconds
+    while time.monotonic() < end:
+        with Lease.take(root, place(), "run") as lease:
+            if not lease.confirm():
+                try:
+                    publish(root, place(), {"a": b"1", "b/c": b"2"})
+                except OSError:
+                    continue  # another published first
+                if not lease.confirm():
+                    torn.put("a commit went that was published under a lease")
+            for _ in range(5):
+                if not (root.visible(place()) / "b/c").exists():
+                    torn.put("a leased file is missing")
+                time.sleep(0.001)
+
+
+def _evictor(path: str, seconds: float, torn: multiprocessing.Queue[str]) -> None:
+    root, end = CacheRoot(Path(path)), time.monotonic() + seconds
+    went = 0
+    while time.monotonic() < end:
+        went += len(evict(root, load_settings(root), ALL).evicted)
+    torn.put(f"evicted {went}")
+
+
+def test_takers_and_evictors_in_many_processes(root: CacheRoot) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue: multiprocessing.Queue[str] = context.Queue()
+    jobs = [
+        context.Process(target=target, args=(str(root.path), 4.0, queue))
+        for target in (_taker, _taker, _evictor, _evictor)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    said = sorted(queue.get(timeout=5) for _ in range(2))
+    assert queue.empty() and all(line.startswith("evicted ") for line in said), said
+    assert sum(int(line.split()[1]) for line in said) > 0, "the test did not reach what it is about"
+    evict(root, CacheSettings(), ALL)
+    assert not root.visible(place()).exists() and [one.name for one in root.trash.iterdir()] == ["spare"]
+    assert list((root.dot / "claims").iterdir()) == []
+
+
+def test_the_renewing_thread_survives_what_it_cannot_write(
+    root: CacheRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(root, place(), {"a": b"1"})
+    fail = threading.Event()
+    now = CacheRoot.now
+
+    def failing(self: CacheRoot, folder: Path | None = None) -> float:
+        if fail.is_set():
+            raise OSError(5, "the server is away")
+        return now(self, folder)
+
+    monkeypatch.setattr(CacheRoot, "now", failing)
+    monkeypatch.setattr(leases, "_RETRY", 0.05)
+    with Lease.take(root, place(), "run", ttl=0.5) as lease:
+        lease.confirm()
+        fail.set()
+        time.sleep(0.8)
+        assert not lease.secure and not lease.lost.is_set()
+        fail.clear()
+        time.sleep(0.4)
+        assert lease.secure

@@ -1,0 +1,227 @@
+"""What docker and podman have in common: one command line, but for a few options.
+
+Values of the job's environment are never in argv, which every user of the machine can read. They are in the
+environment of the docker or podman program, and argv only names them (`--env NAME`). A name that would change
+what that program itself does (PATH, HOME, DOCKER_HOST …) goes by a private file instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from shutil import which
+from typing import Any, ClassVar
+
+from dsv.engines.base import Facts, Handle, ImageIdentity, Job, Mount, NoEngine, Plan, PrivateFile
+from dsv.engines.output import Output
+from dsv.errors import LaunchError, UsageError
+
+PROBE_SECONDS = 5.0
+CALL_SECONDS = 20.0
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)
+_CLIENTS_OWN = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|ENV|BASH_ENV|IFS|NOTIFY_SOCKET|.*_proxy|.*_PROXY|GO[A-Z]+"
+    r"|_?(?:LD|XDG|DOCKER|BUILDKIT|BUILDX|COMPOSE|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|REGISTRIES|CNI"
+    r"|NETAVARK|SSL|SSH|DBUS|LISTEN|OTEL|GRPC)_.*"
+)
+
+
+class ContainerEngine(ABC):
+    """docker or podman, called through its program. environ: the caller's; PATH in it finds the program."""
+
+    name: ClassVar[str]
+    takes_image: ClassVar[bool] = True
+    gpu_hint: ClassVar[str]
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+
+    @abstractmethod
+    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
+        """From what `info` answers."""
+
+    @abstractmethod
+    def user_options(self, job: Job, facts: Facts) -> list[str]:
+        """Options after which what the job writes belongs to the caller."""
+
+    @abstractmethod
+    def gpu_options(self, wanted: int, facts: Facts) -> list[str]:
+        """Options that give the job its GPUs."""
+
+    @abstractmethod
+    def read_image(self, image: dict[str, Any]) -> ImageIdentity:
+        """From what `image inspect` answers."""
+
+    def probe(self) -> Facts | NoEngine:
+        if which(self.name, path=self.environ.get("PATH")) is None:
+            return NoEngine(f"there is no {self.name} program")
+        done = self.call("info", "--format", "{{json .}}", seconds=PROBE_SECONDS)
+        if done is None:
+            return NoEngine(f"{self.name} did not answer in {PROBE_SECONDS:.0f} s")
+        info = _load(done.stdout)
+        if done.returncode != 0 or not isinstance(info, dict):
+            return NoEngine(
+                f"{self.name} does not answer: {_first_line(done) or f'exit code {done.returncode}'}"
+            )
+        return self.read_facts(info)
+
+    def place(self, mount: Mount) -> str:
+        return mount.target
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        image = check_image(job.image)
+        if _NAME.fullmatch(job.name) is None:
+            raise UsageError(
+                f"{job.name!r} is no name for a container: letters, digits, '_', '.', '-'", subject=job.name
+            )
+        shm_bytes = job.shm_bytes if job.shm_bytes is not None else facts.machine.memory_bytes // 2
+        named, files = self._environment(job, facts)
+        id_file = job.scratch / "container-id"
+        options = [
+            "--name",
+            job.name,
+            "--label",
+            f"dsv.run={job.run}",
+            "--cidfile",
+            str(id_file),
+            "--sig-proxy=false",
+        ]
+        options += facts.init
+        options += self.user_options(job, facts)
+        if facts.machine.selinux:  # else it denies what is mounted; relabelling would write to the cache
+            options += ["--security-opt", "label=disable"]
+        for mount in job.mounts:
+            options += ["--mount", mount_option(mount)]
+        if job.workdir is not None:
+            options += ["--workdir", job.workdir]
+        options += ["--shm-size", f"{shm_bytes}b"]
+        if job.gpus is not None:
+            options += self.gpu_options(job.gpus, facts)
+        for name in named:
+            options += ["--env", name]
+        for file in files:
+            options += ["--env-file", str(file.path)]
+        argv = (self.name, "run", *options, *job.engine_args, image, *job.command)
+        if any("\0" in argument for argument in argv):
+            raise UsageError("an argument holds a NUL byte")
+        notes = () if facts.init else (
+            f"{self.name} has no init program here: what has no handler for SIGTERM will be killed",
+        )  # fmt: skip
+        return Plan(
+            engine=self.name,
+            argv=argv,
+            env=named,
+            files=files,
+            id_file=id_file,
+            init=bool(facts.init),
+            shm_bytes=shm_bytes,
+            notes=notes,
+        )
+
+    def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
+        from dsv.engines.container_run import ContainerRun
+
+        return ContainerRun(self, plan, output, on_end)
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        if reference.startswith("-"):
+            return None
+        image = _one(self.call("image", "inspect", reference))
+        return None if image is None else self.read_image(image)
+
+    def call(
+        self, *arguments: str, seconds: float | None = CALL_SECONDS
+    ) -> subprocess.CompletedProcess[bytes] | None:
+        """Runs the program, away from the terminal's signals; None where it can't be had or is too slow."""
+        try:
+            return subprocess.run(
+                [self.name, *arguments],
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+                start_new_session=True,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+    def inspect(self, container: str) -> dict[str, Any] | None:
+        """What the engine knows about a container; None where it knows none of that id."""
+        return _one(self.call("container", "inspect", container))
+
+    def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
+        """What goes by the program's own environment, and what by a file."""
+        env = dict(job.env)
+        if facts.machine.uid != 0:  # a user that the image knows nothing of: no home, no name
+            for name, value in (
+                ("HOME", "/tmp"),
+                ("USER", facts.machine.user),
+                ("LOGNAME", facts.machine.user),
+            ):
+                env.setdefault(name, value)
+        named = {name: value for name, value in env.items() if _CLIENTS_OWN.fullmatch(name) is None}
+        lines = []
+        for name, value in env.items():
+            if name in named:
+                continue
+            if "\n" in value or "\r" in value:
+                raise UsageError(
+                    f"the value of {name} has more than one line, which {self.name} can't be given",
+                    subject=name,
+                )
+            lines.append(f"{name}={value}\n".encode("utf-8", "surrogateescape"))
+        files = (PrivateFile(job.scratch / "environment", b"".join(lines)),) if lines else ()
+        return named, files
+
+
+def check_image(image: str | None) -> str:
+    """The image, if it can't be taken for anything else. Raises `UsageError`."""
+    if image is None:
+        raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
+    if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):
+        raise UsageError(
+            f"{image!r} is no name of an image",
+            subject=image,
+            hint="dsv run --image NAME …; options for the engine itself go by --engine-arg",
+        )
+    return image
+
+
+def mount_option(mount: Mount) -> str:
+    """The value of `--mount`: one line of CSV, so a path may hold commas, colons and quotes."""
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    if not mount.writable:
+        fields.append("readonly")
+    if any(c in field for field in fields for c in "\n\r\0"):
+        raise LaunchError(
+            f"{str(mount.source)!r} can't be mounted: line breaks in its name", subject=str(mount.source)
+        )
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(fields)
+    return text.getvalue()
+
+
+def _load(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _one(done: subprocess.CompletedProcess[bytes] | None) -> dict[str, Any] | None:
+    """The only element of what `inspect` answers: without a format both programs answer with a list."""
+    found = _load(done.stdout) if done is not None and done.returncode == 0 else None
+    one = found[0] if isinstance(found, list) and found else None
+    return one if isinstance(one, dict) else None
+
+
+def _first_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines: Sequence[str] = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[0] if lines else ""

@@ -1,0 +1,108 @@
+"""What launching a job has to know about the machine and the caller."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has, None if that can't be told.
+
+    visible_gpus: the indices or UUIDs that the caller was given (by Slurm for instance), None for all.
+    """
+
+    memory_bytes: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    user: str = ""
+    selinux: bool = False
+    gpus: int | None = None
+    visible_gpus: tuple[str, ...] | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Machine:
+        """This machine and the user of this process."""
+        uid, gid = os.geteuid(), os.getegid()
+        return cls(
+            memory_bytes=_memory(),
+            uid=uid,
+            gid=gid,
+            groups=tuple(sorted(set(os.getgroups()) - {gid})),
+            user=user_name(uid),
+            selinux=_reads(Path("/sys/fs/selinux/enforce")),
+            gpus=_gpu_count(environ),
+            visible_gpus=visible(environ),
+        )
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or `uid-1234` for one without."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid-{uid}"
+
+
+def visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """CUDA's list: what comes after a -1 doesn't count."""
+    text = environ.get(_VISIBLE)
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    valid = names[: names.index("-1")] if "-1" in names else names
+    return tuple(name for name in valid if name)
+
+
+def _memory() -> int:
+    try:
+        match = _MEM_TOTAL.search(Path("/proc/meminfo").read_text())
+    except OSError:
+        match = None
+    if match is not None:
+        return int(match[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _reads(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
+
+
+def _gpu_count(environ: Mapping[str, str]) -> int | None:
+    """By the driver's own files, else by nvidia-smi (WSL, Jetson have no such files)."""
+    try:
+        return sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir())
+    except OSError:
+        pass
+    program = which("nvidia-smi", path=environ.get("PATH"))
+    if program is None:
+        return 0
+    try:
+        done = subprocess.run(
+            [program, "-L"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return sum(1 for line in done.stdout.splitlines() if line.startswith(b"GPU "))

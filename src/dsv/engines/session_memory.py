@@ -1,0 +1,74 @@
+"""The memory of a plain process and all that it started, sampled from /proc.
+
+`wait4` would give a peak for nothing, but of one process alone, and never less than dsv's own: the kernel
+counts what the child had between fork and exec.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final
+
+INTERVAL: Final = 0.5
+
+
+class SessionMemory:
+    """A thread that samples twice a second, oftener at first. session: the id of the session to watch."""
+
+    def __init__(self, session: int, proc: Path = Path("/proc")) -> None:
+        self._session = str(session)
+        self._proc = proc
+        self._peak: int | None = None
+        self._stop = Event()
+        self._thread = Thread(target=self._run, name="dsv-memory", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> int | None:
+        """The most that was seen, in bytes: the private memory of all, and the largest shared one."""
+        self._stop.set()
+        self._thread.join()
+        return self._peak
+
+    def _run(self) -> None:
+        delay = 0.02
+        while not self._stop.wait(delay):
+            used = self._sample()
+            if used:
+                self._peak = max(used, self._peak or 0)
+            delay = min(2 * delay, INTERVAL)
+
+    def _sample(self) -> int:
+        private, shared = 0, 0
+        for folder in self._processes():
+            figures = _status(folder)
+            private += figures.get("RssAnon", 0)
+            shared = max(shared, figures.get("RssShmem", 0))
+        return private + shared
+
+    def _processes(self) -> list[Path]:
+        try:
+            return [
+                folder for folder in self._proc.iterdir() if folder.name.isdecimal() and self._ours(folder)
+            ]
+        except OSError:
+            return []
+
+    def _ours(self, folder: Path) -> bool:
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            return False
+        return len(fields) > 3 and fields[3] == self._session
+
+
+def _status(folder: Path) -> dict[str, int]:
+    """The figures in kB of a process's status, as bytes."""
+    try:
+        lines = (folder / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in pairs}

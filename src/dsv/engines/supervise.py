@@ -1,0 +1,106 @@
+"""Stays with a job until it ends: passes signals on, gives it time to end, ends it where it doesn't."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Final
+
+from dsv.engines.base import Ended, Handle
+from dsv.engines.output import Output
+from dsv.engines.signals import TELLING, Signals
+
+GRACE: Final = 20.0
+"""Seconds that a job gets to end by itself: less than the 30 that Slurm and Kubernetes give dsv."""
+_TICK: Final = 1.0
+_AGAIN: Final = 5.0
+_LAST_OUTPUT: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """signal: the first ending one that was passed on; lost: why dsv ended the job itself."""
+
+    ended: Ended
+    signal: int | None = None
+    lost: str | None = None
+
+
+def supervise(
+    handle: Handle,
+    output: Output,
+    signals: Signals,
+    *,
+    lost: Callable[[], str | None],
+    note: Callable[[str], None],
+    grace: float = GRACE,
+) -> Outcome:
+    """Returns when the job is over and its output delivered.
+
+    lost: asked once a second; what it answers is a reason to end the job. An exception that reaches this
+    function, Ctrl-C where nobody catches signals for instance, ends the job before it goes on.
+    """
+    try:
+        outcome = _until_end(handle, output, signals, lost, note, grace)
+    except BaseException:
+        output.let_go()
+        _end_now(handle, signals)
+        raise
+    output.job_ended()
+    _deliver(output, signals, patient=outcome.signal is None and outcome.lost is None)
+    return outcome
+
+
+def _until_end(
+    handle: Handle,
+    output: Output,
+    signals: Signals,
+    lost: Callable[[], str | None],
+    note: Callable[[str], None],
+    grace: float,
+) -> Outcome:
+    first: int | None = None
+    reason: str | None = None
+    deadline: float | None = None
+    while (ended := handle.ended) is None:
+        number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
+        if number in TELLING:
+            handle.signal(number)
+        elif number is not None and first is None:
+            first = number
+            note(
+                f"{signal.Signals(number).name} went to the job; it has {grace:.0f} s, once more ends it now"
+            )
+            deadline = monotonic() + grace
+            handle.signal(number)
+        elif number is not None:
+            deadline = monotonic()
+        if reason is None and (reason := lost()) is not None:
+            note(f"ending the job: {reason}")
+            deadline = monotonic() + grace if deadline is None else deadline
+            handle.signal(signal.SIGTERM)
+        if deadline is not None and monotonic() >= deadline:
+            output.let_go()
+            handle.kill()
+            deadline = monotonic() + _AGAIN
+    if not ended.launched and first is not None:
+        ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
+    return Outcome(ended, first, reason)
+
+
+def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
+    """A slow reader gets what the job wrote, however long that takes; a signal ends the wait."""
+    if not patient and not output.settled(_LAST_OUTPUT):
+        output.let_go()
+    while not output.settled(0.2):
+        if signals.next(0.0) not in (None, *TELLING):
+            output.let_go()
+
+
+def _end_now(handle: Handle, signals: Signals) -> None:
+    deadline = monotonic() + 2 * _AGAIN
+    while handle.ended is None and monotonic() < deadline:
+        handle.kill()
+        signals.next(1.0)

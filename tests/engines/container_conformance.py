@@ -1,0 +1,185 @@
+"""What docker and podman must do beyond what every engine does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsv.engines.container import ContainerEngine
+from dsv.errors import UsageError
+from tests.engines.conformance import READY_THEN_WAIT, EngineConformance
+from tests.engines.harness import Bench
+
+
+class ContainerConformance(EngineConformance):
+    """bench.engine is a `ContainerEngine`."""
+
+    def call(self, bench: Bench, *arguments: str) -> str:
+        assert isinstance(bench.engine, ContainerEngine)
+        done = bench.engine.call(*arguments)
+        assert done is not None and done.returncode == 0, done
+        return done.stdout.decode()
+
+    def test_nothing_is_left_behind(self, bench: Bench) -> None:
+        job = bench.shell("exit 1")
+        bench.run(job)
+        missing = bench.job("no-such-command")
+        bench.run(missing)
+        for run in (job.run, missing.run):
+            assert self.call(bench, "ps", "--all", "--quiet", "--filter", f"label=dsv.run={run}") == ""
+
+    def test_an_image_that_is_not_there_is_125(self, bench: Bench) -> None:
+        done = bench.run(bench.job("sh", image="127.0.0.1:1/no/such:image"))
+        assert (done.code, done.outcome.ended.launched) == (125, False)
+        assert done.outcome.ended.reason and "127.0.0.1:1" in done.outcome.ended.reason
+
+    def test_a_mount_that_is_not_there_is_125(self, bench: Bench) -> None:
+        gone = bench.mount("/data")
+        gone.source.rmdir()
+        done = bench.run(bench.shell("exit 0", mounts=(gone,)))
+        assert (done.code, done.outcome.ended.launched) == (125, False)
+        assert not gone.source.exists()
+
+    @pytest.mark.parametrize("image", ["--privileged", "-v/:/host", "", "a b", "a\nb"])
+    def test_an_image_name_that_looks_like_an_option_is_refused(self, bench: Bench, image: str) -> None:
+        with pytest.raises(UsageError):
+            bench.engine.plan(replace(bench.job("sh"), image=image), bench.facts)
+
+    def test_a_name_in_use_is_125_and_its_owner_lives_on(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        job = bench.shell(f"trap 'exit 9' TERM; {READY_THEN_WAIT}", mounts=(out,), env=env)
+        running = bench.start(job)
+        self.ready(out)
+        second = bench.start(bench.shell("exit 0", name=job.name))
+        second.signals.send(signal.SIGTERM)
+        second.signals.send(signal.SIGTERM)
+        assert not second.wait().ended.launched
+        done = bench.run(bench.shell("exit 0", name=job.name))
+        assert (done.code, done.outcome.ended.launched) == (125, False)
+        assert job.name in (done.outcome.ended.reason or "")
+        assert running.handle.ended is None
+        running.signals.send(signal.SIGTERM)
+        assert running.wait().ended.exit_code == 9
+
+    def test_what_is_mounted_read_only_cannot_be_written(self, bench: Bench) -> None:
+        data = bench.mount("/data")
+        (data.source / "old").touch(0o666)
+        done = bench.run(bench.shell("echo x > /data/new; echo x > /data/old; rm /data/old", mounts=(data,)))
+        assert done.stderr.count(b"ead-only file system") == 3
+        assert [(each.name, each.stat().st_size) for each in data.source.iterdir()] == [("old", 0)]
+
+    def test_files_belong_to_a_caller_who_is_not_root(self, bench: Bench) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("needs root, to be somebody else")
+        out, env = self.out(bench)
+        os.chown(out.source, 12345, 23456)
+        machine = replace(bench.facts.machine, uid=12345, gid=23456, groups=(34567,), user="ada")
+        bench.facts = replace(bench.facts, machine=machine)
+        script = 'echo x > "$OUT/file"; id -G; echo "$HOME $USER"; touch "$HOME/y"'
+        done = bench.run(bench.shell(script, mounts=(out,), env=env))
+        assert (done.code, done.stdout) == (0, b"23456 34567\n/tmp ada\n")
+        status = (out.source / "file").stat()
+        assert (status.st_uid, status.st_gid) == (12345, 23456)
+
+    def test_shared_memory_is_half_of_the_machines_or_as_asked(self, bench: Bench) -> None:
+        half = bench.facts.machine.memory_bytes // 2
+        for asked, given in ((None, half), (64 << 20, 64 << 20)):
+            done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", shm_bytes=asked))
+            kib = int(done.stdout.split()[1])
+            assert abs(kib * 1024 - given) <= 4096
+
+    def test_the_image_is_known_afterwards(self, bench: Bench) -> None:
+        assert bench.image is not None
+        image = bench.run(bench.shell("exit 0")).outcome.ended.image
+        assert image is not None and image.id.startswith("sha256:") and image.digest is None
+        assert bench.engine.find_image(bench.image) == image
+        assert bench.engine.find_image(image.id) == image
+        assert bench.engine.find_image("127.0.0.1:1/no/such:image") is None
+        assert bench.engine.find_image("--help") is None
+
+    def test_what_is_planned_is_what_is_run(self, bench: Bench) -> None:
+        """A program of the engine's name, first in PATH, writes down what it was called with."""
+        assert isinstance(bench.engine, ContainerEngine)
+        shim = bench.folder / "shim" / bench.engine.name
+        shim.parent.mkdir()
+        calls = bench.folder / "calls"
+        shim.write_text(
+            "#!/bin/sh\n"
+            f"export PATH='{bench.engine.environ['PATH']}'\n"
+            f'if [ "$1" = run ]; then for a; do printf "%s\\0" "$a" >> {calls}; done; fi\n'
+            f'exec {bench.engine.name} "$@"\n'
+        )
+        shim.chmod(0o755)
+        bench.engine.environ = {
+            **bench.engine.environ,
+            "PATH": f"{shim.parent}:{bench.engine.environ['PATH']}",
+        }
+        data = bench.mount("/data", name="a, b")
+        job = bench.shell("exit 0", "a b", "--c", mounts=(data,), env={"A": "b c"})
+        planned = bench.plan(job).argv
+        assert bench.run(job).code == 0
+        assert (bench.engine.name, *calls.read_text().split("\0")[:-1]) == planned
+
+    def test_values_are_in_no_file_that_others_can_read(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        job = bench.shell(READY_THEN_WAIT, mounts=(out,), env={**env, "HOME": "/hunter2"})
+        running = bench.start(job)
+        self.ready(out)
+        files = [file for file in job.scratch.iterdir() if b"hunter2" in file.read_bytes()]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600]
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and folder.name != str(os.getpid()):
+                assert b"/hunter2" not in _command_line(folder)
+        running.signals.send(signal.SIGTERM)
+        running.wait()
+
+    def test_a_job_that_is_ended_while_its_image_is_fetched(self, bench: Bench) -> None:
+        """A registry that accepts and never answers."""
+        import socket
+
+        with socket.socket() as registry:
+            registry.bind(("127.0.0.1", 0))
+            registry.listen()
+            running = bench.start(
+                bench.job("sh", image=f"127.0.0.1:{registry.getsockname()[1]}/slow:1"), grace=2.0
+            )
+            connection, _ = registry.accept()
+            running.signals.send(signal.SIGINT)
+            outcome = running.wait()
+            connection.close()
+        assert (outcome.ended.exit_code, outcome.ended.launched) == (130, False)
+
+    def test_without_an_init_process(self, bench: Bench) -> None:
+        bench.facts = replace(bench.facts, init=())
+        data = bench.mount("/data")
+        (data.source / "file").write_text("no program")
+        for job, code in (
+            (bench.job("no-such-command"), 127),
+            (bench.job("/data/file", mounts=(data,)), 126),
+            (bench.shell("exit 3"), 3),
+        ):
+            assert bench.plan(job).notes
+            assert bench.run(job).code == code
+
+    def test_labels_name_the_run(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        job = bench.shell(READY_THEN_WAIT, mounts=(out,), env=env)
+        running = bench.start(job)
+        self.ready(out)
+        names = json.loads(self.call(bench, "container", "inspect", job.name))[0]["Config"]["Labels"]
+        assert names["dsv.run"] == job.run
+        running.signals.send(signal.SIGTERM)
+        running.wait()
+
+
+def _command_line(folder: Path) -> bytes:
+    try:
+        return (folder / "cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,143 @@
+"""What a conformance test needs: jobs made, run to their end, and looked at."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.engines.base import Engine, Facts, Handle, Job, Mount, NoEngine, Plan
+from dsv.engines.log import LogKeeper
+from dsv.engines.output import Output
+from dsv.engines.signals import Signals
+from dsv.engines.supervise import Outcome, supervise
+from dsv.model.secrets import Masker
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up on something that should have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A job that is over."""
+
+    outcome: Outcome
+    stdout: bytes
+    stderr: bytes
+    log: bytes
+    notes: tuple[str, ...]
+
+    @property
+    def code(self) -> int:
+        return self.outcome.ended.exit_code
+
+
+@dataclass(slots=True)
+class Running:
+    """A job under supervision in a thread."""
+
+    handle: Handle
+    signals: Signals
+    notes: list[str] = field(default_factory=list)
+    lost: str | None = None
+    result: list[Outcome] = field(default_factory=list)
+    thread: threading.Thread | None = None
+
+    def wait(self) -> Outcome:
+        assert self.thread is not None
+        self.thread.join(PATIENCE)
+        assert self.result, "the job did not end"
+        return self.result[0]
+
+
+@dataclass(slots=True)
+class Bench:
+    """An engine on this machine, and a folder for its jobs."""
+
+    engine: Engine
+    facts: Facts
+    folder: Path
+    image: str | None
+    count: int = 0
+
+    @classmethod
+    def of(cls, engine: Engine, folder: Path, image: str | None) -> Bench:
+        facts = engine.probe()
+        assert not isinstance(facts, NoEngine), facts.reason
+        return cls(engine, facts, folder, image)
+
+    def shell(self, script: str, *arguments: str, **more: object) -> Job:
+        return self.job("sh", "-c", script, "sh", *arguments, **more)
+
+    def job(
+        self,
+        *command: str,
+        mounts: tuple[Mount, ...] = (),
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        image: str | None = None,
+        workdir: str | None = None,
+        shm_bytes: int | None = None,
+        gpus: int | None = None,
+    ) -> Job:
+        self.count += 1
+        scratch = self.folder / f"scratch-{self.count}"
+        scratch.mkdir(mode=0o700)
+        own = f"dsv-test-{os.getpid()}-{self.folder.name[-20:]}-{self.count}"
+        return Job(
+            run=f"run-{own}", name=name or own, command=command, image=image or self.image, mounts=mounts,
+            env=env or {}, workdir=workdir, gpus=gpus, shm_bytes=shm_bytes, scratch=scratch,
+        )  # fmt: skip
+
+    def mount(self, target: str, *, writable: bool = False, name: str | None = None) -> Mount:
+        """A new folder for a job."""
+        folder = self.folder / (name or target.strip("/"))
+        folder.mkdir(exist_ok=True)
+        return Mount(folder, target, writable)
+
+    def plan(self, job: Job) -> Plan:
+        return self.engine.plan(job, self.facts)
+
+    def run(self, job: Job, *, grace: float = 20.0, log_limit: int = 1 << 20) -> Finished:
+        """To its end."""
+        keeper = LogKeeper(log_limit)
+        out, err = self.folder / f"stdout-{self.count}", self.folder / f"stderr-{self.count}"
+        notes: list[str] = []
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            output = Output(stdout.fileno(), stderr.fileno(), keeper)
+            signals = Signals()
+            handle = self.engine.submit(self.plan(job), output, signals.wake)
+            outcome = supervise(handle, output, signals, lost=lambda: None, note=notes.append, grace=grace)
+        return Finished(outcome, out.read_bytes(), err.read_bytes(), keeper.kept(Masker()).data, tuple(notes))
+
+    def start(self, job: Job, *, stdout: int | None = None, grace: float = 20.0) -> Running:
+        """Under supervision, in the background."""
+        signals = Signals()
+        output = Output(stdout, None, LogKeeper(1 << 20))
+        running = Running(self.engine.submit(self.plan(job), output, signals.wake), signals)
+
+        def watch() -> None:
+            running.result.append(
+                supervise(
+                    running.handle,
+                    output,
+                    signals,
+                    lost=lambda: running.lost,
+                    note=running.notes.append,
+                    grace=grace,
+                )
+            )
+
+        running.thread = threading.Thread(target=watch)
+        running.thread.start()
+        return running
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.05)

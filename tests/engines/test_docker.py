@@ -1,0 +1,33 @@
+"""A real Docker Engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dsv.engines.base import NoEngine
+from dsv.engines.docker import Docker
+from tests.engines.container_conformance import ContainerConformance
+from tests.engines.harness import Bench
+from tests.labs.docker_engine import ContainerEngine
+
+
+@pytest.fixture
+def bench(tmp_path: Path, docker_engine: ContainerEngine) -> Bench:
+    return Bench.of(Docker({**os.environ, **docker_engine.env}), tmp_path, docker_engine.busybox)
+
+
+class TestDocker(ContainerConformance):
+    name = "docker"
+
+    def test_gpus_without_the_toolkit_are_125(self, bench: Bench) -> None:
+        done = bench.run(bench.job("sh", "-c", "exit 0", gpus=1))
+        assert (done.code, done.outcome.ended.launched) == (125, False)
+        assert "could not select device driver" in (done.outcome.ended.reason or "")
+
+
+def test_a_daemon_that_is_not_there(tmp_path: Path, docker_engine: ContainerEngine) -> None:
+    answer = Docker({**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}).probe()
+    assert isinstance(answer, NoEngine) and "does not answer" in answer.reason

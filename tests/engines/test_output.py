@@ -1,0 +1,182 @@
+"""What a job writes: on its way to the terminal, and what is kept of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.engines import output as output_module
+from dsv.engines.log import LogKeeper
+from dsv.engines.output import QUEUE_SIZE, Output
+from dsv.model.secrets import Masker
+
+
+class Pipes:
+    """The two streams of a job."""
+
+    def __init__(self) -> None:
+        (out_read, self.out), (err_read, self.err) = os.pipe(), os.pipe()
+        self.sources = os.fdopen(out_read, "rb", 0), os.fdopen(err_read, "rb", 0)
+
+    def close(self) -> None:
+        os.close(self.out)
+        os.close(self.err)
+
+
+def test_a_slow_reader_gets_everything() -> None:
+    """More than the queue and the pipes hold, read only after the job's end."""
+    reader, writer = os.pipe()
+    pipes = Pipes()
+    output = Output(writer, None)
+    output.attach(*pipes.sources)
+    size = QUEUE_SIZE + (1 << 20)
+
+    def job() -> None:
+        left = b"x" * size
+        while left:
+            left = left[os.write(pipes.out, left) :]
+        pipes.close()
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    time.sleep(0.3)
+    assert thread.is_alive()  # held back, as a pipe would
+    output.job_ended()
+    assert not output.settled(0.2)
+    got = 0
+    while got < size:
+        got += len(os.read(reader, 1 << 20))
+    thread.join()
+    assert output.settled(5) and got == size
+    os.close(reader)
+    os.close(writer)
+
+
+def test_held_back_output_is_not_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that pauses for longer than a stream may be silent."""
+    monkeypatch.setattr(output_module, "LAST_READ", 0.2)
+    monkeypatch.setattr(output_module, "QUEUE_SIZE", 1000)
+    reader, writer = os.pipe()
+    pipes = Pipes()
+    output = Output(writer, None)
+    output.attach(*pipes.sources)
+    threading.Thread(target=lambda: (_write(pipes.out, b"y" * 500_000), pipes.close())).start()
+    output.job_ended()
+    assert not output.settled(1.0)
+    got = 0
+    while got < 500_000:
+        got += len(os.read(reader, 1 << 20))
+    assert output.settled(5)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_stream_that_stays_open_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_module, "LAST_READ", 0.3)
+    pipes = Pipes()
+    output = Output(None, None)
+    output.attach(*pipes.sources)
+    assert not output.settled(0.5)
+    output.job_ended()
+    began = time.monotonic()
+    assert output.settled(5)
+    assert 0.2 < time.monotonic() - began < 2
+    pipes.close()
+
+
+def test_letting_go_of_a_stuck_terminal_keeps_the_log_whole() -> None:
+    reader, writer = os.pipe()
+    pipes = Pipes()
+    keeper = LogKeeper(20 << 20)
+    output = Output(writer, None, keeper)
+    output.attach(*pipes.sources)
+    size = QUEUE_SIZE + (1 << 20)
+    thread = threading.Thread(target=lambda: (_write(pipes.out, b"z" * size), pipes.close()))
+    thread.start()
+    time.sleep(0.2)
+    output.let_go()
+    output.job_ended()
+    thread.join(10)
+    assert output.settled(5)
+    assert keeper.kept(Masker()).total == size
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_terminal_that_does_not_block_is_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    pipes = Pipes()
+    output = Output(writer, None)
+    output.attach(*pipes.sources)
+    threading.Thread(target=lambda: (_write(pipes.out, b"w" * 300_000), pipes.close())).start()
+    time.sleep(0.2)
+    got = 0
+    while got < 300_000:
+        got += len(os.read(reader, 1 << 16))
+    output.job_ended()
+    assert output.settled(5)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_last_line_of_stderr() -> None:
+    pipes = Pipes()
+    output = Output(None, None)
+    output.attach(*pipes.sources)
+    _write(pipes.err, b"pulling\ndocker: it failed\n\nRun 'docker run --help' for more information\n")
+    pipes.close()
+    assert output.was_read(5)
+    assert output.last_line() == "docker: it failed"
+
+
+@given(st.lists(st.binary(max_size=400), max_size=30), st.integers(400, 2000))
+def test_a_log_is_whole_or_head_and_tail(parts: list[bytes], limit: int) -> None:
+    keeper = LogKeeper(limit)
+    for part in parts:
+        keeper.add(part)
+    whole = b"".join(parts)
+    kept = keeper.kept(Masker())
+    assert kept.total == len(whole)
+    assert len(kept.data) <= limit
+    if kept.data != whole:
+        head, _, rest = kept.data.partition(b"\n[dsv: ")
+        middle, _, tail = rest.partition(b" bytes are left out here]\n")
+        assert whole.startswith(head) and whole.endswith(tail)
+        assert int(middle) == len(whole) - len(head) - len(tail) > 0
+        assert len(whole) > limit - 200
+
+
+def test_no_part_of_a_secret_is_left_at_the_cut() -> None:
+    secret = "abcdefghijklmnopqrst"
+    for shift in range(45):
+        keeper = LogKeeper(1000)
+        keeper.add(b"-" * shift + secret.encode() * 500)
+        data = keeper.kept(Masker((secret,))).data
+        assert len(data) > 100
+        rest = data.replace(b"bytes are left out here", b"")
+        assert not any(secret[start : start + 4].encode() in rest for start in range(len(secret) - 3))
+
+
+def test_a_full_log_is_masked() -> None:
+    keeper = LogKeeper()
+    keeper.add(b"token is hunter2-hunter2, and AKIAABCDEFGHIJKLMNOP\n")
+    assert keeper.kept(Masker(("hunter2-hunter2",))).data == b"token is ***, and ***\n"
+
+
+def test_memory_of_a_log_is_bounded(tmp_path: Path) -> None:
+    keeper = LogKeeper(1 << 20)
+    for _ in range(3000):
+        keeper.add(b"x" * 1000)
+    assert len(keeper._head) + sum(map(len, keeper._tail)) < (1 << 20) + 2000
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

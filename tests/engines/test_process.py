@@ -1,0 +1,93 @@
+"""Plain child processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsv.engines.base import ALL_GPUS
+from dsv.engines.process import Process
+from dsv.errors import LaunchError, UsageError
+from tests.engines.conformance import EngineConformance
+from tests.engines.harness import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench.of(Process(os.environ), tmp_path, None)
+
+
+class TestProcess(EngineConformance):
+    name = "process"
+
+    def test_what_is_planned_is_what_is_run(self, bench: Bench) -> None:
+        job = bench.job("cat", "/proc/self/cmdline")
+        assert tuple(bench.run(job).stdout.decode().split("\0")[:-1]) == bench.plan(job).argv
+
+    def test_the_callers_environment_is_there_too(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.engine = Process({**os.environ, "MINE": "yes"})
+        assert bench.run(bench.shell("echo $MINE $MORE", env={"MORE": "too"})).stdout == b"yes too\n"
+
+    def test_the_command_is_looked_for_in_the_jobs_path(self, bench: Bench) -> None:
+        program = bench.folder / "bin" / "mine"
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\necho found\n")
+        program.chmod(0o755)
+        done = bench.run(bench.job("mine", env={"PATH": f"{program.parent}:{os.environ['PATH']}"}))
+        assert done.stdout == b"found\n"
+
+    def test_a_folder_that_is_not_there_is_125(self, bench: Bench) -> None:
+        done = bench.run(bench.job("sh", "-c", "exit 0", workdir=str(bench.folder / "gone")))
+        assert (done.code, done.outcome.ended.launched) == (125, False)
+
+    def test_an_argument_list_too_long_is_125(self, bench: Bench) -> None:
+        done = bench.run(bench.job("sh", "-c", "exit 0", "x" * 3_000_000))
+        assert (done.code, done.outcome.ended.launched) == (125, False)
+
+    def test_a_daemon_that_keeps_the_output_open_keeps_no_job_alive(self, bench: Bench) -> None:
+        done = bench.run(bench.shell("setsid sleep 30 & exit 2"))
+        assert done.code == 2
+
+    def test_what_it_does_not_do(self, bench: Bench) -> None:
+        for wrong in ({"image": "busybox"}, {"engine_args": ("--cpus=2",)}, {"shm_bytes": 1}, {"command": ()},
+                      {"command": ("a\0b",)}):  # fmt: skip
+            with pytest.raises(UsageError):
+                bench.plan(replace(bench.job("sh"), **wrong))
+
+    @pytest.mark.parametrize(
+        ("wanted", "here", "visible", "given"),
+        [
+            (2, 4, None, "0,1"),
+            (1, 4, ("3", "2"), "3"),
+            (ALL_GPUS, 2, None, "0,1"),
+            (ALL_GPUS, 4, ("3",), "3"),
+        ],
+    )
+    def test_gpus_are_the_first_that_the_caller_may_use(
+        self, bench: Bench, wanted: int, here: int, visible: tuple[str, ...] | None, given: str
+    ) -> None:
+        bench.facts = replace(
+            bench.facts, machine=replace(bench.facts.machine, gpus=here, visible_gpus=visible)
+        )
+        assert bench.plan(bench.job("sh", gpus=wanted)).env["CUDA_VISIBLE_DEVICES"] == given
+
+    @pytest.mark.parametrize(
+        ("wanted", "here", "visible"),
+        [(1, 0, None), (5, 4, None), (2, 4, ("1",)), (ALL_GPUS, 0, None), (ALL_GPUS, 2, ())],
+    )
+    def test_too_few_gpus_are_125(
+        self, bench: Bench, wanted: int, here: int, visible: tuple[str, ...] | None
+    ) -> None:
+        bench.facts = replace(
+            bench.facts, machine=replace(bench.facts.machine, gpus=here, visible_gpus=visible)
+        )
+        with pytest.raises(LaunchError, match="were asked for"):
+            bench.plan(bench.job("sh", gpus=wanted))
+
+    def test_without_gpus_the_callers_choice_stays(self, bench: Bench) -> None:
+        assert "CUDA_VISIBLE_DEVICES" not in bench.plan(bench.job("sh")).env

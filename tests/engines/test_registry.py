@@ -1,0 +1,110 @@
+"""Which engine a run gets, and that each of them is held to the conformance suite."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import tests.engines
+from dsv.engines.process import Process
+from dsv.engines.registry import ENGINES, choose
+from dsv.errors import LaunchError, UsageError
+from tests.engines.conformance import EngineConformance
+from tests.engines.container_conformance import ContainerConformance
+
+
+def _suites() -> set[str]:
+    """The engines that a collected test class joins the suite for."""
+    names = set()
+    for module in pkgutil.iter_modules(tests.engines.__path__):
+        if not module.name.startswith("test_"):
+            continue
+        loaded = importlib.import_module(f"tests.engines.{module.name}")
+        for value in vars(loaded).values():
+            if (
+                isinstance(value, type)
+                and issubclass(value, EngineConformance)
+                and value.__name__.startswith("Test")
+            ):
+                names.add(value.name)
+    return names
+
+
+def test_every_registered_engine_has_a_conformance_suite() -> None:
+    assert set(ENGINES) == _suites()
+
+
+def test_engines_with_images_have_the_containers_suite() -> None:
+    suites = {each.name for each in ContainerConformance.__subclasses__()}
+    assert {name for name, make in ENGINES.items() if make({}).takes_image} == suites
+
+
+def _program(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+DOCKER = """echo '{"ServerVersion": "1", "OSType": "linux", "InitBinary": "docker-init"}'"""
+PODMAN = (
+    """echo '{"host": {"security": {"rootless": true}, "ociRuntime": {}}, "version": {"Version": "5"}}'"""
+)
+DOWN = """echo 'Cannot connect to the daemon' >&2; echo '{"ServerErrors": ["no"]}'; exit 1"""
+
+
+def test_docker_comes_before_podman(tmp_path: Path) -> None:
+    _program(tmp_path / "bin", "docker", DOCKER)
+    _program(tmp_path / "bin", "podman", PODMAN)
+    chosen = choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image")
+    assert (chosen.engine.name, chosen.note, chosen.facts.init) == ("docker", None, ("--init",))
+
+
+def test_podman_where_docker_does_not_answer(tmp_path: Path) -> None:
+    _program(tmp_path / "bin", "docker", DOWN)
+    _program(tmp_path / "bin", "podman", PODMAN)
+    chosen = choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image")
+    assert (chosen.engine.name, chosen.facts.rootless, chosen.facts.version) == ("podman", True, "5")
+
+
+def test_a_docker_program_that_is_podman_is_not_docker(tmp_path: Path) -> None:
+    _program(tmp_path / "bin", "docker", PODMAN)
+    _program(tmp_path / "bin", "podman", PODMAN)
+    assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"
+
+
+def test_an_engine_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv.engines.container.PROBE_SECONDS", 0.3)
+    _program(tmp_path / "bin", "docker", "exec sleep 60")
+    _program(tmp_path / "bin", "podman", PODMAN)
+    assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"
+
+
+def test_where_none_answers_each_says_why(tmp_path: Path) -> None:
+    _program(tmp_path / "bin", "docker", DOWN)
+    with pytest.raises(LaunchError) as caught:
+        choose({"PATH": f"{tmp_path}/bin"}, None, "image")
+    assert "Cannot connect to the daemon" in caught.value.message
+    assert "there is no podman program" in caught.value.message
+    assert caught.value.exit_code == 125
+    with pytest.raises(LaunchError, match="there is no podman"):
+        choose({"PATH": f"{tmp_path}/bin"}, "podman", "image")
+
+
+def test_without_an_image_it_is_a_process_and_that_is_said() -> None:
+    chosen = choose(os.environ, None, None)
+    assert isinstance(chosen.engine, Process)
+    assert chosen.note is not None and "plain process" in chosen.note
+    named = choose(os.environ, "process", None)
+    assert named.note is not None and "plain process" in named.note
+
+
+@pytest.mark.parametrize(
+    ("name", "image"), [("kubernetes", "image"), ("docker", None), ("podman", None), ("process", "image")]
+)
+def test_what_does_not_go_together(name: str, image: str | None) -> None:
+    with pytest.raises(UsageError):
+        choose({"PATH": ""}, name, image)

@@ -1,0 +1,130 @@
+"""`cached --check`: the cached bytes against their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.cache_stage import Claim
+from dsv.api.cache_targets import Found, Targets
+from dsv.api.context import Context
+from dsv.cache.check import Checked
+from dsv.cache.check import check as check_place
+from dsv.cache.check import repair as repair_place
+from dsv.cache.disk import explain
+from dsv.cache.inventory import take_inventory
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.record import Filled, read_record
+from dsv.cache.selection import Selection
+from dsv.cache.symlinks import refuse_symlinks
+from dsv.errors import Conflict, IntegrityError
+from dsv.model.ids import CommitId, StoreId
+from dsv.model.names import DatasetName, Target
+
+
+@dataclass(frozen=True, slots=True)
+class WrongItem:
+    """A path, as shown to people, and what is wrong about it. links: other names of the same file in the
+    cache.
+    """
+
+    path: str
+    problem: str
+    links: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedItem:
+    """One cached commit that was read again. repaired: how many of `wrong` are right now."""
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    files: int
+    bytes: int
+    wrong: tuple[WrongItem, ...]
+    repaired: int
+    aliens: int
+    alien_paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    items: tuple[CheckedItem, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """5 where something is still wrong."""
+        return IntegrityError.exit_code if any(one.repaired < len(one.wrong) for one in self.items) else 0
+
+
+def check(
+    context: Context, folder: Path, targets: Sequence[Target] = (), *, repair: bool = True
+) -> CheckReport:
+    """Reads all that is cached, or the targets, and replaces what is wrong by what the store has.
+
+    Raises `NotFound` for a target that is not cached, `Unreachable` where the store does not answer,
+    `Denied` where something is wrong that this user may not replace.
+    """
+    root = CacheRoot(folder)
+    refuse_symlinks(root)
+    known: dict[object, Path] = {}
+    try:
+        with Targets(context, root) as finder:
+            if targets:
+                places = [place for target in targets for place in finder.find_cached(target)]
+            else:
+                places = [item.place for item in take_inventory(root).visible if item.record is not None]
+            items = [_check(context, finder, place, known, repair=repair) for place in places]
+    except OSError as error:
+        raise explain(error, root.path, "check") from error
+    return CheckReport(tuple(item for item in items if item is not None))
+
+
+def _check(
+    context: Context, finder: Targets, place: Place, known: dict[object, Path], *, repair: bool
+) -> CheckedItem | None:
+    """None where it went in the meantime."""
+    root = finder.root
+    record = read_record(root, place)
+    if record is None:
+        return None
+    _check_store(finder, place, record)
+    selection = Selection.of(path.encode() for path in record.selection)
+    dataset = DatasetName.from_component(place.dataset)
+    found = Found(dataset, place.commit, selection, finder.repository.id)
+    context.progress.note(f"reading {place}")
+    context.progress.start(record.entries, record.bytes)
+    with Claim(root, found, "stage", optional=True) as claim:
+        if not claim.confirm():
+            return None
+        source = finder.source()
+        result = check_place(root, place, source.tree(place.commit), selection, context.progress)
+        if result.wrong and repair:
+            repair_place(root, place, source, result, known)
+    context.progress.finish()
+    return _item(root, place, result)
+
+
+def _check_store(finder: Targets, place: Place, record: Filled) -> None:
+    if StoreId.parse(record.store) != finder.repository.id:
+        raise Conflict(
+            f"{place} comes from another store than {finder.repository.store.url}",
+            subject=str(place),
+            hint="name its store: dsv cached --check --store URL TARGET",
+        )
+
+
+def _item(root: CacheRoot, place: Place, result: Checked) -> CheckedItem:
+    return CheckedItem(
+        path=root.visible(place),
+        dataset=DatasetName.from_component(place.dataset),
+        commit=place.commit,
+        files=result.files,
+        bytes=result.bytes,
+        wrong=tuple(WrongItem(one.path, one.problem, one.links) for one in result.wrong),
+        repaired=result.repaired,
+        aliens=result.aliens,
+        alien_paths=tuple(result.alien_paths),
+    )

@@ -1,0 +1,261 @@
+"""Making a commit appear in a cache under a claim: what `cache` and `run` share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from dsv.api.cache_targets import Found, Targets
+from dsv.api.context import Context
+from dsv.api.run_plan import Staged
+from dsv.cache.claims import read_claims
+from dsv.cache.disk import explain
+from dsv.cache.evict import ensure_room
+from dsv.cache.fill import fill
+from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.leases import Lease
+from dsv.cache.record import lookup
+from dsv.cache.request import FillRequest, FillResult, Need
+from dsv.cache.settings import load_settings, prepare_cache
+from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName, Target
+from dsv.model.run import RunId
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CacheItem:
+    """A commit, or a selection of one, that is in the cache as plain files at `path`.
+
+    fetched_bytes: read from the store by this call. linked_files: taken from other cached commits. hit: it
+    was there already. held_until: the end of the hold that was asked for; may_go: without one, when it may
+    be evicted for not being used; None where that never happens. Times are seconds since 1970.
+    """
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    files: int
+    bytes: int
+    fetched_bytes: int
+    linked_files: int
+    hit: bool
+    seconds: float = 0.0
+    held_until: float | None = None
+    may_go: float | None = None
+
+
+class NoLease:
+    """Stands for a lease where the commit is pinned for good, and the caller may not write to the cache."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+        self.reason = ""
+
+    def release(self) -> None:
+        """There is nothing to release."""
+
+
+class Stager:
+    """Stages targets into one cache; `close` it at the end. jobs: processes on this host, None for what
+    suits it.
+    """
+
+    def __init__(
+        self, context: Context, root: CacheRoot, *, offline: bool = False, jobs: int | None = None
+    ) -> None:
+        self.root = root
+        self.targets = Targets(context, root, offline=offline)
+        self._context = context
+        self._offline = offline
+        self._jobs = jobs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.targets.__exit__()
+
+    def cache(self, target: Target, *, hold: float | None = None, job: str | None = None) -> CacheItem:
+        """Makes it appear; `hold` keeps it for so many seconds, as claimed by this user (and batch job)."""
+        started = time.monotonic()
+        found = self.targets.find(target)
+        try:
+            with Claim(self.root, found, "stage", optional=hold is None) as claim:
+                result = self._fill(found, claim)
+                until = None if hold is None else self._hold(found.place, hold, job)
+                may_go = None if hold is not None else self._may_go(found)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        return CacheItem(
+            path=result.path,
+            dataset=found.dataset,
+            commit=found.commit,
+            files=result.files,
+            bytes=result.bytes,
+            fetched_bytes=result.fetched_bytes,
+            linked_files=result.linked_files,
+            hit=result.hit,
+            seconds=time.monotonic() - started,
+            held_until=until,
+            may_go=may_go,
+        )
+
+    def locate(self, target: Target) -> Staged:
+        """Where the target is or would be; fetches no files."""
+        found = self.targets.find(target)
+        try:
+            there = lookup(self.root, found.place)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        path = self.root.visible(found.place)
+        if there is not None:
+            record = there.record
+            return Staged(path, found.dataset, found.commit, record.files, record.bytes, hit=True)
+        if self._offline:
+            raise self._not_there(found)
+        commit = self.targets.repository.objects.commit(found.commit)
+        return Staged(path, found.dataset, found.commit, commit.files, commit.bytes, hit=False)
+
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease | NoLease]:
+        """Makes it appear, under a lease of the run that renews itself until it is released."""
+        started = time.monotonic()
+        found = self.targets.find(target)
+        claim = Claim(self.root, found, "run", run=run, optional=self._is_pinned(found.place))
+        try:
+            with claim:
+                result = self._fill(found, claim)
+                lease = claim.keep()
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        staged = Staged(
+            path=result.path,
+            dataset=found.dataset,
+            commit=found.commit,
+            files=result.files,
+            bytes=result.bytes,
+            hit=result.hit,
+            seconds=time.monotonic() - started,
+            fetched_bytes=result.fetched_bytes,
+        )
+        return staged, lease or NoLease()
+
+    def _fill(self, found: Found, claim: Claim) -> FillResult:
+        """With a claim that stands, the commit stays from the moment it is seen."""
+        if claim.stands:
+            self.targets.bind(found)
+            self.targets.remember(found)
+        for _ in range(_TRIES):
+            if self._offline and lookup(self.root, found.place, fresh=claim.stands) is None:
+                raise self._not_there(found)
+            result = fill(
+                self.root,
+                FillRequest(found.dataset.component, found.commit, found.store, found.selection),
+                self.targets.source(),
+                ensure_room=_RoomMaker(self.root, found.dataset),
+                jobs=self._jobs,
+                progress=self._context.progress,
+                helper=self.targets.helper(),
+            )
+            if claim.confirm():
+                return result
+        raise Unreachable(
+            f"{found.place} goes from {self.root.path} again and again", subject=str(found.place)
+        )
+
+    def _hold(self, place: Place, seconds: float, job: str | None) -> float:
+        lease = Lease.take(self.root, place, "hold", ttl=seconds, job=job)
+        return lease.record.until
+
+    def _may_go(self, found: Found) -> float | None:
+        settings = load_settings(self.root)
+        if settings.is_protected(found.dataset) or self._is_pinned(found.place):
+            return None
+        unused_for = settings.unused_for(found.dataset)
+        return None if unused_for is None else time.time() + unused_for
+
+    def _is_pinned(self, place: Place) -> bool:
+        try:
+            return any(pin.until is None for pin in read_claims(self.root, place).pins)
+        except OSError:
+            return False
+
+    def _not_there(self, found: Found) -> NotFound:
+        return NotFound(
+            f"{found.place} is not in the cache {self.root.path}",
+            subject=str(found.place),
+            hint="leave out --offline to fetch it",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _RoomMaker:
+    """What a fill calls for room; the owner's limits are read anew each time, as they may change
+    meanwhile.
+    """
+
+    root: CacheRoot
+    dataset: DatasetName
+
+    def __call__(self, need: Need, /) -> None:
+        ensure_room(self.root, load_settings(self.root), self.dataset, need)
+
+
+class Claim:
+    """A lease for as long as a block lasts, unless `keep` takes it out.
+
+    optional: where the cache may not be written to, or is full, what is there already may be used without.
+    """
+
+    def __init__(
+        self,
+        root: CacheRoot,
+        found: Found,
+        purpose: Literal["stage", "run"],
+        *,
+        run: str | None = None,
+        optional: bool,
+    ) -> None:
+        self._root = root
+        self._found = found
+        self._purpose: Literal["stage", "run"] = purpose
+        self._run = run
+        self._optional = optional
+        self._lease: Lease | None = None
+
+    @property
+    def stands(self) -> bool:
+        return self._lease is not None
+
+    def confirm(self) -> bool:
+        return self._lease is None or self._lease.confirm()
+
+    def keep(self) -> Lease | None:
+        lease, self._lease = self._lease, None
+        return lease
+
+    def __enter__(self) -> Self:
+        place = self._found.place
+        try:
+            prepare_cache(self._root)
+            self._lease = Lease.take(self._root, place, self._purpose, run=self._run).hold()
+        except (DsvError, OSError) as error:
+            refused = (
+                explain(error, self._root.path, "claim a commit in") if isinstance(error, OSError) else error
+            )
+            usable = self._optional and isinstance(refused, Denied | NoRoom | Unsupported)
+            if not usable or lookup(self._root, place) is None:
+                raise refused from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lease is not None:
+            self._lease.release()

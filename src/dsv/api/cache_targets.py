@@ -1,0 +1,244 @@
+"""From a target to a place in a cache: by what the cache itself knows where that will do, else by asking
+the store.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from dsv.api.context import Context
+from dsv.api.look import clean_path
+from dsv.cache.bindings import bind, bound_store, known_store, met
+from dsv.cache.disk import explain
+from dsv.cache.inventory import find_places
+from dsv.cache.known_refs import KnownRefs
+from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.request import HelperSpec
+from dsv.cache.selection import Selection
+from dsv.cache.source import StoreSource
+from dsv.errors import DsvError, NotFound, Unreachable, UsageError
+from dsv.model.ids import CommitId, StoreId
+from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target
+from dsv.model.units import format_duration
+from dsv.repo.repository import Repository
+from dsv.repo.resolve import Resolved
+from dsv.store.open import open_store
+from dsv.store.options import StoreOptions
+
+_WHOLE_ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a target means in a cache. resolved: what the store said just now, if it was asked."""
+
+    dataset: DatasetName
+    commit: CommitId
+    selection: Selection
+    store: StoreId
+    resolved: Resolved | None = None
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.dataset.component, self.commit, self.selection.id)
+
+
+class Targets:
+    """Finds targets in one cache. Opens the store when first needed, and closes it at the end.
+
+    offline: never opens it; a branch is what it was when last heard of.
+    """
+
+    def __init__(self, context: Context, root: CacheRoot, *, offline: bool = False) -> None:
+        self.root = root
+        self._context = replace(context, metadata=root.dot)
+        self._offline = offline
+        self._stack = ExitStack()
+        self._repository: Repository | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def find(self, target: Target) -> Found:
+        """For `cache` and `run`: the store is asked unless the answer can't have changed and the commit is
+        there.
+
+        Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
+        """
+        if not str(target):
+            raise UsageError(
+                "an empty target is no target",
+                hint="dsv cache DATASET, or @REV in a workspace; is a variable unset?",
+            )
+        selection = Selection.of([clean_path(target.path)])
+        try:
+            known = self._known(target, selection)
+            if known is not None and (self._offline or self._is_there(known)):
+                return known
+            if self._offline:
+                raise NotFound(
+                    f"{target} is not known to the cache {self.root.path}",
+                    subject=str(target),
+                    hint=f"without --offline the store is asked: dsv cache {target}",
+                )
+            return self._ask(target, selection)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+
+    def find_cached(self, target: Target) -> list[Place]:
+        """For claims and evictions: what is cached of a target, by what the cache knows, else by asking
+        the store.
+
+        A target without a path means all that is cached of its commit. Raises `NotFound` where nothing is.
+        """
+        selection = Selection.of([clean_path(target.path)])
+        try:
+            found = self._known(target, selection, branches=True)
+            if found is None and not self._offline:
+                found = self._ask(target, selection)
+            places = [] if found is None else find_places(self.root, found.dataset)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+        wanted = [place for place in places if found is not None and place.commit == found.commit]
+        if found is not None and selection.keys:
+            wanted = [place for place in wanted if place == found.place]
+        if not wanted:
+            raise NotFound(
+                f"{target} is not in the cache {self.root.path}",
+                subject=str(target),
+                hint="dsv cached shows what is",
+            )
+        return wanted
+
+    @property
+    def repository(self) -> Repository:
+        """The store that is in effect. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
+        if self._repository is None:
+            if self._offline:
+                raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
+            self._repository = self._stack.enter_context(self._context.repository())
+        return self._repository
+
+    def source(self) -> StoreSource:
+        return StoreSource(lambda: self.repository)
+
+    def helper(self) -> HelperSpec | None:
+        """How a helper process reaches the same store; None where only this process can."""
+        choice = self._context.settings.store()
+        if choice.url.startswith("memory:"):
+            return None
+        options = asdict(self._context.store_options(choice))
+        arguments = {"url": choice.url, "options": options, "dot": str(self.root.dot)}
+        return HelperSpec("dsv.api.cache_targets:open_source", arguments)
+
+    def bind(self, found: Found) -> None:
+        """Makes the dataset's visible paths this store's. Raises `Conflict` where they are another's."""
+        try:
+            bind(self.root, found.dataset, found.store)
+        except OSError as error:
+            raise explain(error, self.root.path) from error
+
+    def _known(self, target: Target, selection: Selection, *, branches: bool = False) -> Found | None:
+        """What the cache knows by itself; None where the store has to be asked."""
+        dataset, rev = self._dataset(target), target.rev
+        store = bound_store(self.root, dataset)
+        if store is None or not (branches or self._offline or store == self._store_in_effect(target)):
+            return None
+        if target.dataset is None and rev is None:
+            base = self._context.workspace().base()
+            return None if base is None else Found(dataset, base, selection, store)
+        commit = self._known_commit(dataset, rev or Rev(MAIN), store, branches=branches or self._offline)
+        return None if commit is None else Found(dataset, commit, selection, store)
+
+    def _known_commit(
+        self, dataset: DatasetName, rev: Rev, store: StoreId, *, branches: bool
+    ) -> CommitId | None:
+        if rev.ancestor:
+            return None
+        if _WHOLE_ID.fullmatch(rev.text):
+            return CommitId.parse(rev.text)
+        if rev.commit_prefix is not None:
+            return self._by_prefix(dataset, rev.commit_prefix) if branches else None
+        refs = KnownRefs(self.root, store)
+        tag = refs.tag(dataset, TagName.parse(rev.text))
+        if tag is not None:
+            return tag.commit
+        branch = refs.branch(dataset, BranchName.parse(rev.text)) if branches else None
+        if branch is None:
+            return None
+        if self._offline:
+            age = format_duration(max(0.0, self.root.now() - branch.seen))
+            self._context.progress.note(f"{dataset}@{rev} as the store said {age} ago: {branch.commit}")
+        return branch.commit
+
+    def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
+        commits = {place.commit for place in find_places(self.root, dataset)}
+        fitting = [commit for commit in commits if str(commit).startswith(prefix)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _ask(self, target: Target, selection: Selection) -> Found:
+        try:
+            repository = self.repository
+            resolved = self._context.resolve(repository, target)
+        except Unreachable as error:
+            if error.hint is None:
+                error.hint = f"--offline takes what the cache last knew of {target}"
+            raise
+        return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved)
+
+    def remember(self, found: Found) -> None:
+        """Records what the store said; who may not write here has no use for it. The cache must be there."""
+        resolved = found.resolved
+        if resolved is None:
+            return
+        try:
+            met(self.root, found.store, self._address())
+            refs = KnownRefs(self.root, found.store)
+            if resolved.tag is not None:
+                refs.saw_tag(resolved.dataset, resolved.tag, resolved.commit)
+            if resolved.branch is not None:
+                refs.saw_branch(resolved.dataset, resolved.branch, resolved.commit)
+        except PermissionError:
+            return
+        except OSError as error:
+            if error.errno not in FULL:
+                raise explain(error, self.root.path) from error
+
+    def _is_there(self, found: Found) -> bool:
+        return self.root.visible(found.place).is_dir()
+
+    def _dataset(self, target: Target) -> DatasetName:
+        return target.dataset if target.dataset is not None else self._context.workspace().dataset
+
+    def _store_in_effect(self, target: Target) -> StoreId | None:
+        """Its id, as far as that is known without asking."""
+        if target.dataset is None:
+            return self._context.workspace().store_id
+        try:
+            return known_store(self.root, self._address())
+        except DsvError:  # none is named: what is cached can be used all the same, by full id or offline
+            return None
+
+    def _address(self) -> str:
+        """The store's URL, and the endpoint that decides where it leads."""
+        choice = self._context.settings.store()
+        options = self._context.store_options(choice)
+        scheme = choice.url.partition("://")[0]
+        own = {"s3": options.s3_endpoint, "gs": options.gcs_endpoint, "az": options.azure_endpoint}.get(
+            scheme
+        )
+        return f"{choice.url} {options.endpoint or own or ''}"
+
+
+def open_source(url: str, options: dict[str, object], dot: str) -> StoreSource:
+    """What a helper process of a fill calls, with the arguments of `Targets.helper`."""
+    root = CacheRoot(Path(dot).parent)
+    store = open_store(url, StoreOptions(**options))  # type: ignore[arg-type]
+    return StoreSource(lambda: Repository.open(store, root.metadata))

@@ -1,0 +1,106 @@
+"""A dataset's files in a new workspace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.context import Context
+from dsv.api.materializing import carry_out, check_tree
+from dsv.errors import Conflict, UsageError
+from dsv.model.ids import CommitId
+from dsv.model.names import MAIN, BranchName, DatasetName, Target
+from dsv.repo.repository import Repository
+from dsv.repo.trees import TreeReader
+from dsv.worktree.plan import Wish
+from dsv.worktree.scanning import take_survey
+from dsv.worktree.state import State
+from dsv.worktree.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Cloned:
+    """A new workspace. `commit` is None for a dataset that has none yet."""
+
+    root: Path
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None
+    files: int
+    bytes: int
+
+
+def clone(context: Context, target: Target, folder: Path | None = None) -> Cloned:
+    """Makes a workspace of a commit, in a folder that is absent or empty (by default the dataset's own name).
+
+    The workspace follows the branch that the target names, else `main`. Interrupted, the same call goes on.
+    Raises `Conflict` where the folder holds something else.
+    """
+    if target.dataset is None or target.path is not None:
+        raise UsageError(
+            "dsv clone needs a dataset's name", subject=str(target), hint="dsv datasets lists the names"
+        )
+    dataset = target.dataset
+    root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
+    with context.repository() as repository:
+        branch, commit = _start(context, repository, target, dataset)
+        workspace = _bind(context, repository, root, dataset, branch)
+        if commit is None:
+            return Cloned(workspace.root, dataset, branch, None, 0, 0)
+        with workspace.lock("dsv clone"):
+            tree = TreeReader(repository.objects, commit)
+            check_tree(tree, workspace.root)
+            state = State.load(workspace.state_folder)
+            survey = take_survey(workspace.root, state, None)
+            if not survey.exact:
+                survey.align(())
+            carry_out(
+                context,
+                repository,
+                survey,
+                lambda: (Wish(entry.path, None, entry, where) for entry, where in tree.below(b"")),
+                follow=commit,
+                total=(tree.commit.files, tree.commit.bytes),
+            )
+            workspace.set_base(commit)
+            state.save()
+        return Cloned(workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes)
+
+
+def _start(
+    context: Context, repository: Repository, target: Target, dataset: DatasetName
+) -> tuple[BranchName, CommitId | None]:
+    if target.rev is None:
+        return MAIN, repository.refs.head(dataset, MAIN).commit
+    resolved = context.resolve(repository, target)
+    return resolved.branch or MAIN, resolved.commit
+
+
+def _bind(
+    context: Context, repository: Repository, root: Path, dataset: DatasetName, branch: BranchName
+) -> Workspace:
+    inside = Workspace.find(root)
+    if inside is not None and inside.root == root.resolve():
+        started = inside.store_id == repository.id and inside.dataset == dataset and inside.base() is None
+        if started:
+            return inside
+        raise Conflict(
+            f"{root} is a workspace of {inside.dataset} already",
+            subject=str(root),
+            hint=f"dsv -C {root} pull",
+        )
+    if inside is not None:
+        raise Conflict(
+            f"{root} lies in the workspace {inside.root} of {inside.dataset}",
+            subject=str(root),
+            hint=f"dsv clone {dataset} DIR, with a folder outside of it",
+        )
+    if (root.is_symlink() or root.exists()) and (not root.is_dir() or any(root.iterdir())):
+        raise Conflict(
+            f"{root} is there already and not empty",
+            subject=str(root),
+            hint=f"dsv clone {dataset} OTHER-DIR",
+        )
+    return Workspace.create(
+        root, store=repository.store.url, store_id=repository.id, dataset=dataset, branch=branch
+    )

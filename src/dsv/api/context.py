@@ -1,0 +1,138 @@
+"""What every use needs: settings, how to reach stores, who asks, who watches.
+
+Made once by the caller (the command line, or a program) and handed to each function of `dsv.api`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.api.settings import Settings, StoreChoice
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.model.ids import StoreId
+from dsv.model.names import DatasetName, Target
+from dsv.model.progress import NoProgress, Progress
+from dsv.repo.repository import Clock, Repository, now_ms
+from dsv.repo.resolve import Resolved, resolve
+from dsv.repo.session import Writer
+from dsv.store.base import Store
+from dsv.store.counting import Counting
+from dsv.store.open import open_store
+from dsv.store.options import StoreOptions
+from dsv.worktree.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`metadata` is the folder below which local copies of immutable metadata lie, one folder for each store."""
+
+    settings: Settings
+    options: StoreOptions
+    writer: Writer
+    metadata: Path
+    cwd: Path
+    progress: Progress = field(default_factory=NoProgress)
+    clock: Clock = now_ms
+
+    def metadata_folder(self, store_id: StoreId) -> Path:
+        return self.metadata / "stores" / str(store_id) / "objects"
+
+    def store_options(self, choice: StoreChoice) -> StoreOptions:
+        """The environment's options, with what the configuration says of this store put before them."""
+        return self.options.overridden(
+            endpoint=choice.endpoint, region=choice.region, profile=choice.profile, ca_file=choice.ca_bundle
+        )
+
+    @contextmanager
+    def store(self, text: str | None = None, *, create: bool = False) -> Iterator[Counting]:
+        """The store that `text` names (None: the one in effect), opened, counted, and closed at the end.
+
+        `create` makes the folder of a directory store.
+        """
+        choice = self.settings.store(text)
+        store = Counting(open_store(choice.url, self.store_options(choice), create=create))
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @contextmanager
+    def repository(self, text: str | None = None) -> Iterator[Repository]:
+        """The repository in that store. Raises `NotFound` where there is none."""
+        with self.store(text) as store:
+            yield self.open_repository(store)
+
+    def open_repository(self, store: Store) -> Repository:
+        return Repository.open(store, self.metadata_folder, self.clock)
+
+    def workspace(self) -> Workspace:
+        """The workspace around the working directory. Raises `NotFound`."""
+        found = Workspace.find(self.cwd)
+        if found is None:
+            raise NotFound(
+                f"{self.cwd} is in no dsv workspace",
+                subject=str(self.cwd),
+                hint="dsv init, or dsv clone DATASET",
+            )
+        return found
+
+    def workspace_or_none(self) -> Workspace | None:
+        return Workspace.find(self.cwd)
+
+    @contextmanager
+    def bound_repository(self, workspace: Workspace) -> Iterator[Repository]:
+        """The repository that a workspace belongs to; another store in its place is refused."""
+        with self.repository() as repository:
+            check_binding(workspace, repository)
+            yield repository
+
+    def resolve(self, repository: Repository, target: Target) -> Resolved:
+        """The commit that a target means, in a workspace or outside. Raises `NotFound`, `UsageError`."""
+        workspace = None if target.dataset is not None else self.workspace_or_none()
+        if target.dataset is None:
+            if workspace is None:
+                raise UsageError(
+                    "the target names no dataset, and this is no workspace",
+                    subject=str(target) or None,
+                    hint="dsv datasets lists the names",
+                )
+            check_binding(workspace, repository)
+            return self._resolve_in(repository, workspace, target)
+        return self._resolve_named(repository, target.dataset, target)
+
+    def _resolve_in(self, repository: Repository, workspace: Workspace, target: Target) -> Resolved:
+        if target.rev is not None:
+            return resolve(repository.refs, repository.objects, workspace.dataset, target.rev)
+        base = workspace.base()
+        if base is None:
+            raise NotFound(
+                f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"
+            )
+        return Resolved(workspace.dataset, base)
+
+    def _resolve_named(self, repository: Repository, dataset: DatasetName, target: Target) -> Resolved:
+        try:
+            return resolve(repository.refs, repository.objects, dataset, target.rev)
+        except NotFound as error:
+            workspace = self.workspace_or_none()
+            if target.rev is None and workspace is not None and not repository.refs.exists(dataset):
+                names = [str(name) for name in repository.refs.branches(workspace.dataset)]
+                names += [str(name) for name, _ in repository.refs.tags(workspace.dataset)]
+                if dataset in names:
+                    raise NotFound(
+                        error.message, subject=error.subject, hint=f"did you mean @{dataset}?"
+                    ) from error
+            raise
+
+
+def check_binding(workspace: Workspace, repository: Repository) -> None:
+    """Raises `Conflict` where the store is not the one that the workspace was bound to."""
+    if workspace.store_id != repository.id:
+        raise Conflict(
+            f"{workspace.root} belongs to another store than {repository.store.url}",
+            subject=str(workspace.root),
+            hint="dsv config store shows which store is in effect and why",
+        )

@@ -1,0 +1,127 @@
+"""Making a dataset, and binding a folder to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.context import Context
+from dsv.errors import Conflict, Unsupported
+from dsv.model.ids import Nonce
+from dsv.model.names import MAIN, DatasetName
+from dsv.model.records import RefEntry
+from dsv.repo.refs import Moved
+from dsv.repo.repository import Repository
+from dsv.store.base import Store
+from dsv.store.probe import prove
+from dsv.worktree.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """A folder bound to a new dataset."""
+
+    dataset: DatasetName
+    store: str
+    root: Path
+    new_store: bool
+
+
+def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer: bool = False) -> Initialized:
+    """Binds `folder` to a new dataset in the store in effect, which is made and proved if it is not there yet.
+
+    Doing it again after it was interrupted finishes it. Raises `Conflict` where the dataset or another workspace is
+    there, `Unsupported` where the store can't promise that one writer wins.
+    """
+    inside = Workspace.find(folder)
+    if inside is not None and (inside.root != folder.resolve() or inside.dataset != dataset):
+        raise Conflict(
+            f"{folder} is already in the workspace {inside.root} of {inside.dataset}",
+            subject=str(folder),
+            hint="dsv status",
+        )
+    with context.store(create=True) as store:
+        new_store = not Repository.exists(store)
+        repository = (
+            create_repository(context, store, single_writer=single_writer)
+            if new_store
+            else context.open_repository(store)
+        )
+        repository.format.check(store.url, writing=True)
+        _check_name(repository, dataset)
+        resumed = inside is not None and inside.store_id == repository.id and inside.base() is None
+        if inside is not None and not resumed:
+            raise Conflict(
+                f"{folder} is a workspace of {dataset} already", subject=str(folder), hint="dsv status"
+            )
+        if inside is None and repository.refs.exists(dataset):
+            raise _exists(repository, dataset)
+        # Bound first: interrupted between the two, the same command finishes.
+        workspace = inside or Workspace.create(
+            folder, store=context.settings.store().url, store_id=repository.id, dataset=dataset, branch=MAIN
+        )
+        _create_dataset(context, repository, workspace, dataset, resumed=resumed)
+        return Initialized(dataset, store.url, workspace.root, new_store)
+
+
+def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
+    """Proves that the store keeps its promises, then makes a repository in it."""
+    proof = prove(store)
+    if not proof.listing_ok:
+        raise Unsupported(
+            f"{store.url} does not list what was just written to it, so dsv cannot work there",
+            subject=store.url,
+        )
+    if not proof.put_if_absent_ok and not single_writer:
+        raise Unsupported(
+            f"{store.url} let several writers win one key: it ignores If-None-Match, so two syncs could lose data",
+            subject=store.url,
+            hint="use another store, or dsv init --single-writer if only one person ever writes to it",
+        )
+    return Repository.create(
+        store,
+        context.metadata_folder,
+        author=context.writer.author,
+        tool=context.writer.tool,
+        single_writer=not proof.put_if_absent_ok,
+        ordered=proof.ordered,
+        clock=context.clock,
+    )
+
+
+def _create_dataset(
+    context: Context, repository: Repository, workspace: Workspace, dataset: DatasetName, *, resumed: bool
+) -> None:
+    entry = RefEntry(
+        commit=None,
+        deleted=False,
+        nonce=Nonce.random(),
+        time_ms=context.clock(),
+        author=context.writer.author,
+        action="init",
+    )
+    if isinstance(repository.refs.move(dataset, MAIN, None, entry), Moved):
+        return
+    if resumed:  # an earlier, interrupted init of this folder had come this far, or somebody else has
+        head = repository.refs.head_or_none(dataset, MAIN)
+        if head is not None and head.commit is None:
+            return
+    workspace.unbind()
+    raise _exists(repository, dataset)
+
+
+def _check_name(repository: Repository, dataset: DatasetName) -> None:
+    for other in repository.refs.datasets():
+        if other != dataset and other.casefold() == dataset.casefold():
+            raise Conflict(
+                f"{repository.store.url} has a dataset {other}, and names may not differ in case only",
+                subject=dataset,
+            )
+
+
+def _exists(repository: Repository, dataset: DatasetName) -> Conflict:
+    return Conflict(
+        f"dataset {dataset} exists already in {repository.store.url}",
+        subject=dataset,
+        hint=f"dsv clone {dataset}",
+    )

@@ -1,0 +1,105 @@
+"""Looking into datasets without materializing them: datasets, resolve, ls, cat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dsv.api.context import Context
+from dsv.errors import NotFound, UsageError
+from dsv.model.entry import Entry, Kind
+from dsv.model.ids import CommitId
+from dsv.model.names import MAIN, DatasetName, Target
+from dsv.repo.resolve import Resolved
+from dsv.repo.trees import TreeReader
+from dsv.transfer.download import Fetcher, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetItem:
+    """A dataset and the head of its `main`; the last four are None or 0 before its first commit."""
+
+    dataset: DatasetName
+    commit: CommitId | None
+    time_ms: int | None
+    files: int
+    bytes: int
+
+
+def datasets(context: Context) -> list[DatasetItem]:
+    """Every dataset of the store, by name."""
+    found = []
+    with context.repository() as repository:
+        for name in repository.refs.datasets():
+            head = repository.refs.head_or_none(name, MAIN)
+            if head is None:
+                continue
+            if head.commit is None:
+                found.append(DatasetItem(name, None, None, 0, 0))
+                continue
+            commit = repository.objects.commit(head.commit)
+            found.append(DatasetItem(name, head.commit, commit.time_ms, commit.files, commit.bytes))
+    return found
+
+
+def resolve(context: Context, target: Target) -> Resolved:
+    """The commit that a target means now. Raises `IntegrityError` where it is named, but not there."""
+    with context.repository() as repository:
+        resolved = context.resolve(repository, target)
+        repository.objects.commit(resolved.commit)
+        return resolved
+
+
+def ls(context: Context, target: Target) -> Iterator[Entry]:
+    """The entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
+    path = clean_path(target.path)
+    with context.repository() as repository:
+        resolved = context.resolve(repository, target)
+        empty = True
+        for entry, _ in TreeReader(repository.objects, resolved.commit).below(path):
+            empty = False
+            yield entry
+        if empty and path:
+            raise _no_path(target, resolved)
+
+
+@contextmanager
+def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
+    """One file's content in verified pieces. Raises `NotFound`, and `UsageError` where it is no file."""
+    path = clean_path(target.path)
+    if not path:
+        raise UsageError("dsv cat needs a path", subject=str(target), hint=f"dsv cat {target}:PATH")
+    with context.repository() as repository:
+        resolved = context.resolve(repository, target)
+        tree = TreeReader(repository.objects, resolved.commit)
+        found = tree.entry(path)
+        if found is None:
+            if next(iter(tree.below(path)), None) is not None:
+                raise UsageError(f"{target} is a folder", subject=str(target), hint=f"dsv ls {target}")
+            raise _no_path(target, resolved)
+        entry, where = found
+        if entry.kind == Kind.SYMLINK:
+            name = (entry.target or b"").decode(errors="backslashreplace")
+            raise UsageError(f"{target} is a symlink to {name}", subject=str(target), hint=f"dsv ls {target}")
+        if not entry.is_file:
+            raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
+        pieces = Fetcher(repository.objects, connections=4).files([Wanted(entry, where)])
+        yield next(pieces)[1]
+
+
+def clean_path(path: bytes | None) -> bytes:
+    """A target's path as a tree spells it: no `.`, no slash at either end. Raises `UsageError` for `..`."""
+    parts = [part for part in (path or b"").split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise UsageError(f"the path {(path or b'').decode(errors='backslashreplace')!r} has a part ..")
+    return b"/".join(parts)
+
+
+def _no_path(target: Target, resolved: Resolved) -> NotFound:
+    path = (target.path or b"").decode(errors="backslashreplace")
+    return NotFound(
+        f"{path} is not in {resolved.dataset}@{str(resolved.commit)[:12]}",
+        subject=str(target),
+        hint=f"dsv ls {resolved.dataset}@{str(resolved.commit)[:12]}",
+    )

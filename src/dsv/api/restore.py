@@ -1,0 +1,220 @@
+"""Bringing files of a commit into a workspace that has work in it: pull and restore.
+
+Both plan before they write, write nothing where the plan has a conflict, and never write over what no commit
+has, unless they were told that it may go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsv.api.context import Context, check_binding
+from dsv.api.look import clean_path
+from dsv.api.materializing import carry_out, check_tree
+from dsv.api.wishes import below, differences, restoring
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.model.ids import CommitId
+from dsv.model.names import BranchName, DatasetName, Target
+from dsv.model.paths import show
+from dsv.repo.objects import Objects
+from dsv.repo.repository import Repository
+from dsv.repo.trees import TreeReader
+from dsv.worktree.journal import Journal
+from dsv.worktree.materialize import Made, Wishes
+from dsv.worktree.plan import Consents, nobody
+from dsv.worktree.scanning import take_survey
+from dsv.worktree.scope import Scope
+from dsv.worktree.state import State
+from dsv.worktree.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The workspace's base after a pull, and how many paths were written for it. `before` is the base
+    before.
+    """
+
+    dataset: DatasetName
+    branch: BranchName
+    before: CommitId | None
+    commit: CommitId | None
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+
+    @property
+    def any_change(self) -> bool:
+        return self.before != self.commit
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `commit` has is in the workspace; with no paths named it is the base, too."""
+
+    commit: CommitId
+    created: int
+    replaced: int
+    removed: int
+
+
+def pull(context: Context) -> Pulled:
+    """Moves the workspace to the head of its branch; local changes stay.
+
+    Raises `Conflict`, with nothing written, where both sides changed a path, and where the branch does not go
+    on from the base.
+    """
+    workspace = context.workspace()
+    with workspace.lock("dsv pull"), context.bound_repository(workspace) as repository:
+        base = workspace.base()
+        head = repository.refs.head(workspace.dataset, workspace.branch).commit
+        if head is None or head == base:
+            return Pulled(workspace.dataset, workspace.branch, base, base)
+        _check_forward(repository.objects, workspace, base, head)
+        work = _Work(context, repository, workspace, base)
+        after = TreeReader(repository.objects, head)
+        check_tree(after, workspace.root)
+        made = work.bring(
+            lambda: differences(work.tree, after),
+            follow=head,
+            hint="dsv restore PATH gives a change of yours up; dsv sync --branch NAME publishes it",
+        )
+        return Pulled(
+            workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
+        )
+
+
+def restore(
+    context: Context, paths: tuple[bytes, ...] = (), source: Target | None = None, *, force: bool = False
+) -> Restored:
+    """Makes these paths, and all below them, what the source (None: the base) has there.
+
+    Naming a path is consent to lose local changes in it; files that no commit has stay, unless they are in
+    the way. With no path it is the whole workspace, whose base the source then is: that wants `force` where
+    it would lose anything. Raises `Conflict` with nothing written, and `NotFound` for a path that neither
+    side has.
+    """
+    workspace = context.workspace()
+    with workspace.lock("dsv restore"), context.store() as store:
+        repository = context.open_repository(store)
+        check_binding(workspace, repository)
+        commit = _source(context, repository, workspace, source)
+        work = _Work(context, repository, workspace, workspace.base())
+        after = TreeReader(repository.objects, commit)
+        check_tree(after, workspace.root)
+        chosen = Scope(paths)
+        _check_paths(work, after, chosen)
+        consents: Consents = nobody
+        if force:
+            consents = _everybody
+        elif paths:
+            consents = chosen.__contains__
+        suspects = work.suspects()
+        made = work.bring(
+            lambda: restoring(work.tree, after, chosen, suspects),
+            follow=None if paths else commit,
+            consents=consents,
+            hint="dsv restore PATH for each path whose change may go, or dsv restore --force",
+        )
+        return Restored(commit, made.created, made.replaced, made.removed)
+
+
+class _Work:
+    """A surveyed workspace, and the tree of its base."""
+
+    def __init__(
+        self, context: Context, repository: Repository, workspace: Workspace, base: CommitId | None
+    ) -> None:
+        self._context = context
+        self._repository = repository
+        self._workspace = workspace
+        self.tree = None if base is None else TreeReader(repository.objects, base)
+        self._state = State.load(workspace.state_folder)
+        self._survey = take_survey(workspace.root, self._state, base)
+        if not self._survey.exact:
+            self._survey.align(entry for entry, _ in below(self.tree, b""))
+
+    def suspects(self) -> frozenset[bytes]:
+        """Paths that may differ from the base; all others need no look."""
+        return frozenset(item.path for item in self._survey.work())
+
+    def bring(
+        self, wishes: Wishes, *, follow: CommitId | None, consents: Consents = nobody, hint: str
+    ) -> Made:
+        """Carries out the wishes and moves the base to `follow`, if that is given."""
+        try:
+            made = carry_out(
+                self._context,
+                self._repository,
+                self._survey,
+                wishes,
+                follow=follow,
+                consents=consents,
+                hint=hint,
+            )
+            if follow is not None:
+                self._workspace.set_base(follow)
+                _forget_intent(self._workspace)
+        finally:
+            self._state.save()
+        return made
+
+
+def _source(
+    context: Context, repository: Repository, workspace: Workspace, source: Target | None
+) -> CommitId:
+    target = source or Target()
+    if target.path is not None:
+        raise UsageError(
+            f"{target} names a path; name a commit, and the path by itself",
+            subject=str(target),
+            hint=f"dsv restore {clean_path(target.path).decode(errors='replace')} --from @REV",
+        )
+    if target.dataset is not None and target.dataset != workspace.dataset:
+        raise UsageError(
+            f"{workspace.root} is a workspace of {workspace.dataset}, not of {target.dataset}",
+            subject=str(target),
+            hint=f"dsv clone {target} DIR",
+        )
+    return context.resolve(repository, target).commit
+
+
+def _check_forward(objects: Objects, workspace: Workspace, base: CommitId | None, head: CommitId) -> None:
+    """Raises `Conflict` where the head does not descend from the base."""
+    if base is None:
+        return
+    waiting, seen = [head], {head}
+    while waiting:
+        for parent in objects.commit(waiting.pop(0)).parents:
+            if parent == base:
+                return
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    raise Conflict(
+        f"branch {workspace.branch} of {workspace.dataset} does not go on from this workspace's base "
+        f"{str(base)[:12]}",
+        subject=f"{workspace.dataset}@{workspace.branch}",
+        hint=f"dsv clone {workspace.dataset}@{workspace.branch} DIR; dsv sync --branch NAME keeps what is here",
+    )
+
+
+def _check_paths(work: _Work, after: TreeReader, chosen: Scope) -> None:
+    for path in chosen.paths:
+        if next(below(work.tree, path), None) is None and next(after.below(path), None) is None:
+            raise NotFound(
+                f"{show(path)} is neither in the base nor in {str(after.commit_id)[:12]}",
+                subject=path.decode("utf-8", "backslashreplace"),
+                hint=f"dsv ls @{str(after.commit_id)[:12]}",
+            )
+
+
+def _everybody(_: bytes) -> bool:
+    return True
+
+
+def _forget_intent(workspace: Workspace) -> None:
+    """A killed sync may have published just before; by now the base is that commit or a later one."""
+    if workspace.journal_path.exists():
+        with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+            if journal.left.publishing is not None:
+                journal.clear()

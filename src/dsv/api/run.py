@@ -1,0 +1,280 @@
+"""Running a command on a commit: the data made sure of, leases held, an engine started, a record left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from signal import Signals as SignalName
+from typing import Protocol, cast
+
+from dsv.api.run_place import (
+    Metrics,
+    RunPlace,
+    make_folder,
+    make_skeleton,
+    metrics_stamp,
+    read_metrics,
+    remove_scratch,
+    write_params,
+)
+from dsv.api.run_plan import Launch, Staged
+from dsv.api.run_records import RunRecords, Sent
+from dsv.api.run_request import RunRequest, check_request
+from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Plan
+from dsv.engines.gpu import GpuWatch, names_of
+from dsv.engines.log import KeptLog, LogKeeper
+from dsv.engines.output import Output
+from dsv.engines.registry import choose
+from dsv.engines.signals import Signals
+from dsv.engines.supervise import GRACE, Outcome, supervise
+from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
+from dsv.model.names import Target
+from dsv.model.progress import NoProgress, Progress
+from dsv.model.run import Json, LogInfo, RunId, RunRecord, RunState, Usage
+from dsv.repo.repository import now_ms
+
+
+class Flag(Protocol):
+    """A `threading.Event`, as far as it is read here."""
+
+    def is_set(self) -> bool: ...
+
+
+class Lease(Protocol):
+    """A claim on staged data that renews itself. `lost` is set, with `reason`, once it can't be held any more."""
+
+    @property
+    def lost(self) -> Flag: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def release(self) -> None: ...
+
+
+class Staging(Protocol):
+    """What a run needs of the cache."""
+
+    def locate(self, target: Target) -> Staged:
+        """Where the target is or would be; fetches none of it. `hit`: whether it is there, whole."""
+        ...
+
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
+        """Makes sure of the data, and holds it for this run from before it looked until the lease is released."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """exit_code: what dsv exits with. error: set where that isn't the command's own doing. sent: what became of
+    the record: `sent.problem` says why it isn't in the store yet."""
+
+    record: RunRecord
+    exit_code: int
+    out: Path
+    error: LaunchError | None
+    sent: Sent
+
+
+def run(
+    request: RunRequest,
+    *,
+    place: RunPlace,
+    staging: Staging,
+    records: RunRecords,
+    stdout: int | None = 1,
+    stderr: int | None = 2,
+    signals: Signals | None = None,
+    progress: Progress | None = None,
+    grace: float = GRACE,
+) -> RunResult:
+    """Runs it and waits for it; its output goes to these descriptors, None for nowhere.
+
+    signals: caught and passed on while the job lives, and until its record is kept; without, this process's
+    handlers stay as they are. grace: seconds that the job gets to end after one. Raises `LaunchError` for what
+    kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
+    """
+    check_request(request)
+    watcher = progress if progress is not None else NoProgress()
+    with ExitStack() as leases, _as_launch_error():
+        launch, held = _prepare(request, place, staging, watcher, leases)
+        log = LogKeeper() if request.log else None
+        supervision = _Supervision(held, signals or Signals(), watcher.note, grace)
+        with signals.caught() if signals is not None else nullcontext():
+            done = _execute(launch, records, Output(stdout, stderr, log), log, supervision)
+            record, problem = _keep(launch, done, records)
+        leases.close()  # sending the record may take its time
+        sent = records.send() if problem is None else Sent(problem=problem)
+        assert record.exit_code is not None  # it has ended
+        return RunResult(record, record.exit_code, launch.out, _error(launch, done.outcome), sent)
+
+
+def dry_run(request: RunRequest, *, place: RunPlace, staging: Staging) -> Plan:
+    """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
+    check_request(request)
+    with _as_launch_error():
+        return _decide(request, place, staging).plan()
+
+
+@contextmanager
+def _as_launch_error() -> Iterator[None]:
+    """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
+    try:
+        yield
+    except (UsageError, LaunchError, Interrupted, Terminated):
+        raise
+    except DsvError as error:
+        raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+
+
+def _decide(request: RunRequest, place: RunPlace, staging: Staging) -> Launch:
+    chosen = choose(place.environ, request.engine, request.image)
+    located = {name: staging.locate(target) for name, target in _targets(request).items()}
+    return Launch.of(request, place, chosen, RunId.make(now_ms(), os.urandom(4)), located)
+
+
+def _prepare(
+    request: RunRequest, place: RunPlace, staging: Staging, progress: Progress, leases: ExitStack
+) -> tuple[Launch, list[Lease]]:
+    """Everything that can be found wrong is found before the first byte is fetched."""
+    decided = _decide(request, place, staging)
+    plan = decided.plan()
+    for text in (decided.chosen.note, *plan.notes):
+        if text is not None:
+            progress.note(text)
+    staged: dict[str, Staged] = {}
+    held: list[Lease] = []
+    for name, target in _targets(request).items():
+        staged[name], lease = staging.stage(target, decided.run)
+        leases.callback(lease.release)
+        held.append(lease)
+    progress.finish()
+    return replace(decided, staged=staged), held
+
+
+@dataclass(frozen=True, slots=True)
+class _Executed:
+    """What happened between the start and the end of a job."""
+
+    first: RunRecord
+    outcome: Outcome
+    ended_ms: int
+    usage: Usage | None
+    metrics: Metrics
+    log: KeptLog | None
+
+
+def _execute(
+    launch: Launch, records: RunRecords, output: Output, log: LogKeeper | None, supervision: _Supervision
+) -> _Executed:
+    try:
+        make_folder(launch.scratch)
+        make_folder(launch.out)
+        if launch.skeleton is not None:
+            make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
+        write_params(launch.out, launch.request.params)
+        before = metrics_stamp(launch.out)
+        plan = launch.plan()
+        first = launch.record(plan, now_ms())
+        records.begin(first)
+        watch = _gpu_watch(launch)
+        outcome = supervision.run(launch.chosen.engine, plan, output)
+        ended_ms = now_ms()
+        usage = _usage(outcome.ended, watch)
+    finally:
+        remove_scratch(launch.scratch)
+    kept = None if log is None else log.kept(launch.masker)
+    return _Executed(first, outcome, ended_ms, usage, read_metrics(launch.out, before), kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Supervision:
+    """How a job is watched over."""
+
+    leases: Sequence[Lease]
+    signals: Signals
+    note: Callable[[str], None]
+    grace: float
+
+    def run(self, engine: Engine, plan: Plan, output: Output) -> Outcome:
+        try:
+            handle = engine.submit(plan, output, self.signals.wake)
+        except LaunchError as error:
+            return Outcome(Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=error.message))
+        return supervise(handle, output, self.signals, lost=self.lost, note=self.note, grace=self.grace)
+
+    def lost(self) -> str | None:
+        for lease in self.leases:
+            if lease.lost.is_set():
+                return lease.reason or "a lease was lost"
+        return None
+
+
+def _keep(launch: Launch, done: _Executed, records: RunRecords) -> tuple[RunRecord, NoRoom | None]:
+    """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
+    ended, lost = done.outcome.ended, done.outcome.lost
+    state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
+    metrics = None if done.metrics.values is None else launch.masker.value(done.metrics.values)
+    record = replace(
+        done.first,
+        state=state if lost is None else RunState.CUT_OFF,
+        image_id=None if ended.image is None else ended.image.id,
+        image_digest=None if ended.image is None else ended.image.digest,
+        ended_ms=done.ended_ms,
+        exit_code=ended.exit_code if lost is None else CANNOT_LAUNCH,
+        signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
+        error=_masked(launch, lost or ended.reason),
+        usage=done.usage,
+        metrics=cast("dict[str, Json] | None", metrics),
+        metrics_error=_masked(launch, done.metrics.problem),
+        log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
+    )
+    try:
+        records.finish(record, None if done.log is None else done.log.data)
+    except NoRoom as problem:
+        return record, problem
+    return record, None
+
+
+def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
+    if outcome.lost is not None:
+        return LaunchError(
+            f"run {launch.run} was ended: {outcome.lost}",
+            subject=launch.run,
+            hint=f"dsv run --again {launch.run}",
+        )
+    if outcome.ended.launched or outcome.signal is not None:
+        return None
+    engine = launch.chosen.engine
+    return LaunchError(
+        f"{engine.name} could not start the command: {outcome.ended.reason}",
+        subject=launch.run,
+        hint=engine.gpu_hint if launch.request.gpus is not None else None,
+    )
+
+
+def _gpu_watch(launch: Launch) -> GpuWatch | None:
+    if launch.request.gpus is None:
+        return None
+    watch = GpuWatch(launch.place.environ, names_of(launch.request.gpus, launch.chosen.facts.machine))
+    watch.start()
+    return watch
+
+
+def _usage(ended: Ended, watch: GpuWatch | None) -> Usage | None:
+    gpus = () if watch is None else watch.stop()
+    if ended.usage is None:
+        return Usage(gpus=gpus) if gpus else None
+    return replace(ended.usage, gpus=gpus)
+
+
+def _masked(launch: Launch, text: str | None) -> str | None:
+    return None if text is None else launch.masker.text(text)
+
+
+def _targets(request: RunRequest) -> dict[str, Target]:
+    """By name; the target itself has none and comes first."""
+    return {"": request.target, **request.data}

@@ -1,0 +1,210 @@
+"""What surrounds a run: the caller, the folders it gets, the data's mounts, what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dsv.engines.base import Mount
+from dsv.errors import LaunchError, UsageError
+from dsv.model.names import DatasetName
+from dsv.model.run import CodeState, Json, RunId, parse_json
+from dsv.worktree.workspace import Workspace
+
+MAX_METRICS: Final = 1 << 20
+MAX_BESIDE: Final = 256
+"""Entries at the top of a commit that can be mounted one by one, beside further data."""
+PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
+_GIT_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """state: the user's folder for dsv's state; host and user: as the record names them."""
+
+    environ: Mapping[str, str]
+    state: Path
+    cwd: Path
+    host: str
+    user: str
+
+    def folder(self, dataset: DatasetName, run: RunId) -> Path:
+        """Of one run: its output, unless that goes elsewhere, and its scratch."""
+        return self.state / "runs" / dataset.component / run
+
+    @property
+    def spool(self) -> Path:
+        return self.state / "unsent-runs"
+
+
+def output_folder(place: RunPlace, asked: Path | None, own: Path) -> Path:
+    """Where the job's files go. Raises `UsageError` for one inside a workspace: a sync would take them."""
+    if asked is None:
+        return own / "out"
+    folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
+    workspace = Workspace.find(_nearest(folder))
+    if workspace is not None:
+        raise UsageError(
+            f"{folder} lies in the workspace {workspace.root}, whose next sync would take what the run writes",
+            subject=str(folder),
+            hint="leave out --out, or name a folder elsewhere",
+        )
+    return folder
+
+
+def code_folder(place: RunPlace, asked: Path) -> Path:
+    """Raises `UsageError` where it is no folder."""
+    folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder} is no folder", subject=str(folder), hint="--code names the folder of the code"
+        )
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Raises `LaunchError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{folder} can't be made: {error.strerror}", subject=str(folder)) from error
+
+
+def write_params(out: Path, params: Mapping[str, Json]) -> None:
+    """Replaces `params.json`, never writing through a link. Raises `LaunchError`."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".params-", dir=out)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(params, file)
+            file.write("\n")
+            os.fchmod(file.fileno(), 0o644)
+        Path(name).replace(out / PARAMS_FILE)
+    except OSError as error:
+        raise LaunchError(f"{out} can't be written to: {error.strerror}", subject=str(out)) from error
+
+
+def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tuple[list[Mount], list[Mount]]:
+    """The mounts of the target and of further data, in this order.
+
+    Nothing can be mounted inside a folder that is mounted read-only unless it has a place for it. So with
+    further data `/data` is a skeleton that has one for each entry at the top of the commit, and for each name.
+    Nothing is written: see `make_skeleton`. Raises `LaunchError` where names clash or there are too many.
+    """
+    others = [Mount(path, f"/data/{name}") for name, path in further.items()]
+    if not others:
+        return [Mount(main, "/data")], []
+    entries = sorted(main.iterdir()) if main.is_dir() else []
+    names = {entry.name for entry in entries}
+    for name in further:
+        if name in names:
+            raise LaunchError(f"the target has a {name} of its own", subject=name, hint="--data OTHERNAME=…")
+    if len(entries) > MAX_BESIDE:
+        raise LaunchError(
+            f"the target has {len(entries)} entries at its top, and beside further data each is mounted by itself",
+            subject=str(main),
+            hint="put the further data first as the target, or sync the files into folders",
+        )
+    own = [Mount(entry, f"/data/{entry.name}") for entry in entries if not entry.is_symlink()]
+    return [Mount(skeleton, "/data"), *own], others
+
+
+def make_skeleton(main: Path, further: Sequence[str], skeleton: Path) -> None:
+    """The places for `data_mounts`, and the symlinks at the top of the commit. Raises `LaunchError`."""
+    try:
+        skeleton.mkdir(parents=True)
+        for entry in main.iterdir():
+            place = skeleton / entry.name
+            if entry.is_symlink():
+                place.symlink_to(entry.readlink())
+            elif entry.is_dir():
+                place.mkdir()
+            else:
+                place.touch()
+        for name in further:
+            (skeleton / name).mkdir()
+    except OSError as error:
+        raise LaunchError(f"{skeleton} can't be made: {error.strerror}", subject=str(skeleton)) from error
+
+
+def remove_scratch(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """values: None where the job wrote none, or none that count; problem: why not, if it wrote some."""
+
+    values: dict[str, Json] | None = None
+    problem: str | None = None
+
+
+def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
+    """Tells a `metrics.json` that was there before from one that the job wrote."""
+    try:
+        status = (out / METRICS_FILE).lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
+    """What the job wrote to `metrics.json`: at most 1 MiB, a JSON object, in a plain file."""
+    if metrics_stamp(out) in (None, before):
+        return Metrics()
+    try:
+        descriptor = os.open(out / METRICS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return Metrics(problem="it is no plain file")
+            data = file.read(MAX_METRICS + 1)
+    except OSError as error:
+        return Metrics(problem="it is a symlink" if (out / METRICS_FILE).is_symlink() else error.strerror)
+    if len(data) > MAX_METRICS:
+        return Metrics(problem=f"it is larger than {MAX_METRICS} bytes")
+    try:
+        values = parse_json(data.decode("utf-8"))
+    except ValueError as error:
+        return Metrics(problem=f"it is no JSON: {error}")
+    return Metrics(values) if isinstance(values, dict) else Metrics(problem="it is no JSON object")
+
+
+def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
+    """The git commit of a folder, and whether it differs from it; neither where it is in no work tree."""
+    head = _git(folder, environ, "rev-parse", "--verify", "HEAD")
+    if head is None or re.fullmatch(r"[0-9a-f]{40,64}", head.strip()) is None:
+        return CodeState(str(folder))
+    changes = _git(folder, environ, "status", "--porcelain", "--untracked-files=normal", "--", ".")
+    return CodeState(str(folder), head.strip(), None if changes is None else bool(changes.strip()))
+
+
+def _git(folder: Path, environ: Mapping[str, str], *arguments: str) -> str | None:
+    """Without locks, and without the programs that a repository's own configuration may name."""
+    argv = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder

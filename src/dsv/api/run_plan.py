@@ -1,0 +1,185 @@
+"""From a request and staged data to the job that an engine plans, and to what the record says before it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv import __version__
+from dsv.api.run_place import RunPlace, code_folder, code_state, data_mounts, output_folder
+from dsv.api.run_request import RunRequest
+from dsv.engines.base import ALL_GPUS, Job, Mount, Plan
+from dsv.engines.registry import Chosen
+from dsv.errors import UsageError
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName
+from dsv.model.run import RunData, RunId, RunRecord, RunState
+from dsv.model.secrets import Masker, hide_env_values
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A commit, or part of one, in the cache: where it is, or would be.
+
+    hit: whether it was there already; seconds, fetched_bytes: what getting it took, bytes read from the store.
+    """
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    files: int
+    bytes: int
+    hit: bool
+    seconds: float = 0.0
+    fetched_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run, decided upon. own: the folder of this run among the user's state."""
+
+    request: RunRequest
+    place: RunPlace
+    chosen: Chosen
+    run: RunId
+    staged: Mapping[str, Staged]
+    own: Path
+    out: Path
+    code: Path | None
+    masker: Masker
+
+    @classmethod
+    def of(
+        cls, request: RunRequest, place: RunPlace, chosen: Chosen, run: RunId, staged: Mapping[str, Staged]
+    ) -> Launch:
+        """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
+        own = place.folder(staged[""].dataset, run)
+        return cls(
+            request=request,
+            place=place,
+            chosen=chosen,
+            run=run,
+            staged=staged,
+            own=own,
+            out=output_folder(place, request.out, own),
+            code=None if request.code is None else code_folder(place, request.code),
+            masker=Masker.of(request.env, place.environ),
+        )
+
+    @property
+    def main(self) -> Staged:
+        return self.staged[""]
+
+    @property
+    def further(self) -> dict[str, Path]:
+        return {name: each.path for name, each in self.staged.items() if name}
+
+    @property
+    def scratch(self) -> Path:
+        return self.own / "scratch"
+
+    @property
+    def skeleton(self) -> Path | None:
+        """Where the places for the mounts of further data are made, if the engine mounts any."""
+        return self.scratch / "data" if self.further and self._mounts_data() else None
+
+    def plan(self) -> Plan:
+        """What the engine will run. Pure but for a look at the commit's top folder. Raises as `Engine.plan`."""
+        return self.chosen.engine.plan(self._job(), self.chosen.facts)
+
+    def record(self, plan: Plan, started_ms: int) -> RunRecord:
+        """What is known when the job starts."""
+        request, facts = self.request, self.chosen.facts
+        command = self.masker.argv(request.command)
+        options = plan.argv[: len(plan.argv) - len(request.command)]
+        params = self.masker.value(request.params, surely=True)
+        assert isinstance(params, dict)  # as it went in
+        return RunRecord(
+            run=self.run,
+            dataset=self.main.dataset,
+            commit=self.main.commit,
+            target=str(request.target),
+            data=tuple(self._run_data(name, each) for name, each in self.staged.items()),
+            state=RunState.RUNNING,
+            engine=plan.engine,
+            engine_version=facts.version,
+            image=request.image,
+            command=command,
+            engine_args=self.masker.argv(hide_env_values(request.engine_args)),
+            argv=self.masker.argv(hide_env_values(options)) + command,
+            env=tuple(sorted(request.env)),
+            params=params,
+            gpus=None if request.gpus is None else "all" if request.gpus == ALL_GPUS else str(request.gpus),
+            shm_bytes=plan.shm_bytes,
+            code=None if self.code is None else code_state(self.code, self.place.environ),
+            out=str(self.out),
+            name=request.name,
+            host=self.place.host,
+            user=self.place.user,
+            started_ms=started_ms,
+            cache_hit=all(each.hit for each in self.staged.values()),
+            stage_seconds=round(sum(each.seconds for each in self.staged.values()), 3),
+            stage_bytes=sum(each.fetched_bytes for each in self.staged.values()),
+            again_of=request.again_of,
+            dsv=__version__,
+        )
+
+    def _mounts_data(self) -> bool:
+        """Whether the job sees the data elsewhere than it is."""
+        probe = Mount(self.main.path, "/data")
+        return self.chosen.engine.place(probe) == probe.target
+
+    def _job(self) -> Job:
+        engine = self.chosen.engine
+        if self._mounts_data():
+            own, others = data_mounts(self.main.path, self.further, self.scratch / "data")
+        else:
+            own = [Mount(self.main.path, "/data")]
+            others = [Mount(path, f"/data/{name}") for name, path in self.further.items()]
+        mounts = [*own, *others]
+        out = Mount(self.out, "/out", writable=True)
+        env = {
+            **self.request.env,
+            "DSV_RUN": str(self.run),
+            "DSV_DATASET": str(self.main.dataset),
+            "DSV_COMMIT": self.main.commit.hex(),
+            "DSV_DATA": engine.place(own[0]),
+            "DSV_OUT": engine.place(out),
+            "DSV_PARAMS": json.dumps(self.request.params),
+        }
+        for name, mount in zip(self.further, others, strict=True):
+            variable = data_variable(name)
+            if variable in env:
+                raise UsageError(f"the names of the data differ in too little: {name}", subject=name)
+            env[variable] = engine.place(mount)
+        workdir = None if self._mounts_data() else str(self.place.cwd)
+        if self.code is not None:
+            code = Mount(self.code, "/code")
+            mounts.append(code)
+            workdir = engine.place(code)
+        return Job(
+            run=self.run,
+            name=self.request.name or f"dsv-{self.run}",
+            command=self.request.command,
+            image=self.request.image,
+            mounts=(*mounts, out),
+            env=env,
+            workdir=workdir,
+            gpus=self.request.gpus,
+            shm_bytes=self.request.shm_bytes,
+            engine_args=self.request.engine_args,
+            scratch=self.scratch,
+        )
+
+    def _run_data(self, name: str, staged: Staged) -> RunData:
+        target = self.request.data[name] if name else self.request.target
+        path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
+        return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
+
+
+def data_variable(name: str) -> str:
+    """The variable that tells where data of this name is: `DSV_DATA_MASKS` for `masks`."""
+    return "DSV_DATA_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -1,0 +1,84 @@
+"""Getting the record of a run made, kept and sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import Final
+
+from dsv.errors import DsvError, Interrupted, NoRoom
+from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunRecord
+from dsv.repo.run_spool import Spool
+from dsv.repo.runs import RunStore
+
+_START_SECONDS: Final = 35.0
+"""How long the end of a run waits for its start to be sent: a little more than a refused connection takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """problem: why the record is not in the store (yet); it is then kept here and sent by the next run."""
+
+    parts: int = 0
+    problem: DsvError | None = None
+
+
+class RunRecords:
+    """Where the record of one run goes. runs: None where the store isn't to be asked (`--offline`)."""
+
+    def __init__(self, spool: Spool, runs: RunStore | None) -> None:
+        self._spool = spool
+        self._runs = runs
+        self._start: Thread | None = None
+        self._start_problem: DsvError | None = None
+
+    def begin(self, record: RunRecord) -> None:
+        """Keeps the start, and sends it while the job is starting. Raises `NoRoom`."""
+        self._keep(record, START, record.encode())
+        if self._runs is not None:
+            self._start = Thread(target=self._send_start, args=(record,), name="dsv-run-start", daemon=True)
+            self._start.start()
+
+    def finish(self, record: RunRecord, log: bytes | None) -> None:
+        """Keeps the end, for `send` or for a later run. Raises `NoRoom`."""
+        if log is not None:
+            self._keep(record, LOG, log)
+        self._keep(record, RECORD, encode_within_bounds(record))
+
+    def send(self) -> Sent:
+        """Sends what waits, of earlier runs too. What the store answers is a result, and so is an interrupt."""
+        if self._runs is None:
+            return Sent()
+        try:
+            if self._start is not None:
+                self._start.join(_START_SECONDS)
+            if self._start_problem is not None:
+                return Sent(problem=self._start_problem)
+            return Sent(self._spool.send(self._runs))
+        except DsvError as error:
+            return Sent(problem=error)
+        except KeyboardInterrupt:
+            return Sent(problem=Interrupted("sending the record was interrupted"))
+
+    def _send_start(self, record: RunRecord) -> None:
+        assert self._runs is not None  # begin looked
+        try:
+            self._spool.send(self._runs, only=record.run)
+        except DsvError as error:
+            self._start_problem = error
+
+    def _keep(self, record: RunRecord, part: str, data: bytes) -> None:
+        try:
+            self._spool.keep(record.dataset, record.run, part, data)
+        except OSError as error:
+            raise NoRoom(
+                f"the record of run {record.run} can't be kept: {error}", subject=record.run
+            ) from error
+
+
+def encode_within_bounds(record: RunRecord) -> bytes:
+    """The record, without its metrics where they would make it longer than one may be."""
+    data = record.encode()
+    if len(data) <= MAX_RECORD:
+        return data
+    return replace(record, metrics=None, metrics_error="too large for the record").encode()

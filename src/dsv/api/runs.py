@@ -1,0 +1,113 @@
+"""Looking at runs: listing them, showing one, its log, and sending what waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from dsv.errors import NotFound, UsageError
+from dsv.model.names import DatasetName
+from dsv.model.run import Json, RunId, RunRecord
+from dsv.repo.run_spool import Spool
+from dsv.repo.runs import RunStore, StoredRun
+
+_DAY = re.compile(r"[0-9]{8}-", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as it is shown. sent: whether all that is known of it is in the store."""
+
+    record: RunRecord
+    sent: bool
+
+    def item(self) -> dict[str, Json]:
+        """For `--json`: times RFC 3339 in UTC, ids whole."""
+        record = self.record
+        item = asdict(record)
+        item |= {
+            "commit": record.commit.hex(),
+            "data": [asdict(each) | {"commit": each.commit.hex()} for each in record.data],
+            "started": _rfc3339(record.started_ms),
+            "ended": None if record.ended_ms is None else _rfc3339(record.ended_ms),
+            "sent": self.sent,
+        }
+        del item["started_ms"], item["ended_ms"]
+        return item
+
+
+def list_runs(
+    runs: RunStore | None, spool: Spool | None, dataset: DatasetName | None, limit: int | None = None
+) -> list[RunView]:
+    """The newest `limit` runs of a dataset (None: of all), newest first.
+
+    runs: None shows only what waits here to be sent; spool: None shows only what the store has.
+    """
+    waiting = {} if spool is None else {each.run: each for each in spool.records(dataset)}
+    stored = [] if runs is None else runs.listing(dataset)
+    newest = sorted({each.run for each in stored} | set(waiting), reverse=True)[:limit]
+    wanted = frozenset(newest)
+    chosen = [each for each in stored if each.run in wanted]
+    views = {} if runs is None else {each.record.run: each for each in _stored_views(runs, chosen, waiting)}
+    for run in wanted - views.keys():
+        views[run] = RunView(waiting[run], sent=False)
+    return [views[run] for run in newest]
+
+
+def show_run(
+    runs: RunStore | None, spool: Spool | None, text: str, datasets: Iterable[DatasetName]
+) -> RunView:
+    """One run, by its whole id or by what alone it begins or ends with. Raises `NotFound`, `UsageError`."""
+    places = tuple(datasets)
+    waiting = {} if spool is None else {each.run: each for each in spool.records()}
+    stored = {} if runs is None else _matching(runs, text, places)
+    run = _only(text, {each for each in waiting if _matches(each, text)} | stored.keys())
+    if runs is not None and run in stored:
+        return next(_stored_views(runs, [stored[run]], waiting))
+    return RunView(waiting[run], sent=False)
+
+
+def run_log(runs: RunStore, record: RunRecord) -> bytes | None:
+    """What the run wrote: head and tail of it; None where it was not kept."""
+    for stored in runs.listing(record.dataset, record.run):
+        return runs.log(stored)
+    return None
+
+
+def _stored_views(
+    runs: RunStore, stored: list[StoredRun], waiting: dict[RunId, RunRecord]
+) -> Iterator[RunView]:
+    """What waits here is newer than what the store has of the same run."""
+    for record in runs.read_all(stored):
+        here = waiting.get(record.run)
+        if here is not None and here.state.is_terminal and not record.state.is_terminal:
+            yield RunView(here, sent=False)
+        else:
+            yield RunView(record, sent=True)
+
+
+def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> dict[RunId, StoredRun]:
+    """The runs that a text may mean. A whole id, or the beginning of one, is found without listing all."""
+    prefix = text if _DAY.match(text) else ""
+    found = [each for dataset in datasets for each in runs.listing(dataset, prefix)]
+    return {each.run: each for each in found if _matches(each.run, text)}
+
+
+def _matches(run: RunId, text: str) -> bool:
+    return run.startswith(text) or run.endswith(f"-{text}")
+
+
+def _only(text: str, found: set[RunId]) -> RunId:
+    if not text:
+        raise UsageError("no run was named", hint="dsv runs lists them")
+    if not found:
+        raise NotFound(f"there is no run {text} here", subject=text, hint="dsv runs lists them")
+    if len(found) > 1:
+        raise UsageError(f"{text} means {len(found)} runs", subject=text, hint="give more of the id")
+    return found.pop()
+
+
+def _rfc3339(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,284 @@
+"""Which store, which cache, who: settings and where each of them came from.
+
+Pure: the caller hands over what was typed, the environment and the texts of the config files. The first that
+says something decides: flag, workspace, environment, the user's file, the machine's file, and built in.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import tomli
+
+from dsv.errors import NotFound, UsageError
+
+PLAIN_KEYS: Mapping[str, str] = {
+    "store": "the store that commands use: a URL, a folder, or a name under stores",
+    "cache": "the cache that commands use: a folder, or a name under caches",
+    "author": "who commits are signed by, such as 'Ann Lee <ann@example.org>'",
+}
+STORE_FIELDS: Mapping[str, str] = {
+    "url": "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder",
+    "endpoint": "the address of an S3 server that isn't AWS",
+    "region": "the region of the bucket, where the server cares",
+    "profile": "the AWS profile whose credentials are used",
+    "ca_bundle": "a PEM file of certificate authorities to trust",
+}
+CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
+WORKSPACE_KEYS = ("store", "dataset", "branch")
+ENVIRONMENT_KEYS: Mapping[str, str] = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
+_TABLES: Mapping[str, Mapping[str, str]] = {"stores": STORE_FIELDS, "caches": CACHE_FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value in effect. `origin` is a flag, a variable, a file's path, or 'built in'."""
+
+    key: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one place says, by flat key such as `stores.lake.url`; `unknown` keys mean nothing here."""
+
+    origin: str
+    values: Mapping[str, str]
+    unknown: tuple[str, ...] = ()
+
+    def setting(self, key: str) -> Setting | None:
+        value = self.values.get(key)
+        return None if value is None else Setting(key, value, self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChoice:
+    """A store to open, with what its place in the configuration says about reaching it."""
+
+    url: str
+    origin: str
+    name: str | None = None
+    endpoint: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    ca_bundle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChoice:
+    """A cache's folder, absolute."""
+
+    path: Path
+    origin: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sources in order of precedence. `cwd` and `home` are what relative folders and `~` refer to."""
+
+    sources: Sequence[Source]
+    cwd: Path
+    home: Path
+    state: Path
+    """Where this user's run outputs and unsent records lie."""
+
+    def get(self, key: str) -> Setting | None:
+        """The first source that has the key decides."""
+        for source in self.sources:
+            found = source.setting(key)
+            if found is not None:
+                return found
+        return None
+
+    def all(self) -> list[Setting]:
+        """Every setting in effect, by key."""
+        seen: dict[str, Setting] = {}
+        for source in self.sources:
+            for key in source.values:
+                seen.setdefault(key, Setting(key, source.values[key], source.origin))
+        return [seen[key] for key in sorted(seen)]
+
+    def unknown(self) -> Iterator[tuple[str, str]]:
+        """(origin, key) of everything that no setting is called by."""
+        for source in self.sources:
+            for key in source.unknown:
+                yield source.origin, key
+
+    def names(self, table: str) -> list[str]:
+        """Names of the configured `stores` or `caches`."""
+        found = {
+            key.split(".")[1]
+            for source in self.sources
+            for key in source.values
+            if key.startswith(table + ".")
+        }
+        return sorted(found)
+
+    def store(self, text: str | None = None) -> StoreChoice:
+        """The store that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
+        setting = Setting("store", text, "--store") if text is not None else self.get("store")
+        if setting is None:
+            raise UsageError("no store is named", hint="dsv config store URL")
+        if not is_name(setting.value):
+            return StoreChoice(self._location(setting), setting.origin)
+        name = setting.value
+        known = {part: self.get(f"stores.{name}.{part}") for part in STORE_FIELDS}
+        url = known["url"]
+        if url is None:
+            raise self._no_such("stores", "url", setting)
+        rest = {part: found.value for part, found in known.items() if found is not None and part != "url"}
+        return StoreChoice(self._location(url), setting.origin, name, **rest)
+
+    def cache(self, text: str | None = None) -> CacheChoice:
+        """The cache that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
+        setting = Setting("cache", text, "--cache") if text is not None else self.get("cache")
+        if setting is None:
+            raise UsageError("no cache is named", hint="dsv config cache DIR")
+        name = None
+        if is_name(setting.value):
+            name = setting.value
+            path = self.get(f"caches.{name}.path")
+            if path is None:
+                raise self._no_such("caches", "path", setting)
+            setting = Setting("cache", path.value, path.origin)
+        if "://" in setting.value:
+            raise UsageError(
+                f"a cache is a folder, not {setting.value}",
+                subject=setting.value,
+                hint="dsv config cache DIR",
+            )
+        return CacheChoice(Path(self._location(setting)), setting.origin, name)
+
+    def _location(self, setting: Setting) -> str:
+        """A URL as it stands; a folder made absolute.
+
+        In a file, a relative folder would mean another place in every working directory: refused.
+        """
+        text = setting.value
+        if not text:
+            raise UsageError(f"{setting.key} from {setting.origin} is empty", subject=setting.key)
+        if "://" in text:
+            return text
+        if text == "~" or text.startswith("~/"):
+            return str(self.home / text[2:])
+        if not text.startswith("/") and setting.origin.startswith("/"):
+            raise UsageError(
+                f"{setting.key} in {setting.origin} is the relative folder {text}",
+                subject=setting.key,
+                hint=f"dsv config {setting.key} /{text.removeprefix('./')}",
+            )
+        # Not resolved: a symlink in the path is the user's name for the place, and may be moved on purpose.
+        return os.path.normpath(self.cwd / text)
+
+    def _no_such(self, table: str, part: str, setting: Setting) -> NotFound:
+        names = self.names(table)
+        close = get_close_matches(setting.value, names, 1)
+        what = table.removesuffix("s")
+        hint = (
+            f"--{what} {close[0]}"
+            if close
+            else f"dsv config {table}.{setting.value}.{part} {'URL' if part == 'url' else 'DIR'}, "
+            f"or --{what} ./{setting.value} for a folder of that name"
+        )
+        return NotFound(
+            f"no {what} named {setting.value} is configured (asked for by {setting.origin})",
+            subject=setting.value,
+            hint=hint,
+        )
+
+
+def is_name(text: str) -> bool:
+    """Whether this names a configured store or cache, rather than being a URL or a folder itself."""
+    return bool(text) and "/" not in text and text not in (".", "..", "~")
+
+
+def check_key(key: str) -> None:
+    """Refuses what is no key of a config file. Raises `UsageError` with the closest one as a hint."""
+    table, *rest = key.split(".")
+    if not rest and key in PLAIN_KEYS:
+        return
+    if table in _TABLES and len(rest) == 2 and rest[0] and rest[1] in _TABLES[table]:
+        return
+    known = [*PLAIN_KEYS, *(f"{name}.NAME.{part}" for name, parts in _TABLES.items() for part in parts)]
+    asked = ".".join([table, "NAME", rest[1]]) if len(rest) == 2 else key
+    close = get_close_matches(asked, known, 1)
+    hint = f"dsv config {close[0]}" if close else f"keys: {', '.join(known)}"
+    raise UsageError(f"there is no setting {key}", subject=key, hint=hint)
+
+
+def read_environment(environ: Mapping[str, str]) -> list[Source]:
+    """One source for each variable of ours that is set and not empty."""
+    return [
+        Source(variable, {key: environ[variable]})
+        for variable, key in ENVIRONMENT_KEYS.items()
+        if environ.get(variable)
+    ]
+
+
+def read_config(text: str, origin: str) -> Source:
+    """What the text of a config.toml says. Raises `UsageError` where it's not TOML or a value isn't text."""
+    values: dict[str, str] = {}
+    unknown: list[str] = []
+    for key, value in _flat(parse_toml(text, origin)):
+        try:
+            check_key(key)
+        except UsageError:
+            unknown.append(key)
+            continue
+        if not isinstance(value, str):
+            raise UsageError(
+                f"{key} in {origin} has to be text in quotes", subject=key, hint=f"dsv config {key} VALUE"
+            )
+        values[key] = value
+    return Source(origin, values, tuple(unknown))
+
+
+def read_workspace(values: Mapping[str, str], origin: str) -> Source:
+    """What a workspace is bound to; anything else in it is ignored."""
+    return Source(origin, {key: values[key] for key in WORKSPACE_KEYS if key in values})
+
+
+def parse_toml(text: str, origin: str) -> dict[str, object]:
+    """Raises `UsageError` that names the file and the line."""
+    try:
+        return tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise UsageError(
+            f"{origin} is not valid TOML: {error}", subject=origin, hint=f"edit {origin}"
+        ) from None
+
+
+def with_value(document: dict[str, object], key: str, value: str | None) -> dict[str, object]:
+    """A copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
+    check_key(key)
+    return _placed(document, key.split("."), value)
+
+
+def _placed(document: dict[str, object], parts: list[str], value: str | None) -> dict[str, object]:
+    copy = dict(document)
+    if len(parts) > 1:
+        inner = copy.get(parts[0])
+        changed = _placed(dict(inner) if isinstance(inner, dict) else {}, parts[1:], value)
+        if changed:
+            copy[parts[0]] = changed
+        else:
+            copy.pop(parts[0], None)
+    elif value is None:
+        copy.pop(parts[0], None)
+    else:
+        copy[parts[0]] = value
+    return copy
+
+
+def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,358 @@
+"""Committing a workspace and publishing the commit.
+
+Nothing here writes a file of the workspace outside `.dsv`. Killed anywhere, the next sync goes on from the state and
+the journal; where the ref had just been written, the journal knows.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsv.api.context import Context, check_binding
+from dsv.api.names import check_new_branch
+from dsv.api.removals import check_removals
+from dsv.errors import Conflict, NoRoom
+from dsv.model.chunking import SINGLE_CHUNK_MAX
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId, FileId, Nonce
+from dsv.model.names import BranchName, DatasetName
+from dsv.model.records import RefEntry
+from dsv.model.units import format_bytes
+from dsv.repo.naming import naming
+from dsv.repo.refs import Head, LostRace
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
+from dsv.repo.trees import TreeReader
+from dsv.store.counting import Counting
+from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.descent import Descent
+from dsv.worktree.examine import read
+from dsv.worktree.folder import Relation
+from dsv.worktree.journal import Journal
+from dsv.worktree.lock import Lock
+from dsv.worktree.problem import Problem, refusal
+from dsv.worktree.scanning import take_survey
+from dsv.worktree.state import State
+from dsv.worktree.status import difference
+from dsv.worktree.steady import read_steadily
+from dsv.worktree.survey import Gone, Pending, Survey
+from dsv.worktree.workspace import Workspace
+
+# How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
+SAVE_EVERY = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on."""
+
+    paths: tuple[bytes, ...] = ()
+    message: str = ""
+    branch: BranchName | None = None
+    allow_removals: bool = False
+    skip_unsupported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The workspace's base after the sync. `any_change` is False where there was nothing to publish.
+
+    files, bytes: of the whole commit. uploaded_bytes, uploaded_objects: everything that this sync wrote to the store.
+    skipped: what was left out by `skip_unsupported`.
+    """
+
+    commit: CommitId | None
+    parent: CommitId | None
+    dataset: DatasetName
+    branch: BranchName
+    files: int
+    bytes: int
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    any_change: bool = False
+    uploaded_bytes: int = 0
+    uploaded_objects: int = 0
+    skipped: tuple[Problem, ...] = ()
+
+
+def sync(context: Context, request: SyncRequest) -> Synced:
+    """Commits the workspace (or some paths of it) and publishes it on its branch.
+
+    Raises `Conflict` where the branch has moved, another sync is at work or too much would be removed, and
+    `Unsupported` with a list of all that can't be stored.
+    """
+    workspace = context.workspace()
+    with workspace.lock("dsv sync") as lock, context.store() as store:
+        repository = context.open_repository(store)
+        check_binding(workspace, repository)
+        if repository.format.single_writer:
+            context.progress.note(
+                f"{store.url} can't tell two writers apart: make sure that nobody else syncs to it now"
+            )
+        return _Sync(context, request, workspace, repository, store, lock).run()
+
+
+class _Sync:
+    def __init__(
+        self,
+        context: Context,
+        request: SyncRequest,
+        workspace: Workspace,
+        repository: Repository,
+        store: Counting,
+        lock: Lock,
+    ) -> None:
+        self._context = context
+        self._request = request
+        self._workspace = workspace
+        self._repository = repository
+        self._store = store
+        self._lock = lock
+        self._branch = request.branch or workspace.branch
+        self._journal = Journal.open(workspace.journal_path, workspace.store_id)
+        self._counts = {"added": 0, "changed": 0, "removed": 0}
+        self._problems: list[Problem] = []
+        self._saved = time.monotonic()
+
+    def run(self) -> Synced:
+        with self._journal:
+            self._settle()
+            base = self._workspace.base()
+            state = State.load(self._workspace.state_folder)
+            try:
+                return self._publish_changes(state, base)
+            finally:
+                state.save()
+
+    def _settle(self) -> None:
+        """Where a killed sync had just moved the branch, its commit is the base."""
+        intent = self._journal.left.publishing
+        if intent is None or intent.dataset != self._workspace.dataset:
+            return
+        branch = BranchName.parse(intent.branch)
+        published = self._repository.refs.entry(self._workspace.dataset, branch, intent.seq)
+        if published is not None and published.commit == intent.commit:
+            self._workspace.set_base(intent.commit)
+            if branch != self._workspace.branch:
+                self._workspace = self._workspace.follow(branch)
+            self._journal.clear()
+
+    def _publish_changes(self, state: State, base: CommitId | None) -> Synced:
+        tree = None if base is None else TreeReader(self._repository.objects, base)
+        survey = take_survey(self._workspace.root, state, base, self._request.paths)
+        if not survey.exact:
+            survey.align(entry for entry, _ in tree.below(b"")) if tree is not None else survey.align(())
+        self._report(survey)
+        head, start = self._heads(base)
+        moved = (None if head is None else head.commit) != start
+        if not survey.missing and not self._any_difference(survey, reading=moved):
+            return self._without_change(base, tree, head)
+        if moved:
+            raise self._moved(head)
+        check_removals(survey, tree, allowed=self._request.allow_removals)
+        with (
+            Session.open(self._repository, self._context.writer) as session,
+            Uploader(session, self._journal) as uploader,
+        ):
+            self._expect(survey)
+            uploader.resume(self._journal.left.packs, self._journal.left.recipes)
+            with Descent(self._workspace.root) as descent:
+                written = write_tree(uploader, tree, self._changes(survey, uploader, descent))
+            self._refuse_problems()
+            if tree is not None and written.root == tree.commit.root:
+                return self._without_change(base, tree, head)
+            uploader.finish()
+            return self._publish(session, survey, tree, head, written)
+
+    def _heads(self, base: CommitId | None) -> tuple[Head | None, CommitId | None]:
+        """The branch's newest entry, and the commit that it must name for this sync to follow it."""
+        newest = self._repository.refs.newest(self._workspace.dataset, self._branch)
+        if newest is not None and not newest.entry.deleted:
+            return newest, base
+        if self._branch == self._workspace.branch:
+            self._repository.refs.head(self._workspace.dataset, self._branch)  # raises what is missing
+        check_new_branch(self._repository, self._workspace.dataset, self._branch)
+        return newest, None  # a new branch, or a deleted one that begins again: it starts at the base
+
+    def _any_difference(self, survey: Survey, *, reading: bool) -> bool:
+        """Whether there is anything to publish. `reading`: finds out even where only contents can tell."""
+        with Descent(self._workspace.root) as descent:
+            for item in survey.pending():
+                if item.base is not None and item.known == item.base:
+                    continue  # too young to be trusted without another look, and the same
+                if not reading or item.surely_changed or item.known is not None or item.base is None:
+                    return True
+                if read(survey, item, descent) is not None or difference(item.base, item.known) is not None:
+                    return True
+        return False
+
+    def _changes(self, survey: Survey, uploader: Uploader, descent: Descent) -> Iterator[TreeChange]:
+        """What differs from the base, in tree order, with its content uploaded."""
+        progress = self._context.progress
+        for item in survey.work():
+            if isinstance(item, Gone):
+                self._counts["removed"] += 1
+                yield TreeChange(item.path, None)
+                continue
+            change = self._change(survey, item, uploader, descent)
+            progress.advance(files=1, bytes=item.size)
+            if change is not None:
+                self._counts["added" if item.relation is Relation.ABSENT else "changed"] += 1
+                yield change
+            if time.monotonic() - self._saved > SAVE_EVERY:
+                survey.state.save()
+                self._saved = time.monotonic()
+        progress.finish()
+
+    def _change(
+        self, survey: Survey, item: Pending, uploader: Uploader, descent: Descent
+    ) -> TreeChange | None:
+        known = item.known
+        if known is not None:
+            if not known.is_file:
+                return TreeChange(item.path, known)
+            assert known.file_id is not None
+            stored = uploader.find(known.size, known.file_id, known.recipe_id)
+            if stored is not None:
+                return TreeChange(item.path, known, stored.location)
+        found = read_steadily(
+            descent, item.path, lambda descriptor, size: _upload(uploader, descriptor, size)
+        )
+        if isinstance(found, Problem):
+            self._problems.append(found)
+            return None
+        stored = found.value
+        entry = survey.record(item, found.stat, stored.file_id, stored.recipe_id)
+        assert entry is not None
+        return None if entry == item.base else TreeChange(item.path, entry, stored.location)
+
+    def _report(self, survey: Survey) -> None:
+        for one, other in survey.clashes:
+            self._context.progress.note(
+                f"{_show(one)} and {_show(other)} are one name where case or Unicode is folded: "
+                "macOS and Windows can't have both"
+            )
+        self._problems = list(survey.problems)
+        self._refuse_problems()
+
+    def _refuse_problems(self) -> None:
+        if self._problems and not self._request.skip_unsupported:
+            raise refusal(self._problems, str(self._workspace.root))
+
+    def _expect(self, survey: Survey) -> None:
+        """Says how much there is to do. Raises `NoRoom` where a directory store can't take what is new."""
+        files, needed = survey.totals()
+        self._context.progress.start(files, needed)
+        free = self._store.free_bytes()
+        if free is not None and needed > free:
+            raise NoRoom(
+                f"{self._store.url} has {format_bytes(free)} free, and {format_bytes(needed)} may have to be written",
+                subject=self._store.url,
+                hint="free some room there, or sync some paths only: dsv sync PATH",
+            )
+
+    def _publish(
+        self,
+        session: Session,
+        survey: Survey,
+        tree: TreeReader | None,
+        head: Head | None,
+        written: WrittenTree,
+    ) -> Synced:
+        context, dataset = self._context, self._workspace.dataset
+        parent = None if tree is None else tree.commit_id
+        commit = Commit(
+            root=written.root,
+            level=written.level,
+            parents=() if parent is None else (parent,),
+            author=context.writer.author,
+            time_ms=context.clock(),
+            message=self._request.message,
+            files=written.files,
+            bytes=written.bytes,
+            entries=written.entries,
+        )
+        commit_id = session.put_commit(commit, written.locator)
+        number = 0 if head is None else head.number + 1
+
+        def before_ref() -> None:
+            self._lock.check()
+            self._journal.publishing(str(dataset), str(self._branch), number, commit_id)
+
+        moved = session.publish(dataset, self._branch, head, self._entry(commit_id), before_ref)
+        if isinstance(moved, LostRace):
+            raise self._moved(moved.winner)
+        survey.published(commit_id)
+        survey.state.save()
+        self._workspace.set_base(commit_id)
+        self._follow()
+        self._journal.clear()
+        counts = self._store.counts
+        return Synced(
+            commit_id, parent, dataset, self._branch, commit.files, commit.bytes, **self._counts,
+            any_change=True, uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won,
+            skipped=tuple(self._problems),
+        )  # fmt: skip
+
+    def _without_change(self, base: CommitId | None, tree: TreeReader | None, head: Head | None) -> Synced:
+        """Nothing to commit; a branch that is named may still have to be made at the base."""
+        dataset = self._workspace.dataset
+        if base is not None and self._branch != self._workspace.branch:
+            if head is None or head.entry.deleted:
+                with naming(self._repository, self._context.writer, base):
+                    moved = self._repository.refs.move(dataset, self._branch, head, self._entry(base))
+                if isinstance(moved, LostRace):
+                    raise self._moved(moved.winner)
+            elif head.commit != base:
+                raise self._moved(head)
+            self._follow()
+        files, size = (0, 0) if tree is None else (tree.commit.files, tree.commit.bytes)
+        counts = self._store.counts
+        parent = tree.commit.parents[0] if tree is not None and tree.commit.parents else None
+        return Synced(
+            base, parent, dataset, self._branch, files, size,
+            uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won, skipped=tuple(self._problems),
+        )  # fmt: skip
+
+    def _follow(self) -> None:
+        if self._branch != self._workspace.branch:
+            self._workspace = self._workspace.follow(self._branch)
+
+    def _entry(self, commit_id: CommitId) -> RefEntry:
+        return RefEntry(
+            commit=commit_id,
+            deleted=False,
+            nonce=Nonce.random(),
+            time_ms=self._context.clock(),
+            author=self._context.writer.author,
+            action="sync",
+        )
+
+    def _moved(self, head: Head | None) -> Conflict:
+        who = "" if head is None else f" by {head.entry.author}"
+        return Conflict(
+            f"branch {self._branch} of {self._workspace.dataset} has moved{who} since this workspace's base",
+            subject=f"{self._workspace.dataset}@{self._branch}",
+            hint="dsv pull, or publish beside it: dsv sync --branch NAME",
+        )
+
+
+def _upload(uploader: Uploader, descriptor: int, size: int) -> tuple[Stored, int]:
+    if size > SINGLE_CHUNK_MAX:
+        stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
+        return stored, stored.size
+    data = os.read(descriptor, size + 1)
+    while len(data) <= size and (more := os.read(descriptor, size + 1 - len(data))):
+        data += more
+    if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
+        return Stored(size, FileId.hash(data), None, None), len(data)
+    return uploader.add_bytes(data), len(data)
+
+
+def _show(path: bytes) -> str:
+    return path.decode(errors="backslashreplace")

@@ -1,0 +1,64 @@
+"""Tags: names that never move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsv.api.context import Context
+from dsv.api.names import check_new_tag
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import DatasetName, TagName, Target
+from dsv.model.records import TagDeleted, TagValue
+from dsv.repo.naming import naming
+
+
+@dataclass(frozen=True, slots=True)
+class TagItem:
+    """A tag of a dataset and the commit that it names."""
+
+    dataset: DatasetName
+    tag: TagName
+    commit: CommitId
+    author: str
+    time_ms: int
+    message: str
+
+
+def tags(context: Context, dataset: DatasetName | None) -> list[TagItem]:
+    """All tags of a dataset (None: the workspace's), by name."""
+    with context.repository() as repository:
+        name = dataset or context.workspace().dataset
+        repository.refs.require(name)
+        return [_item(name, tag, value) for tag, value in repository.refs.tags(name)]
+
+
+def tag(context: Context, name: TagName, target: Target, message: str = "") -> TagItem:
+    """Names the commit that `target` means. Raises `Conflict` where the name means something else."""
+    with context.repository() as repository:
+        resolved = context.resolve(repository, target)
+        repository.objects.commit(resolved.commit)  # a tag is for ever, so what it names must be there
+        check_new_tag(repository, resolved.dataset, name)
+        value = TagValue(
+            commit=resolved.commit,
+            nonce=Nonce.random(),
+            time_ms=context.clock(),
+            author=context.writer.author,
+            message=message,
+        )
+        with naming(repository, context.writer, resolved.commit):
+            made = repository.refs.set_tag(resolved.dataset, name, value)
+        return _item(resolved.dataset, name, made)
+
+
+def delete_tag(context: Context, dataset: DatasetName | None, name: TagName, message: str = "") -> None:
+    """Deletes a tag for good: its name never comes back with another meaning."""
+    with context.repository() as repository:
+        repository.format.check(repository.store.url, writing=True)
+        record = TagDeleted(
+            nonce=Nonce.random(), time_ms=context.clock(), author=context.writer.author, message=message
+        )
+        repository.refs.delete_tag(dataset or context.workspace().dataset, name, record)
+
+
+def _item(dataset: DatasetName, name: TagName, value: TagValue) -> TagItem:
+    return TagItem(dataset, name, value.commit, value.author, value.time_ms, value.message)

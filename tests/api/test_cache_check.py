@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dsv.api.cache import cache, cached, evict
+from dsv.api.cache_check import check
+from dsv.cache.writer import FILE_TIME
+from dsv.errors import Conflict, NotFound, Unreachable
+from dsv.model.names import Target
+from tests.api.people import Person, read_folder
+
+FILES = {
+    "a/1.txt": b"one", "a/2.txt": b"two", "a/empty": b"", "b/run.sh": b"#!/bin/sh\n", "b/link@": b"../a/1.txt",
+    "void": None, "large.bin": bytes(range(256)) * 12_000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Person:
+    person = Person(tmp_path / "ann", str(tmp_path / "store"))
+    person.init()
+    person.write(FILES)
+    person.sync("first")
+    return person
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def scans(person: Person, folder: Path, target: str = "scans") -> Path:
+    return cache(person.context(), folder, [Target.parse(target)])[0].path
+
+
+def spoil(path: Path, content: bytes) -> None:
+    """Writes into the file itself, as somebody with too many rights does."""
+    mode, times = path.stat().st_mode, path.stat().st_mtime_ns
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(mode)
+    os.utime(path, ns=(times, times))
+
+
+def test_what_is_right_stays_untouched(ann: Person, folder: Path) -> None:
+    path = scans(ann, folder)
+    before = {str(one): one.lstat().st_ino for one in path.rglob("*")}
+    report = check(ann.context(), folder)
+    assert report.exit_code == 0 and [(one.files, one.wrong, one.aliens) for one in report.items] == [
+        (5, (), 0)
+    ]
+    assert {str(one): one.lstat().st_ino for one in path.rglob("*")} == before
+    assert check(ann.context(), folder, [Target.parse("scans")]).items == report.items
+
+
+def test_every_kind_of_damage_is_found_and_repaired(ann: Person, folder: Path) -> None:
+    path = scans(ann, folder)
+    spoil(path / "a/1.txt", b"eno")
+    spoil(path / "large.bin", FILES["large.bin"][:-1])  # type: ignore[index]
+    (path / "a/2.txt").unlink()
+    (path / "a/2.txt").mkdir()
+    (path / "a/2.txt" / "strange").touch()
+    spoil(path / "a/empty", b"x")
+    (path / "b/run.sh").chmod(0o444)
+    (path / "b/link").unlink()
+    (path / "b/link").symlink_to("/etc/passwd")
+    (path / "void").rmdir()
+    (path / "alien").write_text("x")
+    report = check(ann.context(), folder, repair=False)
+    (item,) = report.items
+    assert report.exit_code == 5 and item.repaired == 0
+    assert sorted((wrong.path, wrong.problem) for wrong in item.wrong) == [
+        ("'a/1.txt'", "has other content"),
+        ("'a/2.txt'", "is something else"),
+        ("'a/empty'", "has 1 bytes instead of 0"),
+        ("'b/link'", "is something else"),
+        ("'b/run.sh'", "has the wrong executable bit"),
+        ("'large.bin'", "has 3071999 bytes instead of 3072000"),
+        ("'void'", "is missing"),
+    ]
+    assert (item.aliens, item.alien_paths) == (2, ("'a/2.txt/strange'", "'alien'"))
+    report = check(ann.context(), folder)
+    assert report.exit_code == 0 and report.items[0].repaired == 7
+    (path / "alien").unlink()
+    assert read_folder(path) == FILES and (path / "a/1.txt").stat().st_mtime == FILE_TIME
+    assert (path / "b/run.sh").stat().st_mode & 0o777 == 0o555
+    assert check(ann.context(), folder).items[0].wrong == ()
+    evict(ann.context(), folder, everything=True)
+    assert [one.name for one in (folder / ".dsv/trash").iterdir()] == ["spare"]
+
+
+def test_a_folder_that_became_a_file_or_is_gone(ann: Person, folder: Path) -> None:
+    path = scans(ann, folder)
+    for name in ("1.txt", "2.txt", "empty"):
+        (path / "a" / name).unlink()
+    (path / "a").rmdir()
+    (path / "a").write_text("a file")
+    for name in ("run.sh", "link"):
+        (path / "b" / name).unlink()
+    (path / "b").rmdir()
+    assert check(ann.context(), folder).exit_code == 0
+    assert read_folder(path) == FILES
+
+
+def test_files_that_commits_share_stay_shared_after_a_repair(ann: Person, folder: Path) -> None:
+    first = scans(ann, folder)
+    ann.write({"a/1.txt": b"changed"})
+    ann.sync("second")
+    second = scans(ann, folder)
+    spoil(first / "a/2.txt", b"tow")
+    assert (second / "a/2.txt").read_bytes() == b"tow"
+    report = check(ann.context(), folder)
+    assert [len(one.wrong) for one in report.items] == [1, 1] and report.items[0].wrong[0].links == 1
+    assert (first / "a/2.txt").read_bytes() == b"two" and (first / "a/2.txt").samefile(second / "a/2.txt")
+
+
+def test_parts_of_commits_are_checked_as_parts(ann: Person, folder: Path) -> None:
+    path = scans(ann, folder, "scans:a")
+    (path / "a/1.txt").unlink()
+    report = check(ann.context(), folder)
+    assert report.items[0].files == 3 and report.items[0].repaired == 1
+    assert sorted(read_folder(path)) == ["a/1.txt", "a/2.txt", "a/empty"]
+
+
+def test_what_it_cannot_do(ann: Person, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        check(ann.context(), folder, [Target.parse("scans")])
+    assert check(ann.context(), folder).items == ()
+    scans(ann, folder)
+    bob = Person(tmp_path / "bob", str(tmp_path / "other"), "bob")
+    bob.init()
+    with pytest.raises(Conflict, match="another store"):
+        check(bob.context(), folder)
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(Unreachable):
+        check(ann.context(), folder)
+    assert len(cached(folder).items) == 1

@@ -1,0 +1,167 @@
+"""Which source decides, what names mean, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.api.settings import (
+    ENVIRONMENT_KEYS,
+    PLAIN_KEYS,
+    Settings,
+    Source,
+    check_key,
+    read_config,
+    read_environment,
+    read_workspace,
+    with_value,
+)
+from dsv.errors import NotFound, UsageError
+
+HOME, CWD = Path("/home/ann"), Path("/work/xrays")
+USER = "/home/ann/.config/dsv/config.toml"
+
+
+def settings(*sources: Source) -> Settings:
+    return Settings(sources, CWD, HOME, HOME / "state")
+
+
+def test_the_first_source_decides_and_is_named_as_the_origin() -> None:
+    order = ["--store", "/w/.dsv/config.toml", "DSV_STORE", USER, "/etc/dsv/config.toml", "built in"]
+    sources = [Source(origin, {"store": f"/from/{i}"}) for i, origin in enumerate(order)]
+    while sources:
+        chosen = settings(*sources).store()
+        assert (chosen.url, chosen.origin) == (f"/from/{6 - len(sources)}", order[6 - len(sources)])
+        sources.pop(0)
+    with pytest.raises(UsageError, match="no store is named"):
+        settings().store()
+
+
+def test_a_named_store_brings_what_its_table_says() -> None:
+    text = """
+    store = "lake"
+    [stores.lake]
+    url = "s3://lake/dsv"
+    endpoint = "https://s3.example.org"
+    profile = "lake-ro"
+    ca_bundle = "/etc/ssl/lake.pem"
+    [stores.other]
+    url = "~/other"
+    """
+    made = settings(read_config(text, USER))
+    lake = made.store()
+    assert (lake.name, lake.url, lake.endpoint) == ("lake", "s3://lake/dsv", "https://s3.example.org")
+    assert (lake.profile, lake.ca_bundle, lake.region) == ("lake-ro", "/etc/ssl/lake.pem", None)
+    assert made.store("other").url == "/home/ann/other"
+    assert made.names("stores") == ["lake", "other"]
+
+
+def test_one_field_of_a_named_store_may_come_from_another_file() -> None:
+    user = read_config('[stores.lake]\nprofile = "mine"', USER)
+    machine = read_config('[stores.lake]\nurl = "s3://lake/dsv"\nprofile = "all"', "/etc/dsv/config.toml")
+    lake = settings(user, machine).store("lake")
+    assert (lake.url, lake.profile) == ("s3://lake/dsv", "mine")
+
+
+def test_an_unknown_name_is_not_found_with_the_closest_as_a_hint() -> None:
+    made = settings(read_config('[stores.lake]\nurl = "s3://b"\n[caches.gpu]\npath = "/nfs"', USER))
+    with pytest.raises(NotFound) as caught:
+        made.store("lak")
+    assert caught.value.hint == "--store lake"
+    with pytest.raises(NotFound) as caught:
+        made.cache("zzz")
+    assert "dsv config caches.zzz.path DIR" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("memory://x", "memory://x"),
+        ("/abs/./store", "/abs/store"),
+        ("./here", "/work/xrays/here"),
+        ("../beside", "/work/beside"),
+        (".", "/work/xrays"),
+        ("~", "/home/ann"),
+        ("~/lake", "/home/ann/lake"),
+    ],
+)
+def test_urls_stay_and_folders_become_absolute(text: str, url: str) -> None:
+    assert settings().store(text).url == url
+
+
+def test_a_relative_folder_in_a_file_is_refused() -> None:
+    made = settings(read_config('store = "./lake"', USER))
+    with pytest.raises(UsageError, match="relative folder"):
+        made.store()
+
+
+def test_a_cache_is_a_folder() -> None:
+    made = settings(read_config('cache = "gpu"\n[caches.gpu]\npath = "/nfs/gpu"', USER))
+    assert (made.cache().path, made.cache().name, made.cache().origin) == (Path("/nfs/gpu"), "gpu", USER)
+    assert made.cache("./c").path == CWD / "c"
+    with pytest.raises(UsageError, match="a cache is a folder"):
+        made.cache("s3://bucket")
+
+
+def test_an_empty_value_is_a_usage_error() -> None:
+    """Such as `--store "$UNSET"`: never the working directory."""
+    with pytest.raises(UsageError, match="store from --store is empty"):
+        settings().store("")
+    with pytest.raises(UsageError, match="cache from --cache is empty"):
+        settings().cache("")
+
+
+def test_only_our_variables_count_and_empty_ones_do_not() -> None:
+    sources = read_environment({"DSV_STORE": "s3://b", "DSV_CACHE": "", "STORE": "no"})
+    assert [(s.origin, dict(s.values)) for s in sources] == [("DSV_STORE", {"store": "s3://b"})]
+    assert set(ENVIRONMENT_KEYS.values()) == set(PLAIN_KEYS)
+
+
+def test_a_workspace_decides_store_dataset_and_branch_and_nothing_else() -> None:
+    source = read_workspace({"store": "s3://b", "dataset": "x", "branch": "main", "author": "evil"}, "w")
+    assert set(source.values) == {"store", "dataset", "branch"}
+
+
+def test_keys_of_a_file_that_mean_nothing_are_kept_apart() -> None:
+    source = read_config('stroe = "x"\n[stores.lake]\nurl = "s3://b"\nurll = "x"\n[tables]\na = 1', USER)
+    assert source.unknown == ("stroe", "stores.lake.urll", "tables.a")
+    assert list(settings(source).unknown()) == [(USER, key) for key in source.unknown]
+
+
+@pytest.mark.parametrize("text", ["store = 3", "store = ", "[stores.lake]\nurl = ['a']", "\x00"])
+def test_a_broken_file_is_a_usage_error_that_names_it(text: str) -> None:
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        read_config(text, USER)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"), [("stroe", "store"), ("stores.lake.ur", "stores.NAME.url"), ("x.y.z", None)]
+)
+def test_a_key_that_is_none_is_refused_with_the_closest(key: str, hint: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_key(key)
+    assert hint is None or caught.value.hint == f"dsv config {hint}"
+
+
+def test_setting_a_value_keeps_the_others_and_unsetting_takes_empty_tables_along() -> None:
+    before: dict[str, object] = {"author": "a", "mine": {"x": 1}, "stores": {"lake": {"url": "s3://b"}}}
+    after = with_value(before, "stores.lake.profile", "p")
+    assert after == {"author": "a", "mine": {"x": 1}, "stores": {"lake": {"url": "s3://b", "profile": "p"}}}
+    assert before["stores"] == {"lake": {"url": "s3://b"}}
+    assert with_value(before, "stores.lake.url", None) == {"author": "a", "mine": {"x": 1}}
+
+
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=8)
+
+
+@given(names, st.text(min_size=1, max_size=20))
+def test_what_is_set_is_read_back(name: str, value: str) -> None:
+    import tomli_w
+
+    document = with_value({}, f"stores.{name}.url", value)
+    source = read_config(tomli_w.dumps(document), USER)
+    assert source.values == {f"stores.{name}.url": value}

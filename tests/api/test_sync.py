@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from dsv.errors import Conflict, NoRoom, Unsupported
+from dsv.model.names import BranchName
+from tests.api.people import Person
+
+FILES = {
+    "a/one.txt": b"1\n",
+    "a/two.sh": b"#!/bin/sh\n",
+    "a/link@": b"one.txt",
+    "b": None,
+    "empty": b"",
+    "big.bin": random.Random(1).randbytes(3 << 20),
+}
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Person:
+    person = Person(tmp_path / "ann", str(tmp_path / "store"))
+    person.init()
+    return person
+
+
+def other(person: Person) -> Person:
+    """A second workspace of the same dataset, where the first one stands."""
+    import shutil
+
+    home = person.home.parent / "bob"
+    shutil.copytree(person.home, home, symlinks=True)
+    return Person(home, person.store, "bob")
+
+
+def test_what_is_synced_is_what_is_there(ann: Person) -> None:
+    ann.write(dict(FILES))
+    first = ann.sync("first")
+    assert first.any_change and first.commit is not None and first.parent is None
+    assert (first.added, first.changed, first.removed) == (6, 0, 0)
+    assert ann.read(first.commit) == FILES
+    assert ann.files() == FILES
+
+
+def test_a_second_sync_uploads_what_changed(ann: Person) -> None:
+    ann.write({**FILES, **{f"d/{n:04}": str(n).encode() * 100 for n in range(3000)}})
+    first = ann.sync()
+    again = ann.sync()
+    assert not again.any_change and again.commit == first.commit and again.uploaded_bytes == 0
+    ann.write({"d/0100": b"changed", "new": b"new"})
+    (ann.workspace / "a/one.txt").unlink()
+    (ann.workspace / "d/0200").chmod(0o755)
+    (ann.workspace / "d/0200").rename(ann.workspace / "d/0200.sh")
+    second = ann.sync()
+    assert (second.added, second.changed, second.removed) == (2, 1, 2)
+    assert second.parent == first.commit
+    assert 0 < second.uploaded_bytes < 300_000
+    assert second.commit is not None
+    assert ann.read(second.commit) == ann.files()
+
+
+def test_touching_is_no_change(ann: Person) -> None:
+    ann.write(dict(FILES))
+    first = ann.sync()
+    for path in ("a/one.txt", "big.bin"):
+        os.utime(ann.workspace / path, (1, 1))
+    again = ann.sync()
+    assert again.commit == first.commit and not again.any_change
+
+
+def test_paths_alone(ann: Person) -> None:
+    ann.write(dict(FILES))
+    ann.sync()
+    ann.write({"a/one.txt": b"changed", "c/new": b"new", "empty": b"no more"})
+    commit = ann.sync(paths=(b"c", b"a/one.txt")).commit
+    assert commit is not None
+    assert ann.read(commit) == {**FILES, "a/one.txt": b"changed", "c/new": b"new"}
+    commit = ann.sync().commit
+    assert commit is not None
+    assert ann.read(commit) == ann.files()
+
+
+def test_a_lost_race_loses_no_data(ann: Person) -> None:
+    ann.write(dict(FILES))
+    ann.sync()
+    bob = other(ann)
+    ann.write({"from-ann": b"a"})
+    bob.write({"from-bob": b"b"})
+    ann.sync()
+    with pytest.raises(Conflict, match="has moved by ann") as caught:
+        bob.sync()
+    assert caught.value.hint is not None and "dsv pull" in caught.value.hint
+    beside = bob.sync(branch=BranchName.parse("bobs"))
+    assert beside.commit is not None and beside.branch == "bobs"
+    assert bob.read(beside.commit) == {**FILES, "from-bob": b"b"}
+    bob.write({"more": b"m"})
+    assert bob.sync().branch == "bobs"
+
+
+def test_nothing_changed_is_fine_even_where_the_branch_moved(ann: Person) -> None:
+    ann.write(dict(FILES))
+    first = ann.sync()
+    bob = other(ann)
+    ann.write({"x": b"x"})
+    ann.sync()
+    os.utime(bob.workspace / "a/one.txt", (1, 1))
+    assert bob.sync().commit == first.commit
+
+
+def test_a_branch_without_a_change(ann: Person) -> None:
+    ann.write(dict(FILES))
+    first = ann.sync()
+    on_branch = ann.sync(branch=BranchName.parse("frozen"))
+    assert on_branch.commit == first.commit and on_branch.branch == "frozen"
+    ann.write({"x": b"x"})
+    assert ann.sync().branch == "frozen"
+
+
+def test_a_missing_mount_empties_nothing(ann: Person) -> None:
+    ann.write({f"d/{n}": b"x" for n in range(10)} | {f"e/{n}": b"y" for n in range(30)} | {"top": b"t"})
+    ann.sync()
+    for path in (ann.workspace / "d").iterdir():
+        path.unlink()
+    with pytest.raises(Conflict, match="everything in d/"):
+        ann.sync()
+    removed = ann.sync(allow_removals=True)
+    assert removed.removed == 10 and removed.added == 1  # the empty folder d
+    for number in range(20):
+        (ann.workspace / f"e/{number}").unlink()
+    with pytest.raises(Conflict, match="20 of 32 paths"):
+        ann.sync()
+    assert ann.sync(allow_removals=True).removed == 20
+
+
+def test_what_cannot_be_stored_is_listed_at_once(ann: Person, tmp_path: Path) -> None:
+    ann.write(dict(FILES))
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(ann.workspace)
+        server.bind("socket")
+        os.chdir(here)
+    os.mkfifo(ann.workspace / "a/pipe")
+    (ann.workspace / "out").symlink_to("/etc/passwd")
+    Path(os.fsdecode(os.fsencode(ann.workspace) + b"/bad-\xff")).write_bytes(b"x")
+    with pytest.raises(Unsupported) as caught:
+        ann.sync()
+    for part in ("4 paths", "'socket': it is a socket", "'a/pipe': it is a named pipe", "'out'", "not UTF-8"):
+        assert part in caught.value.message
+    done = ann.sync(skip_unsupported=True)
+    assert len(done.skipped) == 4 and done.commit is not None
+    assert ann.read(done.commit) == FILES
+
+
+def test_two_syncs_at_once(ann: Person) -> None:
+    ann.write(dict(FILES))
+    with ann.context().workspace().lock("dsv sync"), pytest.raises(Conflict, match=r"dsv sync \(process"):
+        ann.sync()
+    assert ann.sync().any_change
+
+
+def test_a_full_store_is_found_out_before_reading(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsv.store.directory import DirectoryStore
+
+    ann.write(dict(FILES))
+    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: 1 << 20)
+    with pytest.raises(NoRoom, match="free"):
+        ann.sync()
+
+
+def test_init_is_refused_where_the_dataset_is(ann: Person, tmp_path: Path) -> None:
+    bob = Person(tmp_path / "bob", ann.store, "bob")
+    with pytest.raises(Conflict, match="exists already") as caught:
+        bob.init()
+    assert caught.value.hint == "dsv clone scans"
+    assert not (bob.workspace / ".dsv").exists()

@@ -1,0 +1,194 @@
+"""A sync that dies at every step: the store is as before plus unreferenced objects, and the next sync goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv.errors import DsvError
+from dsv.model import keys
+from dsv.model.names import MAIN
+from dsv.repo.repository import Repository
+from dsv.store.counting import Counting
+from dsv.store.directory import DirectoryStore
+from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
+from dsv.store.memory import MemoryStore
+from dsv.store.retry import Retrying
+from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
+
+RNG = random.Random(7)
+BEFORE: Files = {"a/one": b"1", "a/two.sh": b"2", "old": RNG.randbytes(2 << 20)}
+AFTER: Files = {
+    **{name: data for name, data in BEFORE.items() if name != "a/one"},
+    "a/three": b"3",
+    "a/link@": b"three",
+    "b": None,
+    "large": RNG.randbytes(3 << 20),
+    **{f"d/{number}": RNG.randbytes(100) for number in range(50)},
+}
+
+
+def prepared(home: Path) -> tuple[Person, MemoryStore]:
+    """A workspace that was synced once and then changed."""
+    person, store = Person(home, "memory://unused"), MemoryStore()
+    with every_store_is(store):
+        person.init()
+        person.write(BEFORE)
+        person.sync()
+    (person.workspace / "a/one").unlink()
+    person.write(AFTER)
+    return person, store
+
+
+def count_calls(tmp_path: Path) -> int:
+    person, store = prepared(tmp_path / "count")
+    counting = Faulty(store)
+    with every_store_is(counting):
+        person.sync()
+    return counting.calls
+
+
+def check(person: Person, store: MemoryStore) -> bool:
+    """The invariants after a death. Returns whether the new commit was published."""
+    assert person.files() == AFTER
+    repository = Repository.open(store, None)
+    head = repository.refs.head(SCANS, MAIN).commit
+    assert head is not None
+    contents = read_commit(store, head)
+    assert contents in (BEFORE, AFTER)
+    for item in store.list(keys.INDEX_PREFIX):  # no index speaks of a pack that is not there
+        repository.objects.indexes.refresh()
+        index = repository.objects.indexes._loaded[keys.parse_index_key(item.key)]  # type: ignore[index]
+        for pack in index.packs:
+            store.get(keys.pack_key(pack))
+    return contents == AFTER
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER])
+def test_a_sync_that_dies_at_any_call_is_continued(tmp_path: Path, kind: Kind) -> None:
+    calls = count_calls(tmp_path)
+    assert calls > 10
+    for number in range(1, calls + 1):
+        person, store = prepared(tmp_path / f"{kind.name}-{number}")
+        faulty = Faulty(store, {number: Fault(kind)})
+        with every_store_is(faulty):
+            try:
+                person.sync()
+            except Crash:
+                assert faulty.crashed
+            else:  # there is no "after" for a read of what is absent
+                assert faulty.log[number - 1][0] is Operation.GET
+        published = check(person, store)
+        before = store_size(store)
+        with every_store_is(store):
+            done = person.sync()
+            assert done.commit is not None and read_commit(store, done.commit) == AFTER
+            assert done.any_change != published
+            assert person.sync().commit == done.commit
+        if number > calls - 5:  # the packs were there: what is written again is small
+            assert store_size(store) - before < 100_000
+
+
+@pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500, Kind.ERROR_503])
+def test_a_fault_that_passes_is_survived(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv.store.retry.time.sleep", lambda _: None)
+    calls = count_calls(tmp_path)
+    for number in range(1, calls + 1):
+        person, store = prepared(tmp_path / f"{kind.name}-{number}")
+        with every_store_is(Retrying(Faulty(store, {number: Fault(kind)}))):
+            done = person.sync()
+        assert done.commit is not None and read_commit(store, done.commit) == AFTER
+        assert check(person, store)
+
+
+@pytest.mark.parametrize("kind", [Kind.REFUSED, Kind.ERROR_500])
+def test_a_store_that_goes_away_is_an_error_and_loses_nothing(tmp_path: Path, kind: Kind) -> None:
+    calls = count_calls(tmp_path)
+    for number in range(1, calls + 1):
+        person, store = prepared(tmp_path / f"{kind.name}-{number}")
+        plan = {call: Fault(kind) for call in range(number, calls + 20)}
+        with every_store_is(Faulty(store, plan)):
+            try:
+                person.sync()
+            except DsvError as error:
+                assert error.exit_code == 6, error
+            else:
+                assert number >= calls - 1  # only closing the session may fail unnoticed
+        check(person, store)
+        with every_store_is(store):
+            done = person.sync()
+        assert done.commit is not None and read_commit(store, done.commit) == AFTER
+
+
+def store_size(store: MemoryStore) -> int:
+    return sum(item.size for item in store.list(""))
+
+
+SYNC = """
+import sys
+from pathlib import Path
+from tests.api.people import Person
+Person(Path(sys.argv[1]), sys.argv[2]).sync()
+"""
+
+
+def test_a_sync_killed_at_random_moments_is_continued(tmp_path: Path) -> None:
+    """Real processes and SIGKILL: what was stored before the kill is not stored again, the lock delays nobody."""
+    person = Person(tmp_path / "ann", str(tmp_path / "store"))
+    person.init()
+    rng = random.Random(3)
+    files: Files = {f"d{n % 7}/{n:04}": rng.randbytes(60_000) for n in range(2500)}
+    person.write(files)
+    command = [sys.executable, "-c", SYNC, str(person.home), person.store]
+    kills = 0
+    for delay in [0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0]:
+        process = subprocess.Popen(command)
+        try:
+            process.wait(delay)
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        assert person.files() == files
+    started = time.monotonic()
+    done = person.sync()
+    assert time.monotonic() - started < 60
+    assert done.commit is not None and kills
+    assert person.read(done.commit) == files
+    data = sum(len(content or b"") for content in files.values())
+    store = Counting(DirectoryStore(Path(person.store)))
+    packs = sum(item.size for item in store.list(keys.PACK_PREFIX))
+    assert packs < data + kills * (64 << 20) + 2_000_000
+
+
+def test_another_process_of_the_same_name_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """The pid of a killed sync may be anybody's by now."""
+    person = Person(tmp_path / "ann", str(tmp_path / "store"))
+    person.init()
+    person.write({"f": b"x"})
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time; from pathlib import Path; from tests.api.people import Person\n"
+            "lock = Person(Path(sys.argv[1]), '').context().workspace().lock('dsv sync')\n"
+            "print('held', flush=True); time.sleep(60)",
+            str(person.home),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    started = time.monotonic()
+    assert person.sync().any_change
+    assert time.monotonic() - started < 5

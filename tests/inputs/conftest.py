@@ -1,0 +1,39 @@
+"""A store, and people around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dsv.cli import environment
+from dsv.store import open as open_module
+from dsv.store.retry import Retrying, RetryPolicy
+from tests.inputs.scene import FILES, Scene, write
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """No store yet."""
+    monkeypatch.setattr(environment, "SYSTEM_CONFIG", tmp_path / "etc/config.toml")
+    return Scene(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store fails at is tried again as often as ever, but soon; tests/store has the real waits."""
+    policy = RetryPolicy(first_wait=0.001, longest_wait=0.01, silent_until=0.1, refused_until=0.1)
+    monkeypatch.setattr(open_module, "Retrying", partial(Retrying, policy=policy))
+
+
+@pytest.fixture(scope="session")
+def synced(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
+    """Every key of a store with `FILES` as dataset `set`, as `dsv sync` has written it."""
+    scene = Scene(tmp_path_factory.mktemp("synced"))
+    ann = scene.newcomer()
+    write(ann.cwd, FILES)
+    ann.ok("init", "set")
+    ann.ok("sync")
+    return scene.contents()

@@ -1,0 +1,186 @@
+"""Commits and refs that name what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from dsv import reader
+from dsv.model import keys
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import MAIN, BranchName, DatasetName
+from dsv.model.records import RefEntry
+from dsv.reader import StoreError
+from tests.cli.runner import Dsv
+from tests.inputs.scene import CACHE, CLONE, RUN, Scene, nothing_partial, refused, write
+
+SET = DatasetName.parse("set")
+
+
+@dataclass(frozen=True)
+class History:
+    """Dataset `set` with three commits of a file `a`, oldest first; the first is tagged v1. ann made them."""
+
+    ann: Dsv
+    commits: tuple[str, str, str]
+
+
+@pytest.fixture
+def history(scene: Scene) -> History:
+    ann = scene.newcomer()
+    ann.ok("init", "set")
+    made = []
+    for number in range(3):
+        write(ann.cwd, {"a": b"%d" % number})
+        made.append(ann.ok("sync").out.strip())
+    ann.ok("tag", "v1", f"@{made[0]}")
+    return History(ann, (made[0], made[1], made[2]))
+
+
+def test_a_commit_whose_parent_is_missing(scene: Scene, history: History) -> None:
+    """It is whole, and everything but its history works."""
+    first, parent, head = history.commits
+    whole = scene.contents()
+    scene.remove(f"commits/{parent}")
+    person = scene.newcomer()
+    refused(person("log", "set"), 5, parent)
+    refused(person("log", "set", "--oneline"), 5, parent)
+    failure = person("log", "set", "--json")
+    assert (failure.code, failure.json["error"]["object"]) == (5, parent)
+    assert person("log", "set", "-n", "1", "--json").json["items"][0]["parents"] == [parent]
+    for arguments in (["resolve", "set@main~1"], ["ls", "set@main~1"], ["resolve", "set@main~2"]):
+        refused(person(*arguments), 5, parent)
+    refused(person("tag", "x", "set@main~1"), 5, parent)
+    refused(person("cache", "set@main~1"), 5, parent)
+    refused(person("cache", f"set@{parent}"), 3, parent)  # nobody but the user has named it
+    nothing_partial(person)
+    for use in (CACHE, CLONE):
+        assert use(person, "set").code == 0
+        assert use.result(person, "set") == {"a": b"2"}
+    assert person.ok("log", "set@v1", "--json").json["items"][0]["commit"] == first
+
+    there = person.at(person.cwd / "clone")
+    write(there.cwd, {"b": b"new"})
+    made = there.ok("sync").out.strip()
+    assert there.ok("log", "-n", "2", "--json").json["items"][0]["parents"] == [head]
+    scene.put(f"commits/{parent}", whole[f"commits/{parent}"])
+    listed = [item["commit"] for item in scene.newcomer().ok("log", "set", "--json").json["items"]]
+    assert listed == [made, head, parent, first]
+
+
+def test_a_branch_that_names_no_commit_of_the_store(scene: Scene, history: History) -> None:
+    _, parent, head = history.commits
+    whole = scene.contents()
+    scene.remove(f"commits/{head}")
+    damaged = scene.contents()
+    person = scene.newcomer()
+    for arguments in READS:
+        refused(person(*arguments), 5, head)
+    refused(person("tag", "x", "set"), 5, head)
+    for use in (CACHE, CLONE, RUN):
+        refused(use(person, "set"), use.code(5), head)
+        nothing_partial(person)
+    with pytest.raises(StoreError, match=head):
+        reader.restore(scene.store, "set", scene.folder / "restored")
+    assert scene.contents() == damaged
+    assert person.ok("cat", "set@v1:a").out == "0"
+    assert person.ok("cat", f"set@{parent}:a").out == "1"
+    # Who made it has a copy of the commit, and goes on from it; nobody's work depends on the store's copy.
+    write(history.ann.cwd, {"a": b"4"})
+    history.ann.ok("sync")
+    assert scene.newcomer().ok("cat", "set:a").out == "4"
+    scene.put(f"commits/{head}", whole[f"commits/{head}"])
+    for use in (CACHE, CLONE):
+        assert use(person, "set").code == 0
+        assert use.result(person, "set") == {"a": b"4"}
+
+
+READS: Sequence[Sequence[str]] = (
+    ["ls", "set"], ["cat", "set:a"], ["log", "set"], ["resolve", "set"], ["datasets"],
+)  # fmt: skip
+
+
+def test_a_tag_that_names_no_commit_of_the_store(scene: Scene, history: History) -> None:
+    first = history.commits[0]
+    scene.remove(f"commits/{first}")
+    person = scene.newcomer()
+    for arguments in (["ls", "set@v1"], ["cat", "set@v1:a"], ["log", "set@v1"], ["resolve", "set@v1"]):
+        refused(person(*arguments), 5, first)
+    for use in (CACHE, CLONE):
+        refused(use(person, "set@v1"), 5, first)
+        nothing_partial(person)
+    assert person.ok("ls", "set").out == "a\n"
+    assert first[:12] in person.ok("tag", "--list", "set").out
+
+
+def test_a_branch_that_names_nothing_yet(scene: Scene) -> None:
+    """What `init` leaves: no damage, so nothing to mend but by a sync."""
+    ann = scene.newcomer()
+    ann.ok("init", "set")
+    person = scene.newcomer()
+    for arguments in (*READS[:4], ["tag", "x", "set"]):
+        result = person(*arguments)
+        refused(result, 3, "main", "set", "no commit yet")
+        assert "hint: dsv sync makes one" in result.err
+    for use in (CACHE, RUN):
+        refused(use(person, "set"), use.code(3), "no commit yet")
+        nothing_partial(person)
+    assert person.ok("datasets", "--json").json["items"][0]["commit"] is None
+    assert CLONE(person, "set").code == 0
+    with pytest.raises(StoreError, match="names no commit yet"):
+        reader.restore(scene.store, "set", scene.folder / "restored")
+    write(person.cwd / "clone", {"a": b"1"})
+    person.at(person.cwd / "clone").ok("sync")
+    assert CACHE(person, "set").code == 0
+    assert CACHE.result(person, "set") == {"a": b"1"}
+
+
+def head_key(number: int, branch: BranchName = MAIN) -> str:
+    return keys.branch_key(SET, branch, number)
+
+
+def entry(commit: bytes | None) -> bytes:
+    return RefEntry(None if commit is None else CommitId(commit), False, Nonce.random(), 0, "", "").encode()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data + b"\0",
+        lambda data: data.replace(b"dsv ref", b"dsv tag"),
+        lambda data: b"\xff" * len(data),
+    ],
+)
+def test_a_ref_that_is_damaged(scene: Scene, history: History, damage: Callable[[bytes], bytes]) -> None:
+    """The move before it is not taken for the head: that would undo somebody's sync."""
+    whole = scene.contents()
+    scene.put(head_key(3), damage(whole[head_key(3)]))
+    damaged = scene.contents()
+    person = scene.newcomer()
+    for arguments in READS:
+        refused(person(*arguments), 5, "ref", head_key(3))
+    for use in (CACHE, CLONE):
+        refused(use(person, "set"), 5, "ref", head_key(3))
+        nothing_partial(person)
+    write(history.ann.cwd, {"a": b"4"})
+    refused(history.ann("sync"), 5, head_key(3))
+    assert scene.contents() == damaged
+    scene.put(head_key(3), whole[head_key(3)])
+    history.ann.ok("sync")
+    assert person.ok("cat", "set:a").out == "4"
+
+
+def test_a_commit_that_is_damaged(scene: Scene, history: History) -> None:
+    head = history.commits[2]
+    whole = scene.contents()[f"commits/{head}"]
+    for damaged in (b"", whole[:-1], whole[:40] + b"x" + whole[41:], whole + b"\0"):
+        scene.put(f"commits/{head}", damaged)
+        person = scene.newcomer()
+        refused(CACHE(person, "set"), 5, head, "damaged")
+        refused(person("log", "set"), 5, head, "damaged")
+        nothing_partial(person)
+        assert person.ok("cat", "set@v1:a").out == "0"

@@ -1,0 +1,234 @@
+"""From arguments to an exit code: finds the command, calls it, tells of its failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from types import FrameType
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from dsv import __version__
+from dsv.cli.anywhere import global_options
+from dsv.cli.call import Session
+from dsv.cli.catalogue import COMMANDS, OTHER_NAMES, root_help
+from dsv.cli.declare import Command
+from dsv.cli.failure import READER_GONE, Failure, of_error
+from dsv.cli.output import Output, ReaderGone
+from dsv.cli.surroundings import Surroundings
+from dsv.cli.vendored import (
+    AnyCommand,
+    AnyContext,
+    CompletionItem,
+    MissingParameter,
+    NoSuchOption,
+    Parameter,
+    take_as_typed,
+)
+from dsv.errors import Terminated, UsageError
+
+INTERRUPTED = (130, 143)
+
+
+class Root(TyperGroup):
+    """Imports a command's module when that command is asked for."""
+
+    def get_params(self, ctx: AnyContext) -> list[Parameter]:
+        return [*self.params, *global_options()]
+
+    def list_commands(self, ctx: AnyContext) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: AnyContext, cmd_name: str) -> AnyCommand | None:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: AnyContext, args: list[str]
+    ) -> tuple[str | None, AnyCommand | None, list[str]]:
+        name = args[0]
+        if name == "help" and len(args) > 1:
+            name, args = args[1], [args[1], "--help"]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            raise _no_such_command(name)
+        session = ctx.find_object(Session)
+        if session is not None:
+            session.command = name
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: AnyContext) -> str:
+        return root_help().rstrip("\n")
+
+    def shell_complete(self, ctx: AnyContext, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)
+        ]
+
+
+def load(name: str) -> Command:
+    """The command of that name, from its module."""
+    module = import_module(f"dsv.cli.commands.{name}")
+    found = getattr(module, name)
+    assert isinstance(found, Command)
+    return found
+
+
+def root() -> Root:
+    """The whole program as typer sees it."""
+    app = typer.Typer(
+        name="dsv",
+        cls=Root,
+        invoke_without_command=True,
+        add_help_option=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_before_the_command)
+    made = get_command(app)
+    assert isinstance(made, Root)
+    take_as_typed(made.params)
+    return made
+
+
+def _show_version(ctx: typer.Context, value: bool) -> None:
+    session = ctx.find_object(Session)
+    if session is not None and value:
+        session.out.line(f"dsv {__version__}")
+        raise typer.Exit
+
+
+def _before_the_command(
+    ctx: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, expose_value=False, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand is None:
+        raise UsageError("no command was given", hint="dsv --help")
+
+
+def run(arguments: Sequence[str], around: Surroundings) -> int:
+    """Runs one command line. Everything it has to say goes to `around`."""
+    if around.environ.get("_DSV_COMPLETE"):
+        root().main(list(arguments), prog_name="dsv")  # answers the shell, and exits
+    with Output(around.stdout) as out, _terminable():
+        session = Session(around, out)
+        try:
+            return _invoke(arguments, session)
+        except ReaderGone:
+            return READER_GONE
+        # The one place that sees everything: a script gets an exit code and a sentence, whatever happened.
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+            return _fail(error, arguments, session)
+
+
+def exit_now(code: int) -> None:
+    """Ends an interrupted process at once, without waiting for threads in the middle of a request."""
+    sys.stderr.flush()
+    if code in INTERRUPTED:
+        os._exit(code)
+
+
+def _invoke(arguments: Sequence[str], session: Session) -> int:
+    code: int | None = 0
+    try:
+        with root().make_context("dsv", list(arguments), obj=session) as ctx:
+            code = ctx.command.invoke(ctx)
+    except typer.Exit as end:
+        code = end.exit_code
+    session.out.publish()
+    return int(code or 0)
+
+
+def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> int:
+    session.out.discard()
+    around = session.around
+    if session.flags.debug or "--debug" in _options(arguments):
+        import traceback
+
+        around.stderr.write("".join(traceback.format_exception(error)))
+    failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
+    try:
+        if not ((session.flags.json or "--json" in _options(arguments)) and _publish(failure, session.out)):
+            around.stderr.write(failure.text())
+            around.stderr.flush()
+    except (BrokenPipeError, ReaderGone):
+        pass
+    return failure.exit_code
+
+
+def _publish(failure: Failure, out: Output) -> bool:
+    """The failure as a document on stdout; False where stdout can't take it, which may be the failure."""
+    try:
+        out.write(failure.json().encode())
+        out.publish()
+    except OSError:
+        return False
+    return True
+
+
+def _options(arguments: Sequence[str]) -> Sequence[str]:
+    """What stands before `--`: a failure to parse may have come before the option that asks for JSON."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _of_typer(error: typer.TyperException, session: Session) -> Failure:
+    """typer's messages in our words: one sentence, then a hint."""
+    path = f"dsv {session.command}".strip()
+    hint = f"{path} --help"
+    subject = None
+    if isinstance(error, NoSuchOption):
+        subject = error.option_name
+        message = f"{path} has no option {subject}"
+        if error.possibilities:
+            hint = f"{path} {error.possibilities[0]}"
+    elif isinstance(error, MissingParameter) and error.param is not None:
+        subject = error.param.metavar or error.param.name
+        message = f"{path} needs {subject}"
+    else:
+        text = error.format_message().replace("\n", " ").rstrip(". ")
+        text = text.replace("argument(s)", "argument").replace("Value error, ", "")
+        message = text[:1].lower() + text[1:]
+    return Failure("usage", 2, message, subject, hint)
+
+
+def _no_such_command(name: str) -> UsageError:
+    known = OTHER_NAMES.get(name)
+    close = [known] if known else get_close_matches(name, COMMANDS, 1)
+    hint = f"dsv {close[0]}" if close else "dsv --help"
+    return UsageError(f"there is no command {name}", subject=name, hint=hint)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C does; a second one ends the process at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated("stopped by SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

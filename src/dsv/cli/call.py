@@ -1,0 +1,190 @@
+"""One invocation of a command: its global options, its settings, and how it speaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import typer
+
+from dsv import __version__
+from dsv.cli.output import Output, document, printable, to_json, write_items
+from dsv.cli.surroundings import Surroundings
+from dsv.cli.table import Column, Screen, write_table
+from dsv.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from dsv.api.context import Context
+    from dsv.api.settings import Settings
+    from dsv.cli.failure import Failure
+    from dsv.cli.progress import Meter
+
+
+@dataclass(slots=True)
+class Flags:
+    """The global options, wherever on the command line they stood; the last one counts."""
+
+    store: str | None = None
+    cache: str | None = None
+    directory: str | None = None
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+    progress: str | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """What one command line has, whichever command it names: typer hands it on as `obj`."""
+
+    around: Surroundings
+    out: Output
+    flags: Flags = field(default_factory=Flags)
+    command: str = ""
+
+
+class Call(typer.Context):
+    """What a command function gets first: typer's context, which knows the settings and how to speak."""
+
+    words: tuple[str, ...] = ()
+    """What stood behind `--`, for a command that has use for it."""
+
+    @property
+    def session(self) -> Session:
+        session = self.find_object(Session)
+        assert session is not None
+        return session
+
+    @property
+    def flags(self) -> Flags:
+        return self.session.flags
+
+    @property
+    def around(self) -> Surroundings:
+        return self.session.around
+
+    @property
+    def out(self) -> Output:
+        return self.session.out
+
+    @property
+    def json(self) -> bool:
+        return self.flags.json
+
+    @property
+    def quiet(self) -> bool:
+        return self.flags.quiet
+
+    def enter(self) -> None:
+        """-C: every relative path of the command line means one below this folder. Raises `NotFound`."""
+        directory = self.flags.directory
+        if directory is None:
+            return
+        if not directory:
+            raise UsageError("-C names no folder", hint="-C DIR")
+        try:
+            os.chdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(
+                f"there is no folder {directory}", subject=directory, hint=f"mkdir -p {directory}"
+            ) from None
+
+    @cached_property
+    def settings(self) -> Settings:
+        from dsv.cli.environment import gather
+
+        named = {"store": self.flags.store, "cache": self.flags.cache}
+        return gather(self.around, {key: value for key, value in named.items() if value is not None})
+
+    @property
+    def screen(self) -> Screen:
+        return Screen(self.around.stdout_is_terminal, self.around.columns(), self.around.colour)
+
+    def line(self, text: str) -> None:
+        """A line of the result."""
+        self.out.line(printable(text))
+
+    def table(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], details: Sequence[Sequence[str]] = ()
+    ) -> None:
+        write_table(self.out, self.screen, columns, rows, details)
+
+    def document(self, fields: Mapping[str, object]) -> None:
+        """The result as one JSON document."""
+        self.out.line(to_json(document(fields), indent=self.around.stdout_is_terminal))
+
+    def items(self, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None) -> None:
+        """Several results as one JSON document."""
+        write_items(self.out, items, head)
+
+    def say(self, text: str) -> None:
+        """A note for a person, on stderr; not with --quiet."""
+        if not self.quiet:
+            self._stderr(printable(text))
+
+    def warn(self, text: str) -> None:
+        """What a person should know even with --quiet."""
+        self._stderr(printable(f"warning: {text}"))
+
+    def complain(self, failure: Failure) -> None:
+        """Tells of a failure that doesn't end the command."""
+        self._stderr(failure.text().rstrip("\n"))
+
+    @contextmanager
+    def context(self, *, writes: bool = False, author: str | None = None) -> Iterator[Context]:
+        """What the functions of `dsv.api` take, with a meter that ends with it.
+
+        `writes` says that records will be signed: only then is git asked for a name.
+        """
+        from dsv.api.context import Context
+        from dsv.cli import environment
+        from dsv.repo.session import Writer
+        from dsv.store.options import StoreOptions
+
+        name = environment.author(self.settings, author).value if writes else environment.user_at_host()
+        with self.progress() as meter:
+            yield Context(
+                settings=self.settings,
+                options=StoreOptions.from_environment(self.around.environ),
+                writer=Writer(name, environment.host(), f"dsv {__version__}"),
+                metadata=self.around.cache_home() / ".dsv",
+                cwd=self.settings.cwd,
+                progress=meter,
+            )
+
+    @contextmanager
+    def progress(self) -> Iterator[Meter]:
+        """A meter for as long as the work lasts."""
+        meter = self._meter()
+        try:
+            yield meter
+        finally:
+            meter.finish()
+
+    def _meter(self) -> Meter:
+        from dsv.cli import progress
+
+        mode = self.flags.progress or "auto"
+        if mode not in progress.MODES:
+            raise UsageError(
+                f"there is no progress {mode}", subject=mode, hint=f"--progress {'|'.join(progress.MODES)}"
+            )
+        stream = self.around.stderr
+        if mode == "none" or self.quiet:
+            return progress.Silent(self.session.command)
+        if mode == "json":
+            return progress.JsonLines(self.session.command, stream)
+        if mode == "bar" or (mode == "auto" and self.around.stderr_is_terminal):
+            return progress.Bar(self.session.command, stream, self.around.columns(), self.around.colour)
+        return progress.Lines(self.session.command, stream)
+
+    def _stderr(self, text: str) -> None:
+        try:
+            self.around.stderr.write(text + "\n")
+            self.around.stderr.flush()
+        except BrokenPipeError:
+            pass

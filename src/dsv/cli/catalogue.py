@@ -1,0 +1,98 @@
+"""Every command by name, with its one line of help: what `dsv --help` shows without importing any of them."""
+
+from __future__ import annotations
+
+SECTIONS: dict[str, dict[str, str]] = {
+    "Workspaces": {
+        "init": "Bind this folder to a new dataset",
+        "clone": "Fetch a dataset into a new workspace",
+        "pull": "Bring the workspace up to its branch",
+        "restore": "Put files back as a commit has them",
+        "sync": "Commit this folder and publish it",
+        "status": "Show what a sync would do",
+    },
+    "Datasets": {
+        "log": "Show the commits of a branch",
+        "ls": "List the files of a commit",
+        "cat": "Print one file of a commit",
+        "resolve": "Print the full commit id that a target names",
+        "datasets": "List what the store holds",
+        "tag": "Name a commit for good, or list tags",
+    },
+    "Cache": {
+        "cache": "Make commits appear as files in the cache",
+        "cached": "Show what is cached, who uses it, and the room",
+        "release": "End holds that 'cache --hold' took",
+        "pin": "Keep a cached commit from eviction",
+        "unpin": "Let a pinned commit go again",
+        "evict": "Free room in the cache",
+    },
+    "Runs": {
+        "run": "Run a command on a cached commit, in a container",
+        "runs": "Show the records of runs",
+    },
+    "This machine": {
+        "config": "Show settings with their origin, or set one",
+        "demo": "Take the whole tour in a temporary folder",
+    },
+}
+
+COMMANDS: dict[str, str] = {name: line for section in SECTIONS.values() for name, line in section.items()}
+
+OTHER_NAMES: dict[str, str] = {
+    "add": "sync",
+    "commit": "sync",
+    "push": "sync",
+    "upload": "sync",
+    "publish": "sync",
+    "checkout": "restore",
+    "fetch": "cache",
+    "download": "cache",
+    "get": "cache",
+    "materialize": "cache",
+    "history": "log",
+    "list": "ls",
+    "prune": "evict",
+    "clean": "evict",
+    "free": "evict",
+    "exec": "run",
+    "settings": "config",
+    "tags": "tag",
+}
+"""What other tools call it: answered with a hint, never run."""
+
+GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
+    ("--store URL|NAME", "Store: s3://bucket/prefix, a folder, or a configured name"),
+    ("--cache DIR|NAME", "Cache: a folder, or a configured name"),
+    ("-C DIR", "Do as if started in DIR"),
+    ("--json", "One JSON document on stdout, also of a failure"),
+    ("--progress MODE", "Progress on stderr: auto, bar, lines, json, none"),
+    ("-q, --quiet", "No progress and no notes on stderr"),
+    ("--debug", "Show the traceback of a failure"),
+    ("-h, --help", "Show help, also of one command"),
+    ("--version", "Show the version"),
+)
+
+
+def root_help() -> str:
+    """What `dsv --help` prints. Written for 80 columns; nothing here is computed."""
+    lines = ["Usage: dsv [OPTIONS] COMMAND [ARGS]...", ""]
+    lines += ["Git-like dataset versions on any bucket or folder, cached next to the GPUs.", ""]
+    for section, commands in SECTIONS.items():
+        lines.append(f"{section}:")
+        lines += [f"  {name:<10}{line}" for name, line in commands.items()]
+        lines.append("")
+    lines.append("Options, before or after the command's name:")
+    lines += [f"  {option:<18}{text}" for option, text in GLOBAL_OPTIONS]
+    lines += [
+        "",
+        "Examples:",
+        "  dsv demo",
+        "  cd xrays && dsv init chest-xray --store s3://lake/dsv",
+        '  dsv sync -m "NIH release, 15 classes"',
+        "  DATA=$(dsv cache chest-xray@v1 --hold 3d)",
+        "  dsv run chest-xray@v1 --image team/resnet -- python train.py",
+        "",
+        "'dsv COMMAND --help' has more, with examples.",
+    ]
+    return "\n".join(lines) + "\n"

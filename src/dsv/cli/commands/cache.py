@@ -1,0 +1,135 @@
+"""dsv cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from dsv.api.cache import CacheItem
+from dsv.api.cache import cache as materialize
+from dsv.cli.call import Call
+from dsv.cli.declare import command, whole
+from dsv.cli.output import local_time
+from dsv.errors import UsageError
+from dsv.model.names import Target
+from dsv.model.units import format_bytes, format_duration, parse_duration
+
+
+@command(
+    "cache",
+    examples=[
+        ("DATA=$(dsv cache chest-xray@v1 --hold 3d)", "the folder, safe from eviction for three days"),
+        (
+            "dsv cache chest-xray@v1:train chest-xray@v1:labels.csv",
+            "parts of a commit, with their full paths",
+        ),
+        ("dsv cache chest-xray@v1 --cache gpu-nfs --jobs 8", "in another cache, filled by eight processes"),
+        ("dsv cache chest-xray --offline", "as the cache last knew it, when the store is away"),
+    ],
+    result={
+        "items.path": "the folder that has the files",
+        "items.dataset": "the dataset",
+        "items.commit": "the commit",
+        "items.files": "files in the commit, or in the part of it",
+        "items.bytes": "their size",
+        "items.fetched_bytes": "bytes read from the store by this command",
+        "items.linked_files": "files that another cached commit had",
+        "items.hit": "true where all of it was cached already",
+    },
+)
+def cache(
+    call: Call,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...")] = None,
+    hold: Annotated[
+        str | None,
+        typer.Option(
+            "--hold",
+            metavar="DURATION",
+            help="Keep them from eviction for so long (in a Slurm job: to its end).",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill; else what suits."
+        ),
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
+    ] = False,
+) -> None:
+    """Make commits appear as files in the cache.
+
+    Prints a path for each TARGET, [DATASET][@REV][:PATH]. The files are read-only, and appear whole or not at
+    all. What another cached commit has is linked, not fetched again. Any number of processes that ask for one
+    commit fill it together.
+    """
+    wanted = [_target(text) for text in targets or ()]
+    seconds, job = _hold(hold, call.around.environ)
+    with call.context() as context:
+        found = materialize(
+            context,
+            call.settings.cache().path,
+            wanted,
+            hold=seconds,
+            job=job,
+            offline=offline,
+            jobs=jobs,
+        )
+    if call.json:
+        call.items(map(_item, found))
+    for item in found:
+        if not call.json:
+            call.out.line(str(item.path))
+        call.say(_story(item))
+
+
+def _target(text: str) -> Target:
+    if not text.strip():
+        raise UsageError("an empty target is no target", hint="is a variable unset? dsv cache DATASET[@REV]")
+    return Target.parse(text)
+
+
+def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, str | None]:
+    """Seconds, and the batch job that holds. Slurm tells its jobs when they will be over."""
+    job = environ.get("SLURM_JOB_ID") or None
+    if hold is not None:
+        return parse_duration(hold), job
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    if job is None or not end.isdecimal():
+        return None, job
+    left = int(end) - time.time()
+    return (left, job) if left > 0 else (None, job)
+
+
+def _item(item: CacheItem) -> dict[str, object]:
+    return {
+        "path": str(item.path),
+        "dataset": str(item.dataset),
+        "commit": str(item.commit),
+        "files": item.files,
+        "bytes": item.bytes,
+        "fetched_bytes": item.fetched_bytes,
+        "linked_files": item.linked_files,
+        "hit": item.hit,
+    }
+
+
+def _story(item: CacheItem) -> str:
+    name = f"{item.dataset}@{str(item.commit)[:12]}"
+    if item.hit:
+        what = f"{name} was cached already: {item.files:,} files, {format_bytes(item.bytes)}"
+    else:
+        linked = f", {item.linked_files:,} files linked" if item.linked_files else ""
+        what = (
+            f"{name} cached in {format_duration(item.seconds)}: {item.files:,} files, {format_bytes(item.bytes)}; "
+            f"{format_bytes(item.fetched_bytes)} fetched{linked}"
+        )
+    if item.held_until is not None:
+        return f"{what}; held until {local_time(round(item.held_until * 1000))}"
+    if item.may_go is not None:
+        return f"{what}; may be evicted from {local_time(round(item.may_go * 1000))} on, if nobody uses it"
+    return what

@@ -1,0 +1,266 @@
+"""dsv cached."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from dsv.api.cached import CachedItem, CachedReport, LeaseItem, PinItem, RoomItem
+from dsv.api.cached import cached as report_cache
+from dsv.cli.call import Call
+from dsv.cli.check import check_cache
+from dsv.cli.declare import command
+from dsv.cli.output import local_time, printable, rfc3339
+from dsv.cli.table import Column
+from dsv.errors import UsageError
+from dsv.model.names import Target
+from dsv.model.units import format_bytes, format_duration
+
+
+@command(
+    "cached",
+    examples=[
+        ("dsv cached", "the cache in effect"),
+        ("dsv cached --cache gpu-nfs --json | jq '.room.free_bytes'", ""),
+        ("dsv cached --check chest-xray@v1", "read it again, and repair what a bad disk did"),
+        ("dsv cached --json | jq -r '.items[] | select(.leases == []) | .path'", "what nobody is using"),
+    ],
+    result={
+        "cache": "the cache's folder",
+        "items.path": "the folder that has the files",
+        "items.dataset": "the dataset",
+        "items.commit": "the commit",
+        "items.selection": "the paths that were asked for, where it's a part of the commit",
+        "items.names": "tags and branches that name it, as far as this cache has heard",
+        "items.files": "how many files",
+        "items.bytes": "their size",
+        "items.own_bytes": "room of its own, not shared with other commits",
+        "items.cached_by": "who cached it",
+        "items.cached_on": "on which host",
+        "items.cached": "when",
+        "items.last_use": "when it was last asked for",
+        "items.leases": "who uses it: purpose (run, hold, stage), user, host, run, job, until",
+        "items.pins": "who pinned it: user, why, since, until (null: for ever)",
+        "items.protected": "true where the cache's owner keeps the dataset",
+        "items.complete": "false where its record is missing",
+        "items.may_go": "when it may be evicted for not being used; null: not by age",
+        "fills.dataset": "a fill under way: its dataset",
+        "fills.commit": "its commit",
+        "fills.files": "files to fill",
+        "fills.files_done": "files that are there",
+        "fills.bytes": "bytes to fill",
+        "fills.bytes_done": "bytes that are there",
+        "fills.room_left": "bytes that are still reserved for it",
+        "fills.workers": "who fills",
+        "fills.live": "false where it was broken off",
+        "room": "used_bytes, used_files, reserved_bytes, free_bytes, total_bytes; the limits max_size, max_files, "
+        "min_free and unused_for (seconds); exceeded: limits that do not hold",
+        "foreign": "names in the cache that dsv did not put there",
+        "checked.path": "with --check only: a folder that was read",
+        "checked.dataset": "its dataset",
+        "checked.commit": "its commit",
+        "checked.files": "files that were read",
+        "checked.bytes": "bytes that were read",
+        "checked.wrong": "what was not as committed: path, problem, links (other names of the same file)",
+        "checked.repaired": "how many of them are right now",
+        "checked.foreign": "files in it that were never committed",
+    },
+)
+def cached(
+    call: Call,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Read cached files (of TARGET, or all) again, and repair what is wrong."
+        ),
+    ] = False,
+    no_repair: Annotated[bool, typer.Option("--no-repair", help="With --check: only tell.")] = False,
+) -> None:
+    """Show what is cached, who uses it, and the room.
+
+    Reads small records only, and asks no store. With --check every byte is read and compared with its id, and
+    what is wrong is fetched from the store; exit code 5 says that something still is wrong.
+    """
+    if check:
+        check_cache(call, [Target.parse(text) for text in targets or ()], repair=not no_repair)
+        return
+    if targets or no_repair:
+        raise UsageError("this is for --check", hint="dsv cached --check [TARGET]...")
+    report = report_cache(call.settings.cache().path)
+    if call.json:
+        call.document(_document(report))
+        return
+    _write_items(call, report)
+    for fill in report.fills:
+        state = f"filled by {', '.join(fill.workers)}" if fill.live else "broken off, the next to ask goes on"
+        call.line(
+            f"{fill.dataset}@{str(fill.commit)[:12]}: {format_bytes(fill.bytes_done)} of {format_bytes(fill.bytes)}, "
+            f"{fill.files_done:,} of {fill.files:,} files, {state}"
+        )
+    if report.items or report.fills:
+        call.line("")
+    call.line(_room(report))
+    for limit in report.room.exceeded:
+        call.line(f"exceeded: {limit}")
+    for name in report.aliens:
+        call.warn(f"{report.folder / name} is not dsv's, and is left alone")
+
+
+def _write_items(call: Call, report: CachedReport) -> None:
+    columns = [
+        Column("dataset", keep=True),
+        Column("commit", keep=True),
+        Column("names"),
+        Column("files", right=True, keep=True),
+        Column("size", right=True, keep=True),
+        Column("own", right=True, keep=True),
+        Column("used", keep=True),
+        Column("by"),
+    ]
+    now = time.time()
+    rows = [
+        [
+            str(item.dataset),
+            str(item.commit)[:12] + ("+" if item.selection else ""),
+            ", ".join(item.names) or "-",
+            f"{item.files:,}",
+            format_bytes(item.bytes),
+            format_bytes(item.own_bytes),
+            _ago(now - item.last_use),
+            item.cached_by or "-",
+        ]
+        for item in report.items
+    ]
+    call.table(columns, rows, [_details(item) for item in report.items])
+
+
+def _details(item: CachedItem) -> list[str]:
+    """What a table has no room for: the parts that were asked for, and every claim."""
+    lines = []
+    if item.selection:
+        lines.append(f"only {', '.join(item.selection)}")
+    lines.extend(_lease(lease) for lease in item.leases)
+    for pin in item.pins:
+        end = "" if pin.until is None else f" until {_time(pin.until)}"
+        why = f": {pin.why}" if pin.why else ""
+        lines.append(f"pinned by {pin.user}{end}{why}")
+    if item.protected:
+        lines.append("protected by the cache's owner")
+    if not item.complete:
+        lines.append("its record is missing: the next 'dsv cache' checks it")
+    return [printable(line) for line in lines]
+
+
+def _lease(lease: LeaseItem) -> str:
+    what = {"run": f"run {lease.run or ''}".rstrip(), "hold": "held", "stage": "being staged"}
+    job = f" in job {lease.job}" if lease.job else ""
+    return f"{what.get(lease.purpose, lease.purpose)} by {lease.user}@{lease.host}{job} until {_time(lease.until)}"
+
+
+def _room(report: CachedReport) -> str:
+    room = report.room
+    parts = [f"{report.folder}: {format_bytes(room.used_bytes)} used in {room.used_files:,} files"]
+    if room.reserved_bytes:
+        parts.append(f"{format_bytes(room.reserved_bytes)} reserved")
+    parts.append(f"{format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)} free")
+    limits = _limits(room)
+    return ", ".join(parts) + (f"; limits: {', '.join(limits)}" if limits else "")
+
+
+def _limits(room: RoomItem) -> list[str]:
+    limits = []
+    if room.max_size is not None:
+        limits.append(f"at most {format_bytes(room.max_size)}")
+    if room.max_files is not None:
+        limits.append(f"at most {room.max_files:,} files")
+    limits += [f"{amount} stay free" for amount in room.min_free]
+    if room.unused_for is not None:
+        limits.append(f"unused for {format_duration(room.unused_for)}")
+    return limits
+
+
+def _document(report: CachedReport) -> dict[str, object]:
+    room = report.room
+    return {
+        "cache": str(report.folder),
+        "items": [_item(item) for item in report.items],
+        "fills": [
+            {
+                "dataset": str(fill.dataset),
+                "commit": str(fill.commit),
+                "files": fill.files,
+                "files_done": fill.files_done,
+                "bytes": fill.bytes,
+                "bytes_done": fill.bytes_done,
+                "room_left": fill.room_left,
+                "workers": list(fill.workers),
+                "live": fill.live,
+            }
+            for fill in report.fills
+        ],
+        "room": {
+            "used_bytes": room.used_bytes,
+            "used_files": room.used_files,
+            "reserved_bytes": room.reserved_bytes,
+            "free_bytes": room.free_bytes,
+            "total_bytes": room.total_bytes,
+            "max_size": room.max_size,
+            "max_files": room.max_files,
+            "min_free": list(room.min_free),
+            "unused_for": room.unused_for,
+            "exceeded": list(room.exceeded),
+        },
+        "foreign": list(report.aliens),
+    }
+
+
+def _item(item: CachedItem) -> dict[str, object]:
+    return {
+        "path": str(item.path),
+        "dataset": str(item.dataset),
+        "commit": str(item.commit),
+        "selection": list(item.selection),
+        "names": list(item.names),
+        "files": item.files,
+        "bytes": item.bytes,
+        "own_bytes": item.own_bytes,
+        "cached_by": item.cached_by,
+        "cached_on": item.cached_on,
+        "cached": _utc(item.cached_at),
+        "last_use": _utc(item.last_use),
+        "leases": [_lease_item(lease) for lease in item.leases],
+        "pins": [_pin_item(pin) for pin in item.pins],
+        "protected": item.protected,
+        "complete": item.complete,
+        "may_go": _utc(item.may_go),
+    }
+
+
+def _lease_item(lease: LeaseItem) -> dict[str, object]:
+    return {
+        "purpose": lease.purpose,
+        "user": lease.user,
+        "host": lease.host,
+        "run": lease.run,
+        "job": lease.job,
+        "until": _utc(lease.until),
+    }
+
+
+def _pin_item(pin: PinItem) -> dict[str, object]:
+    return {"user": pin.user, "why": pin.why, "since": _utc(pin.since), "until": _utc(pin.until)}
+
+
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else rfc3339(round(seconds * 1000))
+
+
+def _time(seconds: float) -> str:
+    return local_time(round(seconds * 1000))
+
+
+def _ago(seconds: float) -> str:
+    return "now" if seconds < 10 else f"{format_duration(seconds)} ago"

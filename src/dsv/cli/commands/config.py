@@ -1,0 +1,116 @@
+"""dsv config: every setting with its origin; one of them; or a new value in the user's config.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsv.api.settings import PLAIN_KEYS, Setting, check_key, parse_toml, with_value
+from dsv.cli import environment
+from dsv.cli.call import Call
+from dsv.cli.declare import command, text
+from dsv.cli.table import Column
+from dsv.errors import NotFound, UsageError
+
+
+@command(
+    "config",
+    examples=[
+        ("dsv config", "every setting, and where it comes from"),
+        ("dsv config stores.lake.url s3://lake/dsv", "name a store; then --store lake works"),
+        ("dsv config stores.lake.endpoint https://s3.example.org", "where its S3 server is not AWS"),
+        ("dsv config store lake", "the store to use where nothing else says"),
+        ("dsv config caches.gpu-nfs.path /nfs/gpu/dsv", "name a cache"),
+        ("dsv config cache", "which cache is in effect"),
+        ("dsv config --unset store", "take a value out of the user's file"),
+    ],
+    result={
+        "items.key": "the setting",
+        "items.value": "its value",
+        "items.origin": "flag, variable or file it is from",
+    },
+)
+def config(
+    call: Call,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]")] = None,
+    value: Annotated[str | None, typer.Argument(parser=text, metavar="[VALUE]")] = None,
+    unset: Annotated[bool, typer.Option("--unset", help="Take KEY out of the user's config file.")] = False,
+) -> None:
+    """Show settings with their origin, or set one.
+
+    A value is looked for on the command line, in the workspace (.dsv/config.toml), in the environment
+    (DSV_STORE, DSV_CACHE, DSV_AUTHOR), in the user's config.toml (DSV_CONFIG names another file) and in
+    /etc/dsv/config.toml. VALUE is written to the user's file; what else is in it stays, comments aside.
+    """
+    if unset or value is not None:
+        _change(call, key, value, unset)
+        return
+    if key is not None:
+        check_key(key)
+        _show_one(call, key)
+        return
+    settings = [*call.settings.all()]
+    if call.settings.get("author") is None:
+        settings.insert(0, environment.author(call.settings, None))
+    if call.json:
+        call.items(_item(setting) for setting in settings)
+        return
+    columns = [Column("key", keep=True), Column("value", keep=True), Column("origin")]
+    call.table(columns, [[setting.key, setting.value, setting.origin] for setting in settings])
+    for origin, unknown in call.settings.unknown():
+        call.warn(f"{origin} has {unknown}, which is no setting of this version")
+
+
+def _show_one(call: Call, key: str) -> None:
+    setting = environment.author(call.settings, None) if key == "author" else call.settings.get(key)
+    if setting is None:
+        raise NotFound(f"{key} is not set", subject=key, hint=f"dsv config {key} VALUE")
+    if call.json:
+        call.items([_item(setting)])
+    else:
+        call.line(setting.value)
+        call.say(f"from {setting.origin}")
+
+
+def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None:
+    if key is None or (unset and value is not None):
+        raise UsageError("--unset takes a key and no value", hint="dsv config --unset KEY")
+    path = environment.user_config(call.around)
+    document = parse_toml(environment.read_text(path) or "", str(path))
+    changed = with_value(document, key, value)
+    if unset and changed == document:
+        raise NotFound(
+            f"{key} is not set in {path}", subject=key, hint="dsv config shows where values come from"
+        )
+    _write(path, changed)
+    if call.json:
+        call.items([] if value is None else [_item(Setting(key, value, str(path)))])
+    else:
+        call.line(f"{key} {'removed from' if value is None else 'set in'} {path}")
+    effective = call.settings.get(key)
+    if value is not None and effective is not None and effective.origin != str(path) and key in PLAIN_KEYS:
+        call.warn(f"{effective.origin} says {key} = {effective.value}, and comes first here")
+
+
+def _item(setting: Setting) -> dict[str, object]:
+    return {"key": setting.key, "value": setting.value, "origin": setting.origin}
+
+
+def _write(path: Path, document: dict[str, object]) -> None:
+    """Replaces the file as a whole, through a symlink to where it really lies, with the mode it had."""
+    import os
+
+    import tomli_w
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    real = path.resolve()
+    fresh = real.with_name(f".{real.name}.{os.getpid()}")
+    try:
+        fresh.write_text(tomli_w.dumps(document), "utf-8")
+        if real.exists():
+            fresh.chmod(real.stat().st_mode & 0o7777)
+        fresh.replace(real)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,135 @@
+"""dsv evict."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.cache import EvictedItem, EvictionReport
+from dsv.api.cache import evict as free_room
+from dsv.cli.call import Call
+from dsv.cli.declare import command, whole
+from dsv.errors import DsvError
+from dsv.model.names import Target
+from dsv.model.units import format_bytes, parse_duration, parse_size
+
+
+@command(
+    "evict",
+    examples=[
+        ("dsv evict", "what the cache owner's limits say (unused for a day, by default): fit for cron"),
+        ("dsv evict --dry-run --unused-for 12h", "what would go, exactly"),
+        ("dsv evict --max-size 500G --min-free 10%", "stricter limits, oldest use first"),
+        ("dsv evict chest-xray@v1", "this commit, whenever it was last used"),
+        ("dsv evict --all", "everything that nobody uses or has pinned"),
+    ],
+    result={
+        "evicted.dataset": "the dataset",
+        "evicted.commit": "the commit that went, or would go",
+        "evicted.bytes": "size of its files",
+        "evicted.reason": "why",
+        "kept.dataset": "the dataset",
+        "kept.commit": "a commit that was due, and stays",
+        "kept.reason": "why it stays",
+        "freed_bytes": "room on disk that is free now: blocks of files whose last link went",
+        "exceeded": "limits that do not hold even so",
+        "dry_run": "true where nothing was done",
+    },
+)
+def evict(
+    call: Call,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")] = None,
+    unused_for: Annotated[
+        str | None,
+        typer.Option("--unused-for", metavar="DURATION", help="Evict what was not used for so long."),
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="Evict until the cache takes no more than this."),
+    ] = None,
+    max_files: Annotated[
+        int | None,
+        typer.Option("--max-files", parser=whole(0), metavar="N", help="Evict until it has no more files."),
+    ] = None,
+    min_free: Annotated[
+        str | None,
+        typer.Option("--min-free", metavar="SIZE|PERCENT", help="Evict until so much of the disk is free."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Evict all that is not in use, pinned or protected.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only show what would go.")] = False,
+) -> int:
+    """Free room in the cache.
+
+    Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
+    run or a hold uses, what is pinned and what the owner protects stays. The store is never touched. Prints a
+    line for each commit that went, and nothing when nothing was due; exit code 7 says that a limit is still
+    exceeded.
+    """
+    gone: list[EvictedItem] = []
+    wanted = [Target.parse(text) for text in targets or ()]
+    with call.context() as context:
+        try:
+            report = free_room(
+                context,
+                call.settings.cache().path,
+                wanted,
+                unused_for=None if unused_for is None else parse_duration(unused_for),
+                max_size=None if max_size is None else parse_size(max_size),
+                max_files=max_files,
+                min_free=min_free,
+                everything=everything,
+                dry_run=dry_run,
+                on_evicted=gone.append,
+            )
+        except DsvError:
+            for item in gone:  # the failure leaves stdout empty, but these did go
+                call.say(_line(item, dry_run=False))
+            raise
+    _tell(call, report, say_kept=everything or dry_run)
+    return report.exit_code
+
+
+def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
+    if call.json:
+        call.document(_document(report))
+    else:
+        for item in report.evicted:
+            call.line(_line(item, dry_run=report.dry_run))
+    for item in report.evicted:
+        if item.aliens:
+            named = ", ".join(item.alien_paths)
+            call.warn(f"{item.path} had {item.aliens} files that dsv had not put there: {named}")
+    if say_kept:
+        for kept in report.kept:
+            call.say(f"{kept.path} stays: {kept.reason}")
+    for limit in report.exceeded:
+        call.warn(f"still exceeded: {limit}")
+
+
+def _line(item: EvictedItem, *, dry_run: bool) -> str:
+    verb, freed = ("would evict", "to free") if dry_run else ("evicted", "freed")
+    return f"{verb} {item.path}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}"
+
+
+def _document(report: EvictionReport) -> dict[str, object]:
+    return {
+        "evicted": [
+            {
+                "dataset": str(item.dataset),
+                "commit": str(item.commit),
+                "bytes": item.bytes,
+                "reason": item.reason,
+            }
+            for item in report.evicted
+        ],
+        "kept": [
+            {"dataset": str(item.dataset), "commit": str(item.commit), "reason": item.reason}
+            for item in report.kept
+        ],
+        "freed_bytes": report.freed_bytes,
+        "exceeded": list(report.exceeded),
+        "dry_run": report.dry_run,
+    }

@@ -1,0 +1,82 @@
+"""dsv init."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsv.api.init import init as init_workspace
+from dsv.cli.call import Call
+from dsv.cli.declare import command, text
+from dsv.errors import UsageError
+from dsv.model.names import DatasetName
+
+
+@command(
+    "init",
+    examples=[
+        ("cd xrays && dsv init chest-xray --store s3://lake/dsv", "a new dataset in that store"),
+        ("dsv init", "named like the folder, in the store in effect ('dsv config store' shows it)"),
+        ("dsv -C /data/lungs init team-a/lungs", "another folder than this one"),
+    ],
+    result={
+        "dataset": "its name",
+        "store": "URL of the store",
+        "workspace": "the folder, absolute",
+        "branch": "the branch that the workspace follows",
+        "new_store": "true where this command made the store too",
+    },
+)
+def init(
+    call: Call,
+    dataset: Annotated[str | None, typer.Argument(metavar="[DATASET]")] = None,
+    single_writer: Annotated[
+        bool,
+        typer.Option(
+            "--single-writer",
+            help="Accept a store that can't promise that one of several writers wins; every sync warns.",
+        ),
+    ] = False,
+    author: Annotated[
+        str | None,
+        typer.Option(
+            "--author", parser=text, metavar="WHO", help="Who makes it, instead of the configured author."
+        ),
+    ] = None,
+) -> None:
+    """Bind this folder to a new dataset.
+
+    The dataset is named like the folder where DATASET is left out. A store that is not there yet is made,
+    and has to prove first that of several writers of one key exactly one wins. No file is read; 'dsv sync'
+    does that.
+    """
+    with call.context(writes=True, author=author) as context:
+        name = DatasetName.parse(dataset) if dataset is not None else _name_of(context.cwd)
+        made = init_workspace(context, context.cwd, name, single_writer=single_writer)
+    if call.json:
+        call.document(
+            {
+                "dataset": made.dataset,
+                "store": made.store,
+                "workspace": str(made.root),
+                "branch": "main",
+                "new_store": made.new_store,
+            }
+        )
+    else:
+        call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
+
+
+def _name_of(folder: Path) -> DatasetName:
+    try:
+        return DatasetName.parse(folder.name)
+    except UsageError as error:
+        close = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-._")
+        raise UsageError(
+            f"the folder's name makes no dataset name: {error.message}",
+            subject=folder.name,
+            hint=f"dsv init {close if len(close) > 1 else 'NAME'}",
+        ) from None

@@ -1,0 +1,99 @@
+"""dsv log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from dsv.api.log import LogItem
+from dsv.api.log import log as read_log
+from dsv.cli.call import Call
+from dsv.cli.declare import command, whole
+from dsv.cli.output import printable, rfc3339, to_json
+from dsv.model.names import Target
+from dsv.model.units import format_bytes
+
+
+@command(
+    "log",
+    examples=[
+        ("dsv log", "the branch of this workspace"),
+        ("dsv log chest-xray@v1 -n 5", "five commits, from a tag backwards"),
+        ("dsv log chest-xray --oneline", ""),
+        ("dsv log --json | jq -r '.items[0].commit'", "the newest commit's id"),
+    ],
+    result={
+        "items.commit": "its id",
+        "items.parents": "ids of the commits before it",
+        "items.author": "who made it",
+        "items.time": "when, in UTC",
+        "items.message": "why",
+        "items.files": "how many files it has",
+        "items.bytes": "their size",
+    },
+)
+def log(
+    call: Call,
+    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    limit: Annotated[
+        int | None,
+        typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show at most N commits."),
+    ] = None,
+    oneline: Annotated[bool, typer.Option("--oneline", help="One line for each commit.")] = False,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each commit.")] = False,
+) -> None:
+    """Show the commits of a branch.
+
+    Newest first, from TARGET backwards: [DATASET][@REV], or the branch of this workspace where it is left out.
+    """
+    with call.context() as context:
+        items = read_log(context, Target.parse(target), limit)
+        if jsonl:
+            for item in items:
+                call.out.line(to_json(_item(item)))
+        elif call.json:
+            call.items(map(_item, items))
+        elif oneline:
+            for item in items:
+                call.line(_short(item))
+        else:
+            for number, item in enumerate(items):
+                if number:
+                    call.line("")
+                _write(call, item)
+
+
+def _item(item: LogItem) -> dict[str, object]:
+    commit = item.commit
+    return {
+        "commit": str(item.id),
+        "parents": [str(parent) for parent in commit.parents],
+        "author": commit.author,
+        "time": rfc3339(commit.time_ms),
+        "message": commit.message,
+        "files": commit.files,
+        "bytes": commit.bytes,
+    }
+
+
+def _short(item: LogItem) -> str:
+    first = item.commit.message.partition("\n")[0]
+    names = f" ({', '.join(item.names)})" if item.names else ""
+    return f"{str(item.id)[:12]}{names} {first}".rstrip()
+
+
+def _write(call: Call, item: LogItem) -> None:
+    commit = item.commit
+    names = f" ({', '.join(item.names)})" if item.names else ""
+    head = printable(f"commit {item.id}{names}")
+    call.out.line(f"\x1b[1m{head}\x1b[0m" if call.screen.terminal and call.screen.colour else head)
+    call.line(f"Author: {commit.author}")
+    when = datetime.fromtimestamp(commit.time_ms // 1000, UTC).astimezone()
+    call.line(f"Date:   {when:%Y-%m-%d %H:%M:%S %z}")
+    call.line(f"Files:  {commit.files:,}, {format_bytes(commit.bytes)}")
+    if commit.message:
+        call.line("")
+        for line in commit.message.splitlines():
+            call.line(f"    {line}")

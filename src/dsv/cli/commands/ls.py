@@ -1,0 +1,78 @@
+"""dsv ls."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.look import ls as list_entries
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.output import printable, to_json
+from dsv.model.entry import Entry, Kind
+from dsv.model.names import Target
+
+KINDS = {
+    Kind.FILE: "file",
+    Kind.EXECUTABLE: "executable",
+    Kind.SYMLINK: "symlink",
+    Kind.EMPTY_DIRECTORY: "directory",
+}
+
+
+@command(
+    "ls",
+    examples=[
+        ("dsv ls chest-xray@v1", "every path of the tag"),
+        ("dsv ls -l @v1:train/cats", "in this workspace's dataset, below a folder, with sizes and ids"),
+        ("dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'", "files above 1 MB"),
+    ],
+    result={
+        "items.path": "the path in the dataset",
+        "items.kind": "file, executable, symlink, or directory (an empty one)",
+        "items.size": "bytes of a file, else 0",
+        "items.id": "BLAKE3 of a file's bytes, as b3sum prints it; null for what is no file",
+    },
+)
+def ls(
+    call: Call,
+    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    long: Annotated[bool, typer.Option("-l", "--long", help="Show kind, size and id too.")] = False,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each path.")] = False,
+) -> None:
+    """List the files of a commit.
+
+    Everything at and below the path, symlinks and empty folders too. TARGET is [DATASET][@REV][:PATH]; without
+    it, the base commit of this workspace. Nothing is materialized.
+    """
+    with call.context() as context:
+        entries = list_entries(context, Target.parse(target))
+        if jsonl:
+            for entry in entries:
+                call.out.line(to_json(_item(entry)))
+        elif call.json:
+            call.items(map(_item, entries))
+        else:
+            show = _long if long else _path
+            for entry in entries:
+                call.out.line(show(entry))
+
+
+def _item(entry: Entry) -> dict[str, object]:
+    return {
+        "path": entry.path.decode(),
+        "kind": KINDS[entry.kind],
+        "size": entry.size,
+        "id": None if entry.file_id is None else str(entry.file_id),
+    }
+
+
+def _path(entry: Entry) -> str:
+    return printable(entry.path)
+
+
+def _long(entry: Entry) -> str:
+    identity = "-" if entry.file_id is None else str(entry.file_id)[:16]
+    target = "" if entry.target is None else f" -> {printable(entry.target)}"
+    return f"{KINDS[entry.kind]:<10}  {entry.size:>14,}  {identity:<16}  {printable(entry.path)}{target}"

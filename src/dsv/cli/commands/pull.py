@@ -1,0 +1,55 @@
+"""dsv pull."""
+
+from __future__ import annotations
+
+from dsv.api.restore import pull as bring
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+
+
+@command(
+    "pull",
+    examples=[
+        ("dsv pull", "what others have synced to this workspace's branch"),
+        ("dsv -C /data/xrays pull -q", "from a script"),
+    ],
+    result={
+        "dataset": "the dataset",
+        "branch": "the branch that the workspace follows",
+        "before": "the base before",
+        "commit": "the base now",
+        "created": "paths that are new here",
+        "replaced": "paths that have other content now",
+        "removed": "paths that went",
+        "any_change": "false where the workspace was up to date",
+    },
+)
+def pull(call: Call) -> None:
+    """Bring the workspace up to its branch.
+
+    Local changes stay. Where both sides changed a path it ends with exit code 4 and the list, and writes nothing.
+    """
+    with call.context() as context:
+        done = bring(context)
+    if call.json:
+        call.document(
+            {
+                "dataset": str(done.dataset),
+                "branch": str(done.branch),
+                "before": None if done.before is None else str(done.before),
+                "commit": None if done.commit is None else str(done.commit),
+                "created": done.created,
+                "replaced": done.replaced,
+                "removed": done.removed,
+                "any_change": done.any_change,
+            }
+        )
+        return
+    where = f"{done.dataset}@{done.branch}"
+    if done.commit is None:
+        call.line(f"{where} has no commit yet")
+    elif not done.any_change:
+        call.line(f"{where} is at {str(done.commit)[:12]} already")
+    else:
+        paths = f"{done.created:,} created, {done.replaced:,} replaced, {done.removed:,} removed"
+        call.line(f"{where} is at {str(done.commit)[:12]}: {paths}")

@@ -1,0 +1,63 @@
+"""dsv restore."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.restore import restore as put_back
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.paths import workspace_paths
+from dsv.model.names import Target
+
+
+@command(
+    "restore",
+    examples=[
+        ("dsv restore labels.csv", "as the base has it; your change to it is gone"),
+        ("dsv restore train/ --from @v1", "a folder as the tag has it"),
+        (
+            "dsv restore --from @v1",
+            "the whole workspace, whose base it then is; refused where work would be lost",
+        ),
+    ],
+    result={
+        "commit": "the commit that the files come from",
+        "created": "paths that were missing",
+        "replaced": "paths that had other content",
+        "removed": "paths that the commit doesn't have",
+    },
+)
+def restore(
+    call: Call,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TARGET", help="A commit of this dataset, instead of the base."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Give up local changes, also where no path is named.")
+    ] = False,
+) -> None:
+    """Put files back as a commit has them.
+
+    Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the
+    way. Without PATH it is the whole workspace, and nothing is lost without --force.
+    """
+    target = None if source is None else Target.parse(source)
+    with call.context() as context:
+        done = put_back(context, workspace_paths(context.workspace(), paths or ()), target, force=force)
+    if call.json:
+        call.document(
+            {
+                "commit": str(done.commit),
+                "created": done.created,
+                "replaced": done.replaced,
+                "removed": done.removed,
+            }
+        )
+        return
+    counts = f"{done.created:,} created, {done.replaced:,} replaced, {done.removed:,} removed"
+    call.line(f"as in {str(done.commit)[:12]}: {counts}")

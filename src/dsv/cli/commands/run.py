@@ -1,0 +1,153 @@
+"""dsv run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.cli.call import Call
+from dsv.cli.declare import command, text, whole
+
+Data = Annotated[
+    list[str] | None, typer.Option("--data", metavar="NAME=TARGET", help="Further data, at /data/NAME.")
+]
+Image = Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="The container's image.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="ENGINE", help="docker, podman or process; else the first that answers."
+    ),
+]
+Code = Annotated[
+    str | None,
+    typer.Option("--code", metavar="DIR", help="The code: read-only at /code, the working directory."),
+]
+Out = Annotated[
+    str | None,
+    typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),
+]
+Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|all", help="How many GPUs the job gets.")]
+ShmSize = Annotated[
+    str | None,
+    typer.Option(
+        "--shm-size", metavar="SIZE", help="Shared memory; half of the machine's where it's left out."
+    ),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("-e", "--env", metavar="K[=V]", help="A variable; K alone passes your value."),
+]
+Param = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p", "--param", parser=text, metavar="K=V", help="A parameter, in DSV_PARAMS and the record."
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", parser=text, metavar="NAME", help="A name for the container and the record."),
+]
+EngineArg = Annotated[
+    list[str] | None, typer.Option("--engine-arg", metavar="ARG", help="A further option for the engine.")
+]
+Again = Annotated[
+    str | None,
+    typer.Option("--again", metavar="RUN", help="Repeat this run, as far as that can be done."),
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Don't ask the store; the record is sent by a later run.")
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
+]
+NoLog = Annotated[bool, typer.Option("--no-log", help="Don't keep what the job prints.")]
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json-file", metavar="FILE", help="Write the result there: stdout and stderr are the job's."
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("-n", "--dry-run", help="Print what would be executed, and do nothing.")
+]
+
+
+@command(
+    "run",
+    words=True,
+    examples=[
+        ("dsv run chest-xray@v1 --image team/resnet --code . --gpus 2 -p lr=0.1 -- python train.py", ""),
+        ("dsv run chest-xray@v1 -- sh -c 'ls $DSV_DATA'", "without an image: a plain process"),
+        (
+            "dsv run images@v3 --data masks=masks@v3 --image team/unet -- python train.py",
+            "/data and /data/masks",
+        ),
+        ("dsv run chest-xray --image team/resnet --dry-run -- python train.py", "what would be executed"),
+        ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
+    ],
+    result={
+        "run": "its id",
+        "dataset": "the dataset",
+        "commit": "the commit that it saw",
+        "engine": "what started it",
+        "exit_code": "the command's own, or 125 to 127",
+        "cache_hit": "true where the data was cached already",
+        "stage_seconds": "how long getting the data took",
+        "params": "the parameters",
+        "metrics": "what the job wrote to metrics.json; null for nothing",
+        "out": "the output folder on this machine",
+    },
+)
+def run(
+    call: Call,
+    target: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
+    data: Data = None,
+    image: Image = None,
+    engine: Engine = None,
+    code: Code = None,
+    out: Out = None,
+    gpus: Gpus = None,
+    shm_size: ShmSize = None,
+    env: Env = None,
+    param: Param = None,
+    name: Name = None,
+    engine_arg: EngineArg = None,
+    again: Again = None,
+    offline: Offline = False,
+    jobs: Jobs = None,
+    no_log: NoLog = False,
+    json_file: JsonFile = None,
+    dry_run: DryRun = False,
+) -> int:
+    """Run a command on a cached commit, in a container.
+
+    Makes sure that TARGET is cached and stays, starts CMD with the data read-only at /data and an output folder
+    at /out, streams what it prints, passes signals on, and ends with its exit code; 125 says that it was not
+    launched. DSV_DATASET, DSV_COMMIT, DSV_DATA, DSV_OUT and DSV_PARAMS tell the job what it got; what it writes
+    to /out/metrics.json goes into the record that 'dsv runs' shows.
+    """
+    from dsv.cli.launch import RunOptions, launch
+
+    options = RunOptions(
+        target=target,
+        data=tuple(data or ()),
+        image=image,
+        engine=engine,
+        code=code,
+        out=out,
+        gpus=gpus,
+        shm_size=shm_size,
+        env=tuple(env or ()),
+        param=tuple(param or ()),
+        name=name,
+        engine_arg=tuple(engine_arg or ()),
+        again=again,
+        offline=offline,
+        jobs=jobs,
+        no_log=no_log,
+        json_file=json_file,
+        dry_run=dry_run,
+    )
+    return launch(call, options)

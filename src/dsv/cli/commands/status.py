@@ -1,0 +1,111 @@
+"""dsv status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from dsv.api.status import Status
+from dsv.api.status import status as compare
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.output import printable
+from dsv.cli.paths import workspace_paths
+
+ON_SCREEN = 100
+"""Paths on a terminal: a new folder of a million would scroll everything else away. A pipe gets all."""
+
+
+@command(
+    "status",
+    examples=[
+        ("dsv status", "how this folder differs from its base"),
+        ("dsv status train/", "only below this path"),
+        ("dsv status -q --exit-code || dsv sync -m nightly", "sync only where something changed"),
+    ],
+    result={
+        "workspace": "the workspace's folder",
+        "dataset": "the dataset",
+        "branch": "the branch that it follows",
+        "base": "the commit it is compared with; null where there is none yet",
+        "clean": "true where a sync would find nothing to do, and nothing to complain about",
+        "items.path": "a path that differs",
+        "items.change": "added, changed, removed, or retyped (a file became a symlink, say)",
+        "problems.path": "a path that can't be stored",
+        "problems.reason": "why",
+        "clashes": "pairs of new paths that are one name where case or Unicode is folded",
+        "suspicious": "why a sync would want --allow-removals; null where it wouldn't",
+    },
+)
+def status(
+    call: Call,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="End with 1 where there is a difference.")
+    ] = False,
+) -> int:
+    """Show what a sync would do.
+
+    Files are read only where their size and times leave a doubt. The store is hardly ever asked: whether the branch
+    has moved is for 'dsv pull' and 'dsv sync' to say.
+    """
+    with call.context() as context:
+        chosen = workspace_paths(context.workspace(), paths or ())
+        found = compare(context, () if b"" in chosen else chosen)
+    if call.json:
+        call.document(_document(found))
+    else:
+        _write(call, found)
+    return 1 if exit_code and not found.is_clean else 0
+
+
+def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
+    differences = found.differences
+    lists = {
+        "added": differences.added,
+        "changed": differences.changed,
+        "removed": differences.removed,
+        "retyped": differences.retyped,
+    }
+    for change, paths in lists.items():
+        for path in paths:
+            yield path, change
+
+
+def _write(call: Call, found: Status) -> None:
+    count = len(found.differences)
+    shown = ON_SCREEN if call.around.stdout_is_terminal and count > ON_SCREEN else count
+    for path, change in islice(_changes(found), shown):
+        call.out.line(f"{change:<8}  {printable(path)}")
+    if shown < count:
+        call.line(f"and {count - shown:,} more; all of them: dsv status | less")
+    for problem in found.problems:
+        call.line(f"refused   {problem}")
+    for one, other in found.clashes:
+        call.warn(f"{printable(one)} and {printable(other)} are one name where case or Unicode is folded")
+    if found.suspicious is not None:
+        call.warn(found.suspicious)
+    where = f"{found.workspace.dataset}@{found.workspace.branch}"
+    base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
+    call.say(f"{where}, {base}: {'no differences' if not count else f'{count:,} paths differ'}")
+
+
+def _document(found: Status) -> dict[str, object]:
+    return {
+        "workspace": str(found.workspace.root),
+        "dataset": str(found.workspace.dataset),
+        "branch": str(found.workspace.branch),
+        "base": None if found.base is None else str(found.base),
+        "clean": found.is_clean,
+        "items": [{"path": _name(path), "change": change} for path, change in _changes(found)],
+        "problems": [{"path": _name(problem.path), "reason": problem.reason} for problem in found.problems],
+        "clashes": [[_name(one), _name(other)] for one, other in found.clashes],
+        "suspicious": found.suspicious,
+    }
+
+
+def _name(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

@@ -1,0 +1,117 @@
+"""dsv sync."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.sync import Synced, SyncRequest
+from dsv.api.sync import sync as publish
+from dsv.cli.call import Call
+from dsv.cli.declare import command, text
+from dsv.cli.paths import workspace_paths
+from dsv.model.names import BranchName
+from dsv.model.units import format_bytes
+
+
+@command(
+    "sync",
+    examples=[
+        ('dsv sync -m "NIH release, 15 classes"', "commit everything here, and publish it"),
+        ("dsv sync labels.csv train/", "only these paths"),
+        ("dsv sync --branch relabel -m 'second reader'", "beside the branch; this workspace follows it then"),
+        ("COMMIT=$(dsv sync -q)", "the commit id is all that goes to stdout"),
+    ],
+    result={
+        "commit": "id of the workspace's base after the sync; null where there is none yet",
+        "parent": "the commit before it",
+        "dataset": "the dataset",
+        "branch": "the branch it was published on",
+        "files": "files in the commit",
+        "bytes": "their size",
+        "added": "paths that are new",
+        "changed": "paths with other content",
+        "removed": "paths that went",
+        "any_change": "false where there was nothing to publish",
+        "uploaded_bytes": "bytes written to the store by this sync",
+        "uploaded_objects": "objects written to the store by this sync",
+    },
+)
+def sync(
+    call: Call,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    message: Annotated[str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why.")] = "",
+    branch: Annotated[
+        str | None,
+        typer.Option("--branch", metavar="NAME", help="Publish on this branch, and follow it from then on."),
+    ] = None,
+    allow_removals: Annotated[
+        bool,
+        typer.Option(
+            "--allow-removals", help="Publish even if most files, or a whole top-level folder, are gone."
+        ),
+    ] = False,
+    skip_unsupported: Annotated[
+        bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
+    ] = False,
+    author: Annotated[
+        str | None,
+        typer.Option(
+            "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
+        ),
+    ] = None,
+) -> None:
+    """Commit this folder and publish it.
+
+    There is no staging area: the folder is taken as it is, less what .dsvignore names (in gitignore's syntax).
+    Only new content is uploaded. No file here is ever written. Where the branch has moved past this workspace's
+    base it ends with exit code 4, and 'dsv pull' or 'dsv sync --branch NAME' leads on. Killed at any moment, the
+    next sync goes on where it was.
+    """
+    with call.context(writes=True, author=author) as context:
+        chosen = workspace_paths(context.workspace(), paths or ())
+        request = SyncRequest(
+            paths=() if b"" in chosen else chosen,
+            message=message,
+            branch=None if branch is None else BranchName.parse(branch),
+            allow_removals=allow_removals,
+            skip_unsupported=skip_unsupported,
+        )
+        done = publish(context, request)
+    for problem in done.skipped:
+        call.warn(f"left out {problem}")
+    if call.json:
+        call.document(_document(done))
+        return
+    if done.commit is not None:
+        call.line(str(done.commit))
+    call.say(_summary(done))
+
+
+def _document(done: Synced) -> dict[str, object]:
+    return {
+        "commit": None if done.commit is None else str(done.commit),
+        "parent": None if done.parent is None else str(done.parent),
+        "dataset": str(done.dataset),
+        "branch": str(done.branch),
+        "files": done.files,
+        "bytes": done.bytes,
+        "added": done.added,
+        "changed": done.changed,
+        "removed": done.removed,
+        "any_change": done.any_change,
+        "uploaded_bytes": done.uploaded_bytes,
+        "uploaded_objects": done.uploaded_objects,
+    }
+
+
+def _summary(done: Synced) -> str:
+    if done.commit is None:
+        return "nothing here to commit yet"
+    where = f"{done.dataset}@{done.branch}"
+    if not done.any_change:
+        return f"nothing changed since the base of {where}"
+    changes = f"{done.added:,} added, {done.changed:,} changed, {done.removed:,} removed"
+    total = f"{done.files:,} files, {format_bytes(done.bytes)}"
+    return f"{where}: {changes}; now {total}; {format_bytes(done.uploaded_bytes)} uploaded"

@@ -1,0 +1,117 @@
+"""dsv tag."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api import tags as api
+from dsv.cli.call import Call
+from dsv.cli.declare import command, text
+from dsv.cli.output import local_time, rfc3339
+from dsv.cli.table import Column
+from dsv.errors import UsageError
+from dsv.model.names import DatasetName, TagName, Target
+
+
+@command(
+    "tag",
+    examples=[
+        ("dsv tag v1", "the base commit of this workspace is v1 from now on"),
+        ("dsv tag v1 chest-xray@3f2a9c01 -m 'as published'", "any commit, without a workspace"),
+        ("dsv tag", "list the tags of this workspace's dataset"),
+        ("dsv tag --list chest-xray", "or of another one"),
+        ("dsv tag --delete v1", "the name is gone for good: it never comes back with another meaning"),
+    ],
+    result={
+        "items.dataset": "the dataset",
+        "items.tag": "the tag's name",
+        "items.commit": "what it names",
+        "items.author": "who tagged",
+        "items.time": "when",
+        "items.message": "why",
+    },
+)
+def tag(
+    call: Call,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    message: Annotated[str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why.")] = "",
+    listing: Annotated[
+        str | None, typer.Option("--list", metavar="DATASET", help="List the tags of this dataset.")
+    ] = None,
+    delete: Annotated[
+        str | None,
+        typer.Option(
+            "--delete",
+            metavar="NAME",
+            help="Delete this tag, of the dataset named after it or else of the workspace's.",
+        ),
+    ] = None,
+    author: Annotated[
+        str | None,
+        typer.Option(
+            "--author", parser=text, metavar="WHO", help="Who tags, instead of the configured author."
+        ),
+    ] = None,
+) -> None:
+    """Name a commit for good, or list tags.
+
+    TARGET is [DATASET][@REV]; without it, the base commit of this workspace. A tag never moves.
+    """
+    if delete is not None:
+        _delete(call, delete, name, message, author)
+        return
+    if name is None or listing is not None:
+        if name is not None:
+            raise UsageError("--list takes no tag", hint=f"dsv tag --list {listing}")
+        _list(call, listing)
+        return
+    with call.context(writes=True, author=author) as context:
+        made = api.tag(context, TagName.parse(name), Target.parse(target), message)
+    if call.json:
+        call.items([_item(made)])
+    else:
+        call.line(f"{made.dataset}@{made.tag} is {made.commit}")
+
+
+def _delete(call: Call, delete: str, dataset: str | None, message: str, author: str | None) -> None:
+    where = None if dataset is None else DatasetName.parse(dataset)
+    with call.context(writes=True, author=author) as context:
+        api.delete_tag(context, where, TagName.parse(delete), message)
+    if call.json:
+        call.items([])
+    else:
+        call.line(f"tag {delete} is deleted")
+
+
+def _list(call: Call, dataset: str | None) -> None:
+    with call.context() as context:
+        found = api.tags(context, None if dataset is None else DatasetName.parse(dataset))
+    if call.json:
+        call.items(map(_item, found))
+        return
+    columns = [
+        Column("tag", keep=True),
+        Column("commit", keep=True),
+        Column("tagged"),
+        Column("by"),
+        Column("message"),
+    ]
+    rows = [
+        [item.tag, str(item.commit)[:12], local_time(item.time_ms), item.author, item.message]
+        for item in found
+    ]
+    call.table(columns, rows)
+
+
+def _item(item: api.TagItem) -> dict[str, object]:
+    return {
+        "dataset": str(item.dataset),
+        "tag": str(item.tag),
+        "commit": str(item.commit),
+        "author": item.author,
+        "time": rfc3339(item.time_ms),
+        "message": item.message,
+    }

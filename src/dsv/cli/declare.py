@@ -1,0 +1,117 @@
+"""How a command is declared: a function for typer, its examples, and the keys of its JSON.
+
+@command("resolve", examples=[("dsv resolve xrays@v1", "the id of a tag")], result={"commit": "…"})
+def resolve(call: Call, target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "") -> None: ...
+
+The metavar of an argument is what the usage line says of it. What the function returns is the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.main import get_command
+
+from dsv.cli.anywhere import global_options
+from dsv.cli.call import Call
+from dsv.cli.vendored import AnyContext, HelpFormatter, Parameter, take_as_typed
+from dsv.errors import UsageError
+
+Body = Callable[..., int | None]
+Example = tuple[str, str]
+"""A command line, and what it does in a few words."""
+
+
+class Command(TyperCommand):
+    """A typer command that knows its examples and the JSON it prints, and takes the global options too."""
+
+    context_class = Call
+    examples: tuple[Example, ...] = ()
+    result: Mapping[str, str] = {}
+    takes_words = False
+
+    def get_params(self, ctx: AnyContext) -> list[Parameter]:
+        return [*self.params, *global_options()]
+
+    def parse_args(self, ctx: AnyContext, args: list[str]) -> list[str]:
+        if self.takes_words and "--" in args:
+            at = args.index("--")
+            assert isinstance(ctx, Call)
+            ctx.words = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: AnyContext) -> int | None:
+        assert isinstance(ctx, Call)
+        ctx.enter()
+        code: int | None = super().invoke(ctx)
+        return code
+
+    def collect_usage_pieces(self, ctx: AnyContext) -> list[str]:
+        names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
+        return ["[OPTIONS]", *names, *(["-- CMD..."] if self.takes_words else [])]
+
+    def option_rows(self, ctx: AnyContext) -> list[tuple[str, str]]:
+        """The command's own options as help shows them: how each is written, and what it does."""
+        rows = [param.get_help_record(ctx) for param in self.params if isinstance(param, TyperOption)]
+        return [row for row in rows if row is not None]
+
+    def format_options(self, ctx: AnyContext, formatter: HelpFormatter) -> None:
+        rows = self.option_rows(ctx)
+        if rows:
+            with formatter.section("Options"):
+                formatter.write_dl(rows)
+        with formatter.section("Global options"):
+            formatter.write("  --store, --cache, -C, --json, --progress, --quiet, --debug\n")
+
+    def format_epilog(self, ctx: AnyContext, formatter: HelpFormatter) -> None:
+        """Never wrapped, so that lines can be copied."""
+        formatter.write("\nExamples:\n")
+        for line, meaning in self.examples:
+            formatter.write(f"  {line}\n")
+            if meaning:
+                formatter.write(f"      {meaning}\n")
+
+
+def command(
+    name: str, *, examples: Sequence[Example], result: Mapping[str, str] | None = None, words: bool = False
+) -> Callable[[Body], Command]:
+    """`result` is a line for each key of the JSON document; keys below `items` are written `items.key`.
+
+    `words`: what stands behind `--` is not for typer, but in `call.words`.
+    """
+
+    def declare(body: Body) -> Command:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name, cls=Command, add_help_option=False)(body)
+        made = get_command(app)
+        assert isinstance(made, Command)
+        take_as_typed(made.params)
+        made.examples, made.result, made.takes_words = tuple(examples), dict(result or {}), words
+        return made
+
+    return declare
+
+
+def text(value: str) -> str:
+    """A parser of words for people, kept in a store or a file, so UTF-8. Names of files need not be."""
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise UsageError(f"{value!r} is not valid UTF-8", subject=value)
+    return value
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` on."""
+
+    def number(value: str) -> int:
+        try:
+            parsed = int(value)
+        except ValueError:
+            parsed = least - 1
+        if parsed < least:
+            raise UsageError(f"{value!r} is no whole number from {least} on", subject=value)
+        return parsed
+
+    return number

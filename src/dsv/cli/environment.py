@@ -1,0 +1,119 @@
+"""Gathers settings from where they are kept, and asks git who the author is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsv.api.settings import (
+    Setting,
+    Settings,
+    Source,
+    parse_toml,
+    read_config,
+    read_environment,
+    read_workspace,
+)
+from dsv.cli.surroundings import Surroundings
+from dsv.errors import Denied
+
+SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
+WORKSPACE_CONFIG = Path(".dsv/config.toml")
+BUILT_IN = "built in"
+GIT_SECONDS = 5.0
+
+
+def user_config(around: Surroundings) -> Path:
+    """DSV_CONFIG, or the user's config.toml where XDG puts it."""
+    named = around.environ.get("DSV_CONFIG")
+    return Path.cwd() / named if named else around.config_home() / "config.toml"
+
+
+def gather(around: Surroundings, flags: Mapping[str, str]) -> Settings:
+    """All sources in order. `flags` are --store and --cache, where given. Raises `UsageError`, `Denied`."""
+    cwd = Path.cwd()
+    sources = [Source(f"--{key}", {key: value}) for key, value in flags.items()]
+    workspace = find_workspace(cwd)
+    if workspace is not None:
+        config = workspace / WORKSPACE_CONFIG
+        bound = parse_toml(read_text(config) or "", str(config))
+        texts = {key: value for key, value in bound.items() if isinstance(value, str)}
+        sources.append(read_workspace(texts, str(config)))
+    sources += read_environment(around.environ)
+    for path in (user_config(around), SYSTEM_CONFIG):
+        text = read_text(path)
+        if text is not None:
+            sources.append(read_config(text, str(path)))
+    built_in = {"store": str(around.data_home() / "store"), "cache": str(around.cache_home())}
+    sources.append(Source(BUILT_IN, built_in))
+    return Settings(sources, cwd, around.home(), around.state_home())
+
+
+def find_workspace(start: Path) -> Path | None:
+    """The nearest folder, from `start` upwards, that is bound to a dataset."""
+    for folder in (start, *start.parents):
+        if (folder / WORKSPACE_CONFIG).is_file():
+            return folder
+    return None
+
+
+def author(settings: Settings, flag: str | None) -> Setting:
+    """--author, DSV_AUTHOR, the config, git's, else user@host."""
+    if flag:
+        return Setting("author", flag, "--author")
+    return settings.get("author") or _git_author(settings.cwd) or Setting("author", user_at_host(), BUILT_IN)
+
+
+def user_at_host() -> str:
+    return f"{user()}@{host()}"
+
+
+def user() -> str:
+    """Also where the uid has no name, as in many containers."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
+
+
+def host() -> str:
+    return os.uname().nodename
+
+
+def _git_author(cwd: Path) -> Setting | None:
+    """What `git commit` would use here; None where git or its user.name is missing."""
+    try:
+        answer = subprocess.run(
+            ["git", "config", "--null", "--get-regexp", r"^user\.(name|email)$"],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # Each as "key\nvalue"; of several values the last one counts.
+    said = dict(
+        part.split("\n", 1) for part in answer.stdout.decode("utf-8", "replace").split("\0") if "\n" in part
+    )
+    name, email = said.get("user.name", "").strip(), said.get("user.email", "").strip()
+    if not name:
+        return None
+    return Setting("author", f"{name} <{email}>" if email else name, "git config")
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, or None where there is no such file."""
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Denied(
+            f"{path} can't be read: {error.strerror}", subject=str(path), hint=f"ls -ld {path}"
+        ) from None

@@ -1,0 +1,152 @@
+"""stdout: held back until the command has succeeded, so that it stays empty when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import IO, TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HELD_IN_MEMORY = 32 << 20
+"""Bytes of output kept in memory; what is more goes to a temporary file."""
+
+SCHEMA = 1
+
+
+class ReaderGone(Exception):
+    """The other end of stdout was closed."""
+
+
+class Output:
+    """Collects what a command prints. `publish` sends it; without that, nothing is shown."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._held: list[bytes] = []
+        self._size = 0
+        self._file: IO[bytes] | None = None
+        self._streaming = False
+        self._may_stream = False
+
+    def line(self, text: str) -> None:
+        self.write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+    def write(self, data: bytes) -> None:
+        """Raises `ReaderGone` once streaming."""
+        if self._streaming:
+            self._send(data)
+            return
+        self._held.append(bytes(data))
+        self._size += len(data)
+        if self._size > HELD_IN_MEMORY:
+            if self._may_stream:
+                self.stream()
+            else:
+                self._spill()
+
+    def stream(self) -> None:
+        """Sends what is held, and what follows as it comes."""
+        self.publish()
+        self._streaming = True
+
+    def stream_when_large(self) -> None:
+        """What exceeds the memory for it is sent as it comes: contents may be larger than a disk."""
+        self._may_stream = True
+
+    def publish(self) -> None:
+        """Sends everything. Raises `ReaderGone`, or `OSError` where stdout can't take it."""
+        if self._file is not None:
+            self._file.seek(0)
+            while data := self._file.read(1 << 20):
+                self._send(data)
+            self._file.close()
+            self._file = None
+        held, self._held, self._size = self._held, [], 0
+        self._send(b"".join(held))
+
+    def discard(self) -> None:
+        """Forgets what is held."""
+        self._held, self._size = [], 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _spill(self) -> None:
+        if self._file is None:
+            from tempfile import TemporaryFile
+
+            self._file = TemporaryFile()  # noqa: SIM115 (closed by publish and discard)
+        for data in self._held:
+            self._file.write(data)
+        self._held, self._size = [], 0
+
+    def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._raw.write(view) or 0 :]
+            self._raw.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None
+
+
+def to_json(value: Mapping[str, object], *, indent: bool = False) -> str:
+    """ASCII, so that a name that is no UTF-8 still makes valid JSON; keys in the order given."""
+    return json.dumps(value, indent=2 if indent else None)
+
+
+def document(fields: Mapping[str, object]) -> dict[str, object]:
+    """One document for stdout."""
+    return {"schema": SCHEMA, **fields}
+
+
+def write_items(
+    out: Output, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None
+) -> None:
+    """One document whose `items` are written as they come; a million of them never exist at once."""
+    out.write(to_json(document(head or {}))[:-1].encode() + b', "items": [')
+    first = True
+    for item in items:
+        out.write((b"\n" if first else b",\n") + to_json(item).encode())
+        first = False
+    out.write(b"]}\n" if first else b"\n]}\n")
+
+
+def rfc3339(time_ms: int | None) -> str | None:
+    """Milliseconds since 1970 as `2026-11-20T13:21:05Z`; whole seconds, as jq reads no fractions."""
+    if time_ms is None:
+        return None
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def local_time(time_ms: int | None) -> str:
+    """For people: `2026-11-20 14:21`, in the time zone of the process, or a dash."""
+    if time_ms is None:
+        return "-"
+    return datetime.fromtimestamp(time_ms // 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def printable(text: str | bytes) -> str:
+    """A name without its power over a terminal: control characters as escapes such as `\\n` or `\\x1b`."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or "\udc80" <= c <= "\udcff" or c == "\u00a0" else _escape(c) for c in text
+    )
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,91 @@
+"""What the process was given: environment, standard streams, folders. Only cli/ looks at these."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Tests build their own; `of_process` is the real one."""
+
+    environ: Mapping[str, str]
+    stdout: BinaryIO
+    stderr: TextIO
+    stdout_is_terminal: bool
+    stderr_is_terminal: bool
+    width: int | None = None
+    """Columns, where the caller knows better than the terminal."""
+
+    @property
+    def colour(self) -> bool:
+        """https://no-color.org: any value that isn't empty turns colour off."""
+        return not self.environ.get("NO_COLOR") and self.environ.get("TERM") != "dumb"
+
+    def columns(self) -> int:
+        """Of the terminal, or 80."""
+        if self.width is not None:
+            return self.width
+        if self.environ.get("COLUMNS", "").isdecimal():
+            return max(20, int(self.environ["COLUMNS"]))
+        for descriptor in (1, 2):
+            try:
+                return max(20, os.get_terminal_size(descriptor).columns)
+            except OSError:
+                continue
+        return 80
+
+    def home(self) -> Path:
+        """The caller's home, also where the uid has no name and HOME isn't set."""
+        text = self.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
+        return Path(text) if text.startswith("/") else Path("/")
+
+    def folder(self, variable: str, below_home: str) -> Path:
+        """An XDG base directory; a relative value is ignored, as the specification says."""
+        text = self.environ.get(variable, "")
+        base = Path(text) if text.startswith("/") else self.home() / below_home
+        return base / "dsv"
+
+    def config_home(self) -> Path:
+        return self.folder("XDG_CONFIG_HOME", ".config")
+
+    def data_home(self) -> Path:
+        return self.folder("XDG_DATA_HOME", ".local/share")
+
+    def cache_home(self) -> Path:
+        return self.folder("XDG_CACHE_HOME", ".cache")
+
+    def state_home(self) -> Path:
+        return self.folder("XDG_STATE_HOME", ".local/state")
+
+
+def of_process() -> Surroundings:
+    """The surroundings of this process. stdout is unbuffered: what is written has been written."""
+    _occupy_closed_descriptors()
+    # Names that are no UTF-8 leave as the bytes they came as.
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    return Surroundings(
+        environ=os.environ,
+        stdout=cast(BinaryIO, io.FileIO(1, "w", closefd=False)),
+        stderr=sys.stderr,
+        stdout_is_terminal=os.isatty(1),
+        stderr_is_terminal=os.isatty(2),
+    )
+
+
+def _occupy_closed_descriptors() -> None:
+    """A caller may have closed 0, 1 or 2; the next file opened would get that number, and our messages."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (lives as long as the process)

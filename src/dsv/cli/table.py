@@ -1,0 +1,125 @@
+"""Tables: aligned plain text in a pipe, fitted to the window on a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv.cli.output import Output, printable
+
+GAP = "  "
+NARROWEST = 8
+"""Columns that a shortened cell keeps."""
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`right` aligns numbers. `keep` is never shortened in a narrow window: ids and names to copy."""
+
+    title: str
+    right: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a table goes. In a pipe (`terminal` false) nothing is shortened and nothing is styled."""
+
+    terminal: bool
+    columns: int
+    colour: bool
+
+
+def write_table(
+    out: Output,
+    screen: Screen,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    details: Sequence[Sequence[str]] = (),
+) -> None:
+    """A header and the rows, each with the lines of its `details` below it; nothing where there are no rows."""
+    if not rows:
+        return
+    cells = [[printable(cell) for cell in row] for row in rows]
+    titles = [column.title.upper() for column in columns]
+    widths = [max(width(row[i]) for row in [titles, *cells]) for i in range(len(columns))]
+    if screen.terminal:
+        fitted = _fitted(widths, columns, screen.columns)
+        if fitted is None:
+            _write_stacked(out, screen, columns, cells, details)
+            return
+        widths = fitted
+    head = _line(titles, widths, columns)
+    out.line(f"{BOLD}{head}{PLAIN}" if screen.terminal and screen.colour else head)
+    for number, row in enumerate(cells):
+        out.line(_line(row, widths, columns))
+        _write_details(out, details, number)
+
+
+def width(text: str) -> int:
+    """Columns that a terminal needs for it: two for East Asian wide characters, none for combining marks."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
+
+
+def shortened(text: str, room: int) -> str:
+    """At most `room` columns wide, with an ellipsis where something went."""
+    if width(text) <= room:
+        return text
+    kept, used = [], 0
+    for character in text:
+        used += width(character)
+        if used > room - 1:
+            break
+        kept.append(character)
+    return "".join(kept) + "…"
+
+
+def _fitted(widths: Sequence[int], columns: Sequence[Column], room: int) -> list[int] | None:
+    """The widths, made smaller where columns may be shortened, widest first; None where that isn't enough."""
+    fitted = list(widths)
+    excess = sum(fitted) + len(GAP) * (len(fitted) - 1) - room
+    while excess > 0:
+        candidates = [i for i, column in enumerate(columns) if not column.keep and fitted[i] > NARROWEST]
+        if not candidates:
+            return None
+        widest = max(candidates, key=lambda i: fitted[i])
+        fitted[widest] -= 1
+        excess -= 1
+    return fitted
+
+
+def _line(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
+    cells = []
+    for cell, room, column in zip(row, widths, columns, strict=True):
+        text = shortened(cell, room)
+        space = " " * (room - width(text))
+        cells.append(space + text if column.right else text + space)
+    return GAP.join(cells).rstrip()
+
+
+def _write_stacked(
+    out: Output,
+    screen: Screen,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    details: Sequence[Sequence[str]],
+) -> None:
+    """For windows too narrow for the table: each row as a block, one value a line."""
+    longest = max(len(column.title) for column in columns[1:])
+    for number, row in enumerate(rows):
+        out.line(f"{BOLD}{row[0]}{PLAIN}" if screen.colour else row[0])
+        for cell, column in zip(row[1:], columns[1:], strict=True):
+            out.line(f"  {column.title:<{longest}}  {cell}")
+        _write_details(out, details, number)
+
+
+def _write_details(out: Output, details: Sequence[Sequence[str]], number: int) -> None:
+    if number < len(details):
+        for line in details[number]:
+            out.line(GAP + printable(line))

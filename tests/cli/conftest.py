@@ -1,0 +1,38 @@
+"""A person's home and a folder to work in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dsv.cli import catalogue, environment
+from dsv.cli.declare import Command
+from tests.cli.runner import Dsv, plain_environment
+
+
+@pytest.fixture
+def dsv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dsv:
+    """In an empty folder, with an empty home, on a machine without /etc/dsv/config.toml."""
+    monkeypatch.setattr(environment, "SYSTEM_CONFIG", tmp_path / "etc/config.toml")
+    home, cwd = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    cwd.mkdir()
+    return Dsv(home, cwd, plain_environment(home))
+
+
+@pytest.fixture
+def add_command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Command], None]]:
+    """Adds a command to the program for the length of a test."""
+
+    def add(command: Command) -> None:
+        assert command.name is not None
+        module = ModuleType(f"dsv.cli.commands.{command.name}")
+        setattr(module, command.name, command)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(catalogue.COMMANDS, command.name, "A command of a test")
+
+    yield add

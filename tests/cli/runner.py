@@ -1,0 +1,111 @@
+"""Runs a command line, here or in a process of its own, in surroundings that are the test's."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import chdir
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsv.cli.app import load, run
+from dsv.cli.surroundings import Surroundings
+
+PROGRAM = (sys.executable, "-m", "dsv.cli.main")
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+@dataclass(frozen=True)
+class Dsv:
+    """`dsv("ls", "x@v1")` runs in this process; `dsv.process(...)` in a new one."""
+
+    home: Path
+    cwd: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, *arguments: str, terminal: bool = False, width: int | None = None) -> Result:
+        stdout, stderr = io.BytesIO(), io.StringIO()
+        around = Surroundings(self.environ, stdout, stderr, terminal, terminal, width)
+        with chdir(self.cwd):
+            code = run(arguments, around)
+        return Result(code, stdout.getvalue().decode("utf-8", "surrogateescape"), stderr.getvalue())
+
+    def ok(self, *arguments: str) -> Result:
+        result = self(*arguments)
+        assert result.code == 0, result
+        return result
+
+    def at(self, cwd: Path, **environ: str) -> Dsv:
+        """The same in another folder, with more variables set."""
+        return Dsv(self.home, cwd, {**self.environ, **environ})
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        options = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            **options,
+        }
+        return subprocess.Popen([*PROGRAM, *arguments], cwd=self.cwd, env=dict(self.environ), **options)
+
+    def process(self, *arguments: str, timeout: float = 60, **options: Any) -> Result:
+        with self.start(*arguments, **options) as process:
+            out, err = process.communicate(timeout=timeout)
+        return Result(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+def plain_environment(home: Path) -> dict[str, str]:
+    """A person's environment with nothing in it that could reach out of `home`."""
+    return {
+        "HOME": str(home),
+        "PATH": os.environ["PATH"],
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "LANG": "C.UTF-8",
+    }
+
+
+def assert_documented(command: str, document: Mapping[str, Any], without: str = "") -> None:
+    """The document has the keys that the command documents, and no others; `items.path` is one of the items'.
+
+    `without` begins the keys that another option is asked for.
+    """
+    documented = {key for key in load(command).result if not without or not key.startswith(without)}
+    assert document["schema"] == 1
+    found: set[str] = set()
+    for key, value in document.items():
+        below = {name for name in documented if name.startswith(f"{key}.")}
+        if below and not value:
+            found |= below
+        elif below:
+            found |= {f"{key}.{inner}" for item in value for inner in item}
+        elif key != "schema":
+            found.add(key)
+    assert found == documented
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

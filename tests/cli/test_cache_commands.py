@@ -1,0 +1,200 @@
+"""cache, cached, release, pin, unpin, evict: their text, their JSON, their exit codes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv.cli.app import load
+from tests.cli.runner import Dsv, assert_documented, write_files
+
+FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    """Dataset `pets` with the tags v1 and v2; the cache is `cache` beside the workspace."""
+    here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.cwd.parent / "cache"))
+    write_files(here.cwd, FILES)
+    here.ok("init", "pets")
+    here.ok("sync")
+    here.ok("tag", "v1")
+    write_files(here.cwd, {"a.txt": b"beta\n"})
+    here.ok("sync")
+    here.ok("tag", "v2")
+    return here
+
+
+def test_cache_prints_a_path_for_each_target(pets: Dsv) -> None:
+    result = pets.ok("cache", "pets@v1", "@v2:train")
+    first, second = map(Path, result.lines)
+    assert first == pets.cwd.parent / "cache/pets" / pets.ok("resolve", "@v1").out.strip()
+    assert (first / "a.txt").read_bytes() == b"alpha\n"
+    assert sorted(path.name for path in second.rglob("*.png")) == ["1.png", "2.png"]
+    assert not (second / "a.txt").exists()
+    assert result.err.count("may be evicted from ") == 2
+    assert pets.ok("cache", "@v1", "-q").err == ""
+
+
+def test_cache_tells_programs_what_it_took(pets: Dsv) -> None:
+    first = pets.ok("cache", "@v1", "--json").json
+    assert_documented("cache", first)
+    item = first["items"][0]
+    assert set(item) == {
+        "path",
+        "dataset",
+        "commit",
+        "files",
+        "bytes",
+        "fetched_bytes",
+        "linked_files",
+        "hit",
+    }
+    assert (item["files"], item["bytes"], item["fetched_bytes"], item["hit"]) == (4, 9, 9, False)
+    again = pets.ok("cache", "@v1", "--json").json["items"][0]
+    assert (again["hit"], again["fetched_bytes"]) == (True, 0)
+    linked = pets.ok("cache", "@v2", "--json").json["items"][0]
+    assert (linked["linked_files"], linked["fetched_bytes"]) == (3, 5)
+
+
+@pytest.mark.parametrize("arguments", [[], [""], ["@v1", " "]])
+def test_an_empty_target_is_a_usage_error(pets: Dsv, arguments: list[str]) -> None:
+    result = pets("cache", *arguments)
+    assert (result.code, result.out) == (2, "")
+
+
+def test_a_cached_tag_needs_no_store(pets: Dsv) -> None:
+    path = pets.ok("cache", "pets@v1").out
+    (pets.home / ".local/share/dsv/store").rename(pets.home / "away")
+    assert pets.ok("cache", "pets@v1").out == path
+    gone = pets("cache", "pets@v2")
+    assert (gone.code, gone.out) == (6, "")
+    assert pets("cache", "pets@v2", "--offline").code == 3
+    assert pets("cache", "pets@v2", "--json").json["error"]["retryable"] is True
+
+
+def test_a_hold_keeps_it_until_it_is_released(pets: Dsv) -> None:
+    held = pets.ok("cache", "pets@v1", "--hold", "3d")
+    assert "held until " in held.err
+    refused = pets("evict", "pets@v1")
+    assert (refused.code, refused.out) == (4, "")
+    everything = pets.ok("evict", "--all")
+    assert everything.out == ""
+    assert "stays: held by" in everything.err
+    assert pets.ok("release", "pets@v1").out == f"released {held.out}"
+    assert pets("release", "pets@v1").code == 3
+    assert pets.ok("evict", "pets@v1").out.startswith(f"evicted {held.lines[0]}: ")
+    assert not Path(held.lines[0]).exists()
+
+
+def test_a_slurm_job_holds_to_its_end(pets: Dsv) -> None:
+    job = pets.at(pets.cwd, SLURM_JOB_ID="77", SLURM_JOB_END_TIME=str(int(time.time()) + 3600))
+    job.ok("cache", "pets@v1")
+    leases = pets.ok("cached", "--json").json["items"][0]["leases"]
+    assert [(lease["purpose"], lease["job"]) for lease in leases] == [("hold", "77")]
+    released = job.ok("release", "pets@v1", "--job", "77", "--json").json
+    assert_documented("release", released)
+
+
+def test_pins(pets: Dsv) -> None:
+    assert pets("pin", "pets@v1").code == 3
+    path = pets.ok("cache", "pets@v1").out
+    assert pets.ok("pin", "pets@v1", "-m", "the paper").out == f"pinned {path}"
+    until = pets.ok("pin", "pets@v1", "--for", "2w", "--json").json
+    assert_documented("pin", until)
+    assert until["items"][0]["until"].endswith("Z")
+    assert "stays: pinned by " in pets.ok("evict", "--all").err
+    assert pets.ok("unpin", "pets@v1").out.startswith(f"unpinned {path.strip()}")
+    assert pets("unpin", "pets@v1").code == 3
+    assert pets("pin", "pets@v1", "--for", "soon").code == 2
+
+
+def test_cached_is_a_dashboard(pets: Dsv) -> None:
+    empty = pets.ok("cached")
+    assert len(empty.lines) == 1
+    pets.ok("cache", "pets@v1", "--hold", "1h")
+    pets.ok("cache", "pets@v2:train")
+    pets.ok("pin", "pets@v1", "-m", "the paper")
+    report = pets.ok("cached", "--json").json
+    assert_documented("cached", report, without="checked.")
+    by_name = {tuple(item["names"]): item for item in report["items"]}
+    assert by_name[("v1",)]["pins"][0]["why"] == "the paper"
+    assert by_name[("v2",)]["selection"] == ["train"]
+    assert report["room"]["unused_for"] == 86400
+    text = pets.ok("cached").out
+    assert "  pinned by " in text
+    assert ": the paper\n" in text
+    assert "  only train\n" in text
+    assert "limits: unused for 1d" in text
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_cached_fits_the_window(pets: Dsv, columns: int) -> None:
+    pets.ok("cache", "pets@v1")
+    shown = pets("cached", terminal=True, width=columns).out.partition("\n\n")[0]
+    assert max(map(len, shown.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines())) <= columns
+
+
+def test_a_check_reads_again_and_repairs(pets: Dsv) -> None:
+    path = Path(pets.ok("cache", "pets@v1").lines[0])
+    assert pets.ok("cached", "--check").out == f"{path}: 4 files, 9 B, as committed\n"
+    (path / "a.txt").chmod(0o644)
+    (path / "a.txt").write_bytes(b"gamma\n")
+    wrong = pets("cached", "--check", "--no-repair", "pets@v1")
+    assert (wrong.code, wrong.out) == (5, "")
+    assert "a.txt" in wrong.err
+    report = pets.ok("cached", "--check", "--json").json
+    item = report["checked"][0]
+    assert item["repaired"] == 1
+    assert "a.txt" in item["wrong"][0]["path"]
+    documented = {key.removeprefix("checked.") for key in load("cached").result if key.startswith("checked.")}
+    assert set(item) == documented
+    assert (path / "a.txt").read_bytes() == b"alpha\n"
+    assert pets("cached", "pets@v1").code == 2
+
+
+def test_evict_is_quiet_when_nothing_is_due(pets: Dsv) -> None:
+    nothing = pets.ok("evict")
+    assert (nothing.out, nothing.err) == ("", "")
+    pets.ok("cache", "pets@v1")
+    fresh = pets.ok("evict")
+    assert (fresh.out, fresh.err) == ("", "")
+    report = pets.ok("evict", "--json").json
+    assert (report["evicted"], report["freed_bytes"]) == ([], 0)
+
+
+def test_evict_by_age_says_what_it_does(pets: Dsv) -> None:
+    path = pets.ok("cache", "pets@v1").lines[0]
+    time.sleep(1.1)
+    would = pets.ok("evict", "--unused-for", "1s", "--dry-run")
+    assert would.out.startswith(f"would evict {path}: ")
+    assert Path(path).exists()
+    report = pets.ok("evict", "--unused-for", "1s", "--json").json
+    assert_documented("evict", report)
+    assert set(report["evicted"][0]) == {"dataset", "commit", "bytes", "reason"}
+    assert report["freed_bytes"] > 0
+    assert not Path(path).exists()
+
+
+def test_a_limit_that_cannot_be_met_is_seven_with_results(pets: Dsv) -> None:
+    held = pets.ok("cache", "pets@v1", "--hold", "1h").lines[0]
+    other = pets.ok("cache", "pets@v2").lines[0]
+    result = pets("evict", "--max-files", "1")
+    assert result.code == 7
+    assert result.out.startswith(f"evicted {other}: ")
+    assert "warning: still exceeded: " in result.err
+    assert Path(held).exists()
+
+
+def test_mistakes_of_usage(pets: Dsv) -> None:
+    for arguments in (
+        ["evict", "pets@v1", "--all"],
+        ["evict", "--max-size", "lots"],
+        ["evict", "--min-free", "x"],
+        ["cache", "pets@v1", "--hold", "0m"],
+        ["cache", "pets@v1", "--cache", "s3://bucket"],
+        ["release"],
+    ):
+        assert pets(*arguments).code == 2, arguments

@@ -1,0 +1,120 @@
+"""dsv config over real files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.cli.runner import Dsv
+
+
+def test_every_setting_has_its_origin(dsv: Dsv) -> None:
+    dsv.ok("config", "stores.lake.url", "s3://lake/dsv")
+    dsv.ok("config", "store", "lake")
+    here = dsv.at(dsv.cwd, DSV_CACHE="/nfs/gpu")
+    items = {item["key"]: item for item in here.ok("config", "--json").json["items"]}
+    user = str(dsv.home / ".config/dsv/config.toml")
+    assert items["store"] == {"key": "store", "value": "lake", "origin": user}
+    assert items["cache"] == {"key": "cache", "value": "/nfs/gpu", "origin": "DSV_CACHE"}
+    assert items["stores.lake.url"]["value"] == "s3://lake/dsv"
+    assert items["author"]["origin"] == "built in"
+    assert here("--store", "s3://other", "config", "store").out == "s3://other\n"
+
+
+def test_setting_keeps_what_is_there_and_its_mode(dsv: Dsv) -> None:
+    path = dsv.home / ".config/dsv/config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text('author = "Ann"\n[future]\nx = 1\n')
+    path.chmod(0o600)
+    result = dsv.ok("config", "store", "s3://b")
+    assert result.out == f"store set in {path}\n"
+    assert dsv.ok("config", "author").out == "Ann\n"
+    assert "[future]\nx = 1" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    shown = dsv.ok("config")
+    assert f"warning: {path} has future.x, which is no setting of this version" in shown.err
+
+
+def test_a_config_file_that_is_a_symlink_stays_one(dsv: Dsv) -> None:
+    real = dsv.home / "dotfiles.toml"
+    real.write_text("")
+    link = dsv.home / "link.toml"
+    link.symlink_to(real)
+    dsv.at(dsv.cwd, DSV_CONFIG=str(link)).ok("config", "author", "Ann")
+    assert link.is_symlink()
+    assert real.read_text() == 'author = "Ann"\n'
+
+
+def test_unset(dsv: Dsv) -> None:
+    dsv.ok("config", "stores.lake.url", "s3://lake/dsv")
+    dsv.ok("config", "--unset", "stores.lake.url")
+    assert (dsv.home / ".config/dsv/config.toml").read_text() == ""
+    assert dsv("config", "--unset", "stores.lake.url").code == 3
+    assert dsv("config", "--unset").code == 2
+    assert dsv("config", "stores.lake.url").code == 3
+
+
+def test_a_value_that_something_else_overrides_is_said(dsv: Dsv) -> None:
+    result = dsv.at(dsv.cwd, DSV_STORE="s3://env").ok("config", "store", "s3://mine")
+    assert "warning: DSV_STORE says store = s3://env, and comes first here" in result.err
+
+
+def test_the_machines_file_comes_last(dsv: Dsv) -> None:
+    system = dsv.home.parent / "etc"
+    system.mkdir()
+    (system / "config.toml").write_text('author = "site"\ncache = "/site/cache"\n')
+    dsv.ok("config", "author", "Ann")
+    assert dsv.ok("config", "author").out == "Ann\n"
+    assert dsv.ok("config", "cache").out == "/site/cache\n"
+
+
+def test_text_that_is_no_utf_8_is_a_usage_error(dsv: Dsv) -> None:
+    result = dsv("config", "author", "\udcff")
+    assert (result.code, result.out) == (2, "")
+    assert "is not valid UTF-8" in result.err
+
+
+def test_a_broken_file_is_named(dsv: Dsv) -> None:
+    path = dsv.home / "broken.toml"
+    path.write_text("store = \n")
+    result = dsv.at(dsv.cwd, DSV_CONFIG=str(path))("config")
+    assert result.code == 2
+    assert str(path) in result.err
+
+
+def test_the_author_comes_from_git_where_nothing_else_says(dsv: Dsv) -> None:
+    (dsv.home / "gitconfig").write_text("[user]\nname = Ann Lee\nemail = ann@example.org\n")
+    here = dsv.at(dsv.cwd)
+    environ = {**dsv.environ, "GIT_CONFIG_GLOBAL": str(dsv.home / "gitconfig")}
+    result = Dsv(dsv.home, dsv.cwd, environ).process("config", "author")
+    assert (result.out, result.err) == ("Ann Lee <ann@example.org>\n", "from git config\n")
+    assert here.at(dsv.cwd, DSV_AUTHOR="Bo").ok("config", "author").out == "Bo\n"
+
+
+def test_a_uid_without_a_name_or_a_home_still_is_somebody(dsv: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    monkeypatch.delenv("HOME")
+    environ = {key: value for key, value in dsv.environ.items() if key != "HOME"}
+    nobody = Dsv(dsv.home, dsv.cwd, environ)
+    assert nobody.ok("config", "author").out.startswith("uid-3999999999@")
+    assert nobody.ok("config", "cache").out == "/.cache/dsv\n"
+
+
+def test_an_unreadable_file_is_denied_not_skipped(dsv: Dsv) -> None:
+    path = dsv.home / "folder.toml"
+    path.mkdir()
+    result = dsv.at(dsv.cwd, DSV_CONFIG=str(path))("config")
+    assert (result.code, result.out) == (8, "")
+
+
+def test_a_workspace_is_found_from_below(dsv: Dsv) -> None:
+    below = dsv.cwd / "train/cats"
+    below.mkdir(parents=True)
+    (dsv.cwd / ".dsv").mkdir()
+    (dsv.cwd / ".dsv/config.toml").write_text('store = "s3://bound"\ndataset = "cats"\nauthor = "no"\n')
+    here = dsv.at(below, DSV_STORE="s3://env")
+    assert here.ok("config", "store").out == "s3://bound\n"
+    keys = [item["key"] for item in here.ok("config", "--json").json["items"]]
+    assert "dataset" in keys

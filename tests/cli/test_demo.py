@@ -1,0 +1,103 @@
+"""The tour works, is true, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv.cli.tour import choose_engine, local_image
+from dsv.errors import LaunchError
+from tests.cli.runner import Dsv, assert_documented
+
+
+@pytest.fixture
+def visitor(dsv: Dsv) -> Dsv:
+    """Somebody with settings of their own, which the tour must not touch, and a folder for temporary files."""
+    temporary = dsv.cwd.parent / "tmp"
+    temporary.mkdir()
+    return dsv.at(dsv.cwd, TMPDIR=str(temporary), DSV_STORE="/nowhere/store", DSV_CACHE="/nowhere/cache")
+
+
+def left_behind(visitor: Dsv) -> list[Path]:
+    return [path for folder in ("home", "work", "tmp") for path in (visitor.cwd.parent / folder).rglob("*")]
+
+
+def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
+    result = visitor.process("demo", "--engine", "process", "--json", timeout=120)
+    assert result.code == 0, result
+    document = json.loads(result.out)
+    assert_documented("demo", document)
+    typed = [item["command"] for item in document["items"]]
+    names = {line.split()[1] for line in typed if line.startswith("dsv ")}
+    assert {
+        "init",
+        "sync",
+        "tag",
+        "status",
+        "log",
+        "cache",
+        "run",
+        "runs",
+        "cached",
+        "release",
+        "evict",
+    } <= names
+    printed = "".join(item["output"] for item in document["items"])
+    assert "120 pictures of commit" in printed
+    assert "pictures=120" in printed
+    assert "1 added, 1 changed, 1 removed" in printed
+    assert "stays: held by" in printed
+    assert left_behind(visitor) == []
+
+
+def test_interrupted_it_leaves_nothing_either(visitor: Dsv) -> None:
+    with visitor.start("demo", "--engine", "process", start_new_session=True) as process:
+        deadline = time.monotonic() + 30
+        while not left_behind(visitor) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"error: interrupted\n")
+    assert left_behind(visitor) == []
+
+
+def test_an_engine_is_chosen_by_what_it_does(tmp_path: Path) -> None:
+    """Programs that answer like the engines do: one without images, one that has one and can't start it."""
+    for name, script in {
+        "docker": "echo 'Cannot connect to the Docker daemon' >&2; exit 1",
+        "podman": 'case "$1" in images) echo "localhost/x/busybox:latest";; *) echo "no cgroup" >&2; exit 126;; esac',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert local_image("docker", environ) is None
+    assert local_image("podman", environ) == "localhost/x/busybox:latest"
+    chosen = choose_engine(None, environ)
+    assert chosen.options == ("--engine", "process")
+    assert "podman could not start a container here (no cgroup)" in chosen.note
+    with pytest.raises(LaunchError, match="podman can't run the demo: no cgroup"):
+        choose_engine("podman", environ)
+    (tmp_path / "podman").write_text(
+        '#!/bin/sh\n[ "$1" = images ] && echo docker.io/library/debian:12\nexit 0\n'
+    )
+    assert choose_engine(None, environ).options == (
+        "--engine",
+        "podman",
+        "--image",
+        "docker.io/library/debian:12",
+    )
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_the_tour_in_real_containers(visitor: Dsv, engine: str, request: pytest.FixtureRequest) -> None:
+    lab = request.getfixturevalue("docker_engine" if engine == "docker" else "podman")
+    result = visitor.at(visitor.cwd, **lab.env).process("demo", "--engine", engine, timeout=120)
+    assert result.code == 0, result
+    assert f"The jobs run in containers of {engine}." in result.out.replace("\n# ", " ")
+    assert "pictures=120" in result.out
+    assert left_behind(visitor) == []

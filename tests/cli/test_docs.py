@@ -1,0 +1,92 @@
+"""The documentation says what the program does."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperOption
+
+import dsv.cli.commands
+from dsv.cli.anywhere import global_options
+from dsv.cli.app import load, root
+from dsv.cli.call import Session
+from dsv.cli.catalogue import COMMANDS, OTHER_NAMES, SECTIONS
+from dsv.cli.declare import Command
+from dsv.cli.output import Output
+from dsv.cli.reference import reference
+from dsv.cli.surroundings import of_process
+
+PAGE = Path(__file__).parents[2] / "docs/cli.md"
+
+
+@pytest.fixture(params=list(COMMANDS))
+def command(request: pytest.FixtureRequest) -> Command:
+    return load(request.param)
+
+
+def test_the_reference_is_current() -> None:
+    assert PAGE.read_text("utf-8") == reference(), "run: python -m dsv.cli.reference > docs/cli.md"
+
+
+def test_every_module_is_a_command_and_every_command_a_module() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(dsv.cli.commands.__path__)}
+    assert {name for name in modules if not name.startswith("_")} == set(COMMANDS)
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
+    assert not set(OTHER_NAMES) & set(COMMANDS)
+
+
+def test_the_line_in_the_list_is_the_first_of_its_help(command: Command) -> None:
+    assert command.name is not None
+    assert command.help is not None
+    first = command.help.strip().partition("\n\n")[0]
+    assert " ".join(first.split()) == COMMANDS[command.name] + "."
+
+
+def test_every_command_has_an_example_that_it_accepts(command: Command) -> None:
+    assert command.examples
+    for line, _ in command.examples:
+        words = _words(line)
+        assert command.name in words, line
+        arguments = words[words.index(str(command.name)) + 1 :]
+        with Output(of_process().stdout) as out:
+            session = Session(of_process(), out)
+            command.make_context("dsv", arguments, obj=session)
+
+
+def test_every_option_is_explained(command: Command) -> None:
+    for param in (*command.params, *global_options()):
+        if isinstance(param, TyperOption):
+            assert param.help, param.name
+
+
+def test_help_fits_the_window(command: Command) -> None:
+    context = typer.Context(command, info_name=f"dsv {command.name}", terminal_width=80, max_content_width=80)
+    text = command.get_help(context)
+    told = text.partition("\nExamples:")[0]
+    assert max(map(len, told.splitlines())) <= 80
+
+
+def test_what_returns_a_result_documents_its_keys(command: Command) -> None:
+    assert command.result or command.name in ("cat", "demo")
+    for key in command.result:
+        assert re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", key)
+
+
+def test_the_list_names_every_section_and_command() -> None:
+    shown = root().get_help(typer.Context(root()))
+    for section, commands in SECTIONS.items():
+        assert f"\n{section}:\n" in shown
+        for name, line in commands.items():
+            assert re.search(rf"^  {name} +{re.escape(line)}$", shown, re.MULTILINE)
+
+
+def _words(line: str) -> list[str]:
+    """The words of the dsv call in an example: what surrounds it in the shell is cut off."""
+    inner = re.search(r"dsv [^|)]*", line)
+    assert inner is not None, line
+    return shlex.split(inner[0])

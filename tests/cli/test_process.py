@@ -1,0 +1,174 @@
+"""What only a real process shows: start-up, signals, pipes, closed descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv import __version__
+from tests.cli.runner import PROGRAM, Dsv
+
+SLOW = """
+import sys, time
+from types import ModuleType
+from dsv.cli import catalogue, main
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+import dsv.cli.app
+
+@command("wait", examples=[])
+def wait(call: Call):
+    "Waits."
+    call.line("half")
+    print("ready", file=sys.stderr, flush=True)
+    time.sleep(30)
+
+catalogue.COMMANDS["wait"] = "Waits"
+module = ModuleType("dsv.cli.commands.wait")
+module.wait = wait
+sys.modules[module.__name__] = module
+sys.argv = ["dsv", "wait"]
+sys.exit(main.main())
+"""
+
+
+def test_version_and_help_in_a_process(dsv: Dsv) -> None:
+    for option in ("--version", "-V"):
+        assert dsv.process(option).out == f"dsv {__version__}\n"
+    for arguments in (["--help"], ["-h"], ["help"], ["--quiet", "--help"]):
+        result = dsv.process(*arguments)
+        assert (result.code, result.err) == (0, "")
+        assert result.out.startswith("Usage: dsv")
+    bare = dsv.process()
+    assert (bare.code, bare.out) == (2, "")
+    assert bare.err.startswith("Usage: dsv")
+
+
+def test_completion_offers_commands_and_options(dsv: Dsv) -> None:
+    def complete(line: str) -> list[str]:
+        words = {
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+            "_DSV_COMPLETE": "complete_bash",
+        }
+        return dsv.at(dsv.cwd, **words).process().out.split()
+
+    assert complete("dsv re") == ["restore", "resolve", "release"]
+    assert {"--unset", "--store"} <= set(complete("dsv config --"))
+    assert complete("dsv --ver") == ["--version"]
+    assert "--store" in complete("dsv synk --")
+    assert "_dsv_completion" in dsv.at(dsv.cwd, _DSV_COMPLETE="source_bash").process().out
+
+
+def test_help_fits_eighty_columns(dsv: Dsv) -> None:
+    assert max(map(len, dsv.process("--help").out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "banned"),
+    [
+        (["--help"], ["typer", "rich", "boto3", "fsspec", "obstore", "blake3", "msgspec", "json"]),
+        (["--version"], ["typer", "rich", "boto3", "fsspec", "obstore", "blake3", "msgspec", "json"]),
+        (["sync", "--help"], ["rich", "pydantic", "boto3", "fsspec", "obstore"]),
+        (["config", "store"], ["rich", "pydantic", "boto3", "fsspec", "obstore", "dsv.store", "dsv.repo"]),
+    ],
+)
+def test_what_needs_no_library_imports_none(dsv: Dsv, arguments: list[str], banned: list[str]) -> None:
+    code = f"import sys; sys.argv = ['dsv', *{arguments!r}]\nfrom dsv.cli.main import main\nmain()\n"
+    code += f"print([name for name in {banned!r} if name in sys.modules], file=sys.stderr)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env=dict(dsv.environ),
+        cwd=dsv.cwd,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stderr.splitlines()[-1] == "[]"
+
+
+def test_start_is_at_most_eight_times_an_empty_python(dsv: Dsv) -> None:
+    """Interleaved, and the fastest of each: a busy machine delays all of them alike."""
+    lines = {
+        "pass": [sys.executable, "-c", "pass"],
+        "version": [*PROGRAM, "--version"],
+        "help": [*PROGRAM, "--help"],
+    }
+    best = dict.fromkeys(lines, float("inf"))
+    for _ in range(10):
+        for name, line in lines.items():
+            began = time.perf_counter()
+            subprocess.run(line, env=dict(dsv.environ), cwd=dsv.cwd, stdout=subprocess.DEVNULL, check=True)
+            best[name] = min(best[name], time.perf_counter() - began)
+    assert best["version"] <= 8 * best["pass"], best
+    assert best["help"] <= 8 * best["pass"], best
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "error: interrupted"), (signal.SIGTERM, 143, "error: stopped by SIGTERM")],
+)
+def test_signals_end_it_with_their_code(dsv: Dsv, number: int, code: int, said: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        env=dict(dsv.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err.splitlines()) == (code, "", [said])
+
+
+def test_a_broken_pipe_is_silent(dsv: Dsv) -> None:
+    for arguments in (["--help"], ["config"], ["config", "--help"]):
+        read, write = os.pipe()
+        os.close(read)
+        result = dsv.process(*arguments, stdout=write)
+        os.close(write)
+        assert (result.code, result.err) == (141, "")
+
+
+def test_a_full_disk_behind_stdout_is_told(dsv: Dsv) -> None:
+    if not Path("/dev/full").exists():
+        return
+    for arguments in (["--help"], ["config"]):
+        with Path("/dev/full").open("wb") as full:
+            result = dsv.process(*arguments, stdout=full)
+        assert result.code == 7
+        assert "No space left" in result.err or "no space left" in result.err
+
+
+def test_closed_descriptors_are_no_place_for_other_files(dsv: Dsv) -> None:
+    script = f"exec {' '.join(PROGRAM)} config author Ann >&- 2>&- <&-"
+    assert (
+        subprocess.run(["sh", "-c", script], env=dict(dsv.environ), cwd=dsv.cwd, check=False).returncode == 0
+    )
+    assert (dsv.home / ".config/dsv/config.toml").read_text() == 'author = "Ann"\n'
+
+
+def test_a_working_directory_that_is_gone_is_told(dsv: Dsv) -> None:
+    gone = dsv.cwd / "gone"
+    gone.mkdir()
+    script = f"rmdir {gone}; exec {' '.join(PROGRAM)} config"
+    result = subprocess.run(
+        ["sh", "-c", script], env=dict(dsv.environ), cwd=gone, capture_output=True, check=False
+    )
+    assert result.returncode == 3
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_locale_without_unicode_loses_no_letter(dsv: Dsv) -> None:
+    environ = {**dsv.environ, "LC_ALL": "POSIX"}
+    result = Dsv(dsv.home, dsv.cwd, environ).process("config", "author", "Ännchen")
+    assert result.code == 0, result
+    assert (dsv.home / ".config/dsv/config.toml").read_text() == 'author = "Ännchen"\n'

@@ -1,0 +1,147 @@
+"""run and runs, with the process engine: what goes where, and which exit code comes out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import Dsv, assert_documented, write_files
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    write_files(dsv.cwd, {"train/1.png": b"1", "train/2.png": b"2"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    dsv.ok("tag", "v1")
+    return dsv
+
+
+def test_the_jobs_output_and_exit_code_are_the_commands(pets: Dsv) -> None:
+    job = 'echo out; echo err >&2; cat "$DSV_DATA/train/1.png"; echo "$DSV_PARAMS"; exit 3'
+    result = pets.process("run", "pets@v1", "-q", "-p", "lr=0.1", "--", "sh", "-c", job)
+    assert (result.code, result.err) == (3, "err\n")
+    assert result.out == 'out\n1{"lr": 0.1}\n'
+
+
+def test_the_result_for_programs_goes_to_a_file(pets: Dsv) -> None:
+    job = 'echo \'{"accuracy": 0.9}\' > "$DSV_OUT/metrics.json"'
+    pets.process("run", "pets@v1", "--json-file", "run.json", "-p", "lr=0.1", "--", "sh", "-c", job)
+    document = json.loads((pets.cwd / "run.json").read_text())
+    assert_documented("run", document)
+    assert document["commit"] == pets.ok("resolve", "@v1").out.strip()
+    assert (document["exit_code"], document["engine"], document["cache_hit"]) == (0, "process", False)
+    assert (document["params"], document["metrics"]) == ({"lr": 0.1}, {"accuracy": 0.9})
+    assert Path(document["out"]).is_relative_to(pets.home)
+    refused = pets("run", "pets@v1", "--json", "--", "true")
+    assert (refused.code, refused.json["error"]["hint"]) == (2, "--json-file FILE")
+
+
+def test_what_keeps_it_from_being_launched_is_125(pets: Dsv) -> None:
+    for arguments in (
+        ["run", "nothing", "--", "true"],
+        ["run", "pets@v9", "--json-file", "f.json", "--", "true"],
+    ):
+        result = pets(*arguments)
+        assert (result.code, result.out) == (125, "")
+        assert result.err.startswith("error: ")
+    assert json.loads((pets.cwd / "f.json").read_text())["error"]["exit"] == 125
+    assert pets("run", "pets@v1", "--json-file", "/nowhere/f.json", "--", "true").code == 125
+    assert pets.process("run", "pets@v1", "--", "no-such-program").code == 127
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--", "true"],
+        ["", "--", "true"],
+        ["pets@v1"],
+        ["pets@v1", "true"],
+        ["pets@v1", "--gpus", "many", "--", "true"],
+        ["pets@v1", "-e", "=x", "--", "true"],
+        ["pets@v1", "--data", "x", "--", "true"],
+        ["pets@v1", "--engine", "nomad", "--", "true"],
+        ["pets@v1", "--out", ".", "--", "true"],
+        ["--again", "x", "--image", "y"],
+    ],
+)
+def test_mistakes_of_usage_are_2(pets: Dsv, arguments: list[str]) -> None:
+    assert pets("run", *arguments).code == 2
+
+
+def test_options_behind_the_dashes_are_the_jobs(pets: Dsv) -> None:
+    result = pets.process("run", "pets@v1", "-q", "--", "echo", "--json", "--debug", "--", "-q")
+    assert result.out == "--json --debug -- -q\n"
+
+
+def test_a_dry_run_prints_and_does_nothing(pets: Dsv) -> None:
+    result = pets("run", "pets@v1", "--dry-run", "-e", "TOKEN=secret", "--", "sh", "-c", "echo 'a b'")
+    assert result.code == 0, result
+    assert "echo" in result.out
+    assert "secret" not in result.out
+    plan = pets("run", "pets@v1", "--dry-run", "--json", "--", "true").json
+    assert set(plan) == {"schema", "engine", "argv", "env"}
+    assert pets.ok("runs", "--json").json["items"] == []
+    assert not (pets.home / ".cache/dsv/pets").exists()
+
+
+def test_records_are_listed_and_shown(pets: Dsv) -> None:
+    job = 'echo hello; echo \'{"accuracy": 0.9}\' > "$DSV_OUT/metrics.json"'
+    pets.process("run", "pets@v1", "-p", "lr=0.1", "-e", "TOKEN=hunter2secret", "--", "sh", "-c", job)
+    pets("run", "pets@v1", "--", "false")
+    items = pets.ok("runs", "--json").json["items"]
+    by_code = {item["exit_code"]: item for item in items}  # two of one second are in no order
+    assert set(by_code) == {0, 1}
+    assert_documented("runs", {"schema": 1, "items": items})
+    assert "hunter2secret" not in json.dumps(items)
+    table = pets.ok("runs").lines
+    assert table[0].split() == ["RUN", "DATA", "TOOK", "EXIT", "PARAMS", "METRICS"]
+    run = by_code[0]["run"]
+    line = next(line for line in table if line.startswith(run))
+    assert "lr=0.1" in line
+    assert "accuracy=0.9" in line
+    shown = pets.ok("runs", run[-8:]).out
+    assert f"run         {run}\n" in shown
+    assert "metrics     accuracy=0.9\n" in shown
+    assert pets.ok("runs", run, "--log").out == "hello\n"
+    assert pets.ok("runs", run, "--json").json["items"] == [by_code[0]]
+    assert pets("runs", "00000000").code == 3
+    assert pets("runs", "--log").code == 2
+
+
+def test_a_run_is_repeated(pets: Dsv) -> None:
+    pets.process("run", "pets", "-p", "x=1", "--", "sh", "-c", 'echo "$DSV_COMMIT $DSV_PARAMS"')
+    first = pets.ok("runs", "--json").json["items"][0]
+    write_files(pets.cwd, {"new": b"new"})
+    pets.ok("sync")
+    again = pets.process("run", "--again", first["run"], "-q")
+    assert again.out == f'{first["commit"]} {{"x": 1}}\n'
+    assert {item["again_of"] for item in pets.ok("runs", "--json").json["items"]} == {None, first["run"]}
+
+
+def test_a_cached_commit_runs_without_its_store_and_the_record_follows(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1")
+    store = pets.home / ".local/share/dsv/store"
+    store.rename(pets.home / "away")
+    elsewhere = pets.at(pets.home)
+    alone = elsewhere.process("run", "pets@v1", "--", "true")
+    assert alone.code == 0
+    assert "warning: the record is kept here" in alone.err
+    (pets.home / "away").rename(store)
+    assert [item["sent"] for item in pets.ok("runs", "--json").json["items"]] == [False]
+    pets.process("run", "pets@v1", "--", "true")
+    assert [item["sent"] for item in pets.ok("runs", "--json").json["items"]] == [True, True]
+
+
+def test_signals_reach_the_job(pets: Dsv) -> None:
+    code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nprint('up', flush=True)\n"
+    code += "time.sleep(30)"
+    with pets.start("run", "pets@v1", "-q", "--", sys.executable, "-c", code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 7

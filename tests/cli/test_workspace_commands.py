@@ -1,0 +1,146 @@
+"""status, clone, pull and restore: their text, their JSON, their exit codes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.cli.runner import Dsv, assert_documented, write_files
+
+FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2"}
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    write_files(dsv.cwd, FILES)
+    dsv.ok("init", "pets")
+    dsv.ok("sync", "-m", "first")
+    return dsv
+
+
+@pytest.fixture
+def other(pets: Dsv) -> Dsv:
+    """A clone of the dataset beside it."""
+    pets.at(pets.cwd.parent).ok("clone", "pets", "other")
+    return pets.at(pets.cwd.parent / "other")
+
+
+def test_clone_says_one_line(pets: Dsv) -> None:
+    above = pets.at(pets.cwd.parent)
+    result = above.ok("clone", "pets")
+    assert len(result.lines) == 1
+    assert result.out.startswith(f"{pets.cwd.parent}/pets follows pets@main at ")
+    for name, content in FILES.items():
+        assert (pets.cwd.parent / "pets" / name).read_bytes() == content
+    made = above.ok("clone", "pets", "deep/er", "--json").json
+    assert_documented("clone", made)
+    assert made["workspace"] == f"{pets.cwd.parent}/deep/er"
+    again = above("clone", "pets")
+    assert (again.code, again.out) == (4, "")
+    assert above("clone", "nothing").code == 3
+    assert above("clone", "pets", "").code == 2
+    assert above("clone").code == 2
+
+
+def test_status_lists_each_difference_in_words(pets: Dsv) -> None:
+    clean = pets.ok("status")
+    assert clean.out == ""
+    assert "no differences" in clean.err
+    write_files(pets.cwd, {"new\n1": b"x", "a.txt": b"beta\n"})
+    (pets.cwd / "train/1.png").unlink()
+    (pets.cwd / "train/2.png").unlink()
+    (pets.cwd / "train/2.png").symlink_to("../a.txt")
+    result = pets.ok("status")
+    assert sorted(result.lines) == [
+        "added     new\\n1",
+        "changed   a.txt",
+        "removed   train/1.png",
+        "retyped   train/2.png",
+    ]
+    assert pets("status", "--exit-code").code == 1
+    document = pets.ok("status", "--json").json
+    assert_documented("status", document)
+    assert document["clean"] is False
+    assert {"path": "new\n1", "change": "added"} in document["items"]
+    assert pets.at(pets.cwd / "train").ok("status", "1.png").lines == ["removed   train/1.png"]
+
+
+def test_status_on_a_terminal_keeps_to_a_screen_or_two(pets: Dsv) -> None:
+    write_files(pets.cwd, {f"new/{number}": b"x" for number in range(150)})
+    shown = pets("status", terminal=True, width=80).out.splitlines()
+    assert len(shown) == 101
+    assert shown[-1] == "and 50 more; all of them: dsv status | less"
+    assert len(pets.ok("status").lines) == 150
+
+
+def test_status_shows_what_a_sync_would_refuse(pets: Dsv) -> None:
+    os.mkfifo(pets.cwd / "pipe")
+    (pets.cwd / "train/1.png").unlink()
+    (pets.cwd / "train/2.png").unlink()
+    result = pets("status", "--exit-code")
+    assert result.code == 1
+    assert "refused   " in result.out
+    assert "named pipe" in result.out
+    assert "warning: this sync would remove " in result.err
+    document = pets.ok("status", "--json").json
+    assert document["problems"][0]["path"] == "pipe"
+    assert document["suspicious"]
+
+
+def test_pull_brings_what_others_synced(pets: Dsv, other: Dsv) -> None:
+    assert other.ok("pull").out.endswith(" already\n")
+    write_files(pets.cwd, {"a.txt": b"beta\n", "b.txt": b"b"})
+    head = pets.ok("sync").out.strip()
+    write_files(other.cwd, {"mine.txt": b"mine"})
+    moved = other("sync")
+    assert (moved.code, moved.out) == (4, "")
+    assert "dsv pull" in moved.err
+    assert "dsv sync --branch NAME" in moved.err
+    assert other.ok("pull").lines == [f"pets@main is at {head[:12]}: 1 created, 1 replaced, 0 removed"]
+    assert (other.cwd / "a.txt").read_bytes() == b"beta\n"
+    assert other.ok("sync", "--json").json["parent"] == head
+    document = pets.ok("pull", "--json").json
+    assert_documented("pull", document)
+    assert document["any_change"] is True
+
+
+def test_pull_where_both_changed_a_path_writes_nothing(pets: Dsv, other: Dsv) -> None:
+    write_files(pets.cwd, {"a.txt": b"theirs\n", "b.txt": b"b"})
+    pets.ok("sync")
+    write_files(other.cwd, {"a.txt": b"mine\n"})
+    result = other("pull")
+    assert (result.code, result.out) == (4, "")
+    assert "a.txt" in result.err
+    assert (other.cwd / "a.txt").read_bytes() == b"mine\n"
+    assert not (other.cwd / "b.txt").exists()
+    beside = other.ok("sync", "--branch", "mine", "--json").json
+    assert beside["branch"] == "mine"
+    assert other.ok("status", "--json").json["branch"] == "mine"
+
+
+def test_restore_of_named_paths(pets: Dsv) -> None:
+    write_files(pets.cwd, {"a.txt": b"changed", "train/1.png": b"changed"})
+    (pets.cwd / "train/2.png").unlink()
+    result = pets.at(pets.cwd / "train").ok("restore", ".")
+    assert len(result.lines) == 1
+    assert result.out.endswith(": 1 created, 1 replaced, 0 removed\n")
+    assert (pets.cwd / "a.txt").read_bytes() == b"changed"
+    document = pets.ok("restore", "a.txt", "--json").json
+    assert_documented("restore", document)
+    assert (pets.cwd / "a.txt").read_bytes() == b"alpha\n"
+    assert pets("restore", "nothing").code == 3
+    assert pets("restore", "../elsewhere").code == 2
+
+
+def test_restore_of_everything_wants_force_where_work_would_go(pets: Dsv) -> None:
+    pets.ok("tag", "v1")
+    write_files(pets.cwd, {"a.txt": b"second\n"})
+    pets.ok("sync")
+    write_files(pets.cwd, {"a.txt": b"unsynced\n"})
+    result = pets("restore", "--from", "@v1")
+    assert (result.code, result.out) == (4, "")
+    assert (pets.cwd / "a.txt").read_bytes() == b"unsynced\n"
+    pets.ok("restore", "--from", "@v1", "--force")
+    assert (pets.cwd / "a.txt").read_bytes() == b"alpha\n"
+    assert pets.ok("resolve").out == pets.ok("resolve", "@v1").out

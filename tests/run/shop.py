@@ -1,0 +1,185 @@
+"""Somebody who runs jobs on plain folders: the staging, the records and the surroundings that a run needs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsv.api.run import RunResult, dry_run, run
+from dsv.api.run_again import Again, again
+from dsv.api.run_place import RunPlace
+from dsv.api.run_plan import Staged
+from dsv.api.run_records import RunRecords
+from dsv.api.run_request import RunRequest
+from dsv.engines.base import Plan
+from dsv.engines.signals import Signals
+from dsv.errors import NotFound
+from dsv.model.ids import CommitId, StoreId
+from dsv.model.names import DatasetName, Target
+from dsv.model.run import RunId, RunRecord
+from dsv.repo.run_spool import Spool
+from dsv.repo.runs import RunStore
+from dsv.store.base import Store
+from dsv.store.memory import MemoryStore
+
+SCANS = DatasetName.parse("team/scans")
+STORE = StoreId(bytes(range(16)))
+
+
+class FolderLease:
+    """Its file is there while it is held."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = threading.Event()
+        self.reason = ""
+        path.touch()
+
+    @property
+    def released(self) -> bool:
+        return not self.path.exists()
+
+    def release(self) -> None:
+        self.path.unlink()
+
+
+@dataclass
+class Folders:
+    """Targets whose data are folders: a `Staging`."""
+
+    folder: Path
+    leases: list[FolderLease] = field(default_factory=list)
+    staged: list[str] = field(default_factory=list)
+    hit: bool = True
+
+    def add(self, dataset: str, files: Mapping[str, str]) -> Path:
+        root = self.folder / dataset.replace("/", "%2F")
+        for name, content in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith("@"):
+                path.with_name(path.name[:-1]).symlink_to(content)
+            else:
+                path.write_text(content)
+                path.chmod(0o444)
+        return root
+
+    def locate(self, target: Target) -> Staged:
+        assert target.dataset is not None
+        path = self.folder / target.dataset.component
+        if not path.is_dir():
+            raise NotFound(f"there is no dataset {target.dataset}", subject=target.dataset)
+        count = sum(1 for each in path.rglob("*") if each.is_file())
+        size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        commit = CommitId.hash(target.dataset.encode())
+        return Staged(path, target.dataset, commit, count, size, hit=self.hit)
+
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:
+        found = self.locate(target)
+        lease = FolderLease(self.folder / f".lease-{len(self.leases)}")
+        self.leases.append(lease)
+        self.staged.append(str(target))
+        return Staged(
+            found.path, found.dataset, found.commit, found.files, found.bytes, self.hit, 0.5, 77
+        ), lease
+
+
+@dataclass
+class Notes:
+    """A `Progress` that remembers what was said."""
+
+    said: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def start(self, total_files: int | None, total_bytes: int | None) -> None: ...
+
+    def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None: ...  # noqa: A002
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@dataclass
+class Shop:
+    """`run` makes a run of the words given, on the dataset team/scans unless told otherwise."""
+
+    home: Path
+    environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    store: Store = field(default_factory=lambda: MemoryStore("memory://shop"))
+    notes: Notes = field(default_factory=Notes)
+
+    def __post_init__(self) -> None:
+        self.data = Folders(self.home / "cache")
+        self.data.add(
+            "team/scans", {"train/a.txt": "cat", "train/b.txt": "dog", "readme": "hi", "link@": "train/a.txt"}
+        )
+        (self.home / "here").mkdir()
+
+    @property
+    def place(self) -> RunPlace:
+        return RunPlace(self.environ, self.home / "state", self.home / "here", "gpu-7", "ada")
+
+    @property
+    def spool(self) -> Spool:
+        return Spool(self.place.spool, STORE)
+
+    @property
+    def runs(self) -> RunStore:
+        return RunStore(self.store)
+
+    def request(self, *command: str, target: str = "team/scans@v1", **more: Any) -> RunRequest:
+        return RunRequest(target=Target.parse(target), command=command, **more)
+
+    def run(self, *command: str, offline: bool = False, **more: Any) -> RunResult:
+        return self.launch(self.request(*command, **more), offline=offline)
+
+    def launch(
+        self,
+        request: RunRequest,
+        *,
+        offline: bool = False,
+        signals: Signals | None = None,
+        grace: float = 20.0,
+    ) -> RunResult:
+        records = RunRecords(self.spool, None if offline else self.runs)
+        with self.output() as (stdout, stderr):
+            return run(
+                request, place=self.place, staging=self.data, records=records, stdout=stdout, stderr=stderr,
+                signals=signals, progress=self.notes, grace=grace,
+            )  # fmt: skip
+
+    def dry_run(self, *command: str, **more: Any) -> Plan:
+        return dry_run(self.request(*command, **more), place=self.place, staging=self.data)
+
+    def again(self, record: RunRecord, **more: Any) -> Again:
+        return again(record, self.place, **more)
+
+    @property
+    def stdout(self) -> str:
+        return (self.home / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.home / "stderr").read_text()
+
+    def everything(self) -> bytes:
+        """All bytes in the store and in the spool."""
+        stored = b"".join(self.store.get(item.key) for item in self.store.list(""))
+        return stored + b"".join(file.read_bytes() for file in self.place.spool.rglob("*") if file.is_file())
+
+    def output(self) -> Any:
+        from contextlib import contextmanager
+
+        @contextmanager
+        def opened() -> Iterator[tuple[int, int]]:
+            with (self.home / "stdout").open("wb") as out, (self.home / "stderr").open("wb") as err:
+                yield out.fileno(), err.fileno()
+
+        return opened()

@@ -1,0 +1,114 @@
+"""What every test gets: a home of its own, and the labs on demand.
+
+The labs are session fixtures. Each gives an object with `env`, the variables that reach it; a test that wants
+a command to use one sets them (`monkeypatch.setenv`). Where a lab cannot be had the test is skipped and says
+which package is missing; with DSV_REQUIRE_LABS=1, as in CI, that is a failure. They are shared between the
+workers of pytest-xdist and gone when the run ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import hypothesis
+import pytest
+
+from tests.labs import shelf
+from tests.labs.docker_engine import ContainerEngine
+from tests.labs.machine import MissingError
+from tests.labs.nfs_hosts import NfsHosts
+from tests.labs.s3_server import S3Server
+
+# A busy machine is no failure of the code; pytest's own timeout ends what hangs.
+hypothesis.settings.register_profile("dsv", deadline=None)
+hypothesis.settings.load_profile("dsv")
+
+Reached = TypeVar("Reached")
+OWN_SHELF = pytest.StashKey[Path]()
+KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS")
+XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
+FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the folder that the labs live in; workers of pytest-xdist inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background; what tests start inherits it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "DSV_LABS" not in os.environ:
+        folder = Path(tempfile.mkdtemp(prefix="dsv-labs-"))
+        (folder / shelf.OWNER).write_text(str(os.getpid()))
+        os.environ["DSV_LABS"] = str(folder)
+        config.stash[OWN_SHELF] = folder
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.stash.get(OWN_SHELF, None)
+    if folder is not None:
+        shelf.take_down(folder)
+        os.environ.pop("DSV_LABS", None)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home folder; no setting, credential or cache of whoever runs the tests is seen or touched."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in list(os.environ):
+        if name.startswith(FOREIGN) and name not in KEPT:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(folder))
+    for kind, place in XDG_PLACES.items():
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(folder / place))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ceph_s3() -> S3Server:
+    """Ceph's RADOS Gateway: a real S3 server, fit for throughput too. `.bucket()` makes a new one."""
+    return _lab("ceph-rgw", S3Server)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> ContainerEngine:
+    """A Docker Engine of this test run's own."""
+    return _lab("docker-engine", ContainerEngine)
+
+
+@pytest.fixture(scope="session")
+def podman() -> ContainerEngine:
+    """Podman with storage of this test run's own; it must be first in the PATH, as its `env` has it."""
+    return _lab("podman", ContainerEngine)
+
+
+@pytest.fixture(scope="session")
+def nfs_hosts() -> NfsHosts:
+    """Real hosts on a real NFS export; a test works in a folder of its own below `.export`."""
+    return _lab("nfs-hosts", NfsHosts)
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> Iterator[S3Server]:
+    """moto's S3 server, in a thread: right answers with nothing installed, but no measure of speed."""
+    server_module = pytest.importorskip("moto.server", reason="moto's server needs moto[s3,server]")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield S3Server(f"http://{host}:{port}", "motokey", "motosecret")
+    server.stop()
+
+
+def _lab(name: str, kind: type[Reached]) -> Reached:
+    try:
+        reached = shelf.attach(Path(os.environ["DSV_LABS"]), name)
+        assert isinstance(reached, kind)
+        return reached
+    except MissingError as reason:
+        if os.environ.get("DSV_REQUIRE_LABS") == "1":
+            pytest.fail(f"{reason}, and DSV_REQUIRE_LABS=1 allows no skip")
+        pytest.skip(str(reason))

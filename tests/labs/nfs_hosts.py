@@ -1,0 +1,262 @@
+"""Several real Linux hosts on one real NFSv4.2 export, on one machine.
+
+NFS-Ganesha serves a folder inside a network namespace. Each host is a User-Mode Linux kernel, so it has its
+own page cache, attribute cache, clock, host name and process table; its root is this machine's files,
+read-only. Inside a host only /mnt/nfs (the export), /mnt/out (`<folder>/out`) and /run with $HOME and $TMPDIR
+can be written. A host takes about 3 s to boot and can lose its power or its network at any moment.
+
+Let hosts do the writing: what is changed in `export` behind the server's back it may notice a minute late.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.labs.machine import (
+    SEARCH_PATH,
+    LabError,
+    MissingError,
+    call,
+    environment,
+    require,
+    start,
+    tail,
+    wait_until,
+)
+
+PROGRAMS = {
+    "ganesha.nfsd": "nfs-ganesha",
+    "mount.nfs4": "nfs-common",
+    "linux.uml": "user-mode-linux",
+    "ip": "iproute2",
+    "modprobe": "kmod",
+}
+VFS_MODULE = Path("/usr/lib/x86_64-linux-gnu/ganesha/libfsalvfs.so")
+MAX_HOSTS = 8
+SERVER = "10.77.0.1"
+
+GANESHA = """\
+NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = 2049;
+                  Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; }}
+NFSv4 {{ Grace_Period = 5; Lease_Lifetime = 20; Minor_Versions = 1, 2; Only_Numeric_Owners = true;
+         RecoveryBackend = fs; RecoveryRoot = {folder}/recovery; }}
+EXPORT {{ Export_Id = 1; Path = {folder}/export; Pseudo = /export; Access_Type = RW; Squash = {squash};
+          SecType = sys; Protocols = 4; FSAL {{ Name = VFS; }} }}
+LOG {{ Default_Log_Level = EVENT; }}
+"""
+
+NETWORK = """\
+set -e
+ip link set lo up
+ip link add br0 type bridge
+ip addr add {server}/24 dev br0
+ip link set br0 up
+for n in $(seq {hosts}); do ip tuntap add tap$n mode tap; ip link set tap$n master br0 up; done
+"""
+
+INIT = """\
+#!/bin/bash
+export PATH={path} HOME=/run/home TMPDIR=/run/tmp
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs run /run; mount -t tmpfs mnt /mnt
+mkdir -p /run/home /run/tmp /run/modules/lib/modules /mnt/nfs /mnt/out /mnt/box; chmod 1777 /run/tmp
+mount -t hostfs none /mnt/out -o {out}; mount -t hostfs none /mnt/box -o {box}
+mount --bind /usr/lib/uml/modules /run/modules/lib/modules; modprobe -d /run/modules nfsv4
+hostname {hostname}; date -s "@$(( $(date +%s) + {clock_offset} ))" >/dev/null
+ip link set lo up; ip addr add 10.77.0.{address}/24 dev eth0; ip link set eth0 up
+if mount -t nfs4 -o {options} {server}:/export /mnt/nfs; then
+  cd /mnt/nfs; bash /mnt/box/command </dev/null >/mnt/box/stdout 2>/mnt/box/stderr; echo $? >/mnt/box/status
+fi
+sync; cd /; umount -l /mnt/nfs; poweroff -f
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a command on a host came to; `status` is None where the host never got so far."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One booted host, running one command."""
+
+    lab: NfsHosts
+    number: int
+    kernel: subprocess.Popen[bytes]
+
+    @property
+    def box(self) -> Path:
+        return self.lab.folder / "hosts" / str(self.number)
+
+    def wait(self, timeout: float = 300) -> Ended:
+        """Wait until the command is done and the host is down; raises `LabError` when it takes longer."""
+        try:
+            self.kernel.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            self.power_off()
+            console = tail(self.box / "console")
+            raise LabError(
+                f"host {self.number} took over {timeout} s; its console ends:\n{console}"
+            ) from error
+        status, out, err = (_text(self.box / name) for name in ("status", "stdout", "stderr"))
+        return Ended(int(status) if status else None, out, err)
+
+    def power_off(self) -> None:
+        """The plug is pulled: nothing is flushed. Every process of its session is part of the host."""
+        for pid in _session(self.kernel.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.kernel.wait(10)
+
+    def unplug(self) -> None:
+        self.lab.inside("ip", "link", "set", f"tap{self.number}", "nomaster")
+
+    def plug_in(self) -> None:
+        self.lab.inside("ip", "link", "set", f"tap{self.number}", "master", "br0")
+
+
+@dataclass(frozen=True, slots=True)
+class NfsHosts:
+    """The export (`folder/export`), what hosts report (`folder/out`), and a way to boot hosts."""
+
+    folder: Path
+    namespace: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {}  # hosts are reached through `boot`, not by a variable
+
+    @property
+    def export(self) -> Path:
+        return self.folder / "export"
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def boot(
+        self,
+        number: int,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        hostname: str | None = None,
+        clock_offset: int = 0,
+        options: str = "vers=4.2",
+        memory: str = "1G",
+    ) -> Host:
+        """Boot host `number` (1 to 8) to run `argv` in /mnt/nfs, its clock off by `clock_offset` seconds."""
+        box = self.folder / "hosts" / str(number)
+        box.mkdir(parents=True, exist_ok=True)
+        for name in ("status", "stdout", "stderr"):
+            (box / name).unlink(missing_ok=True)
+        settings = [f"{name}={value}" for name, value in (env or {}).items()]
+        (box / "command").write_text(f"exec {shlex.join(['env', *settings, *argv])}\n")
+        init = box / "init"
+        init.write_text(
+            INIT.format(
+                path=SEARCH_PATH,
+                out=self.out,
+                box=box,
+                hostname=hostname or f"host{number}",
+                options=options,
+                clock_offset=clock_offset,
+                address=10 + number,
+                server=SERVER,
+            )
+        )
+        init.chmod(0o755)
+        kernel = ["linux.uml", f"mem={memory}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]
+        devices = [f"init={init}", f"eth0=tuntap,tap{number}", f"uml_dir={box}/", f"umid=host{number}"]
+        with (box / "console").open("wb") as console:
+            child = subprocess.Popen(
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.namespace,
+                    *kernel,
+                    *devices,
+                    "con=null",
+                    "con0=null,fd:2",
+                    "quiet",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+                env=environment(),
+            )
+        return Host(self, number, child)
+
+    def run(self, number: int, argv: Sequence[str], *, timeout: float = 300, **how: object) -> Ended:
+        """Boot a host, wait until its command is done; `how` as for `boot`."""
+        return self.boot(number, argv, **how).wait(timeout)  # type: ignore[arg-type]
+
+    def inside(self, *argv: str) -> None:
+        """Run a command in the namespace that the server and the hosts' cables are in."""
+        call(["ip", "netns", "exec", self.namespace, *argv], log=self.folder / "up.log")
+
+
+def up(folder: Path, *, squash: str = "No_Root_Squash") -> NfsHosts:
+    """Start the server on an empty folder; `squash` as NFS-Ganesha knows it, Root_Squash for one."""
+    require("NFS hosts", PROGRAMS)
+    if not VFS_MODULE.exists():
+        raise MissingError("NFS hosts need Debian's nfs-ganesha-vfs (apt-get install)")
+    for name in ("export", "out", "hosts", "recovery"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "export").chmod(0o777)
+    lab = NfsHosts(folder, f"dsv-nfs-{os.getpid()}-{os.urandom(2).hex()}")
+    (folder / "namespace").write_text(lab.namespace)
+    call(["ip", "netns", "add", lab.namespace], log=folder / "up.log")
+    lab.inside("sh", "-c", NETWORK.format(server=SERVER, hosts=MAX_HOSTS))
+    config = folder / "ganesha.conf"
+    config.write_text(GANESHA.format(folder=folder, squash=squash))
+    log = folder / "server.log"
+    server = ["ganesha.nfsd", "-F", "-f", str(config), "-L", str(log), "-p", str(folder / "server.own.pid")]
+    Path("/run/ganesha").mkdir(exist_ok=True)
+    start(folder, "ganesha", ["ip", "netns", "exec", lab.namespace, *server])
+    if not wait_until(lambda: "NFS SERVER INITIALIZED" in _text(log), 30):
+        raise LabError(f"the NFS server did not come up; its log ends:\n{tail(log)}")
+    return lab
+
+
+def down(folder: Path) -> None:
+    """Whatever lives in the namespace is ours: the server, and the hosts with all their processes."""
+    if not (folder / "namespace").exists():
+        return
+    namespace = (folder / "namespace").read_text()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _inhabitants(namespace):
+            os.kill(pid, number)
+        if wait_until(lambda: not _inhabitants(namespace), 3):
+            break
+    subprocess.run(["ip", "netns", "del", namespace], env=environment(), check=False, capture_output=True)
+
+
+def _inhabitants(namespace: str) -> list[int]:
+    argv = ["ip", "netns", "pids", namespace]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=False)
+    return [int(pid) for pid in done.stdout.split()]
+
+
+def _session(leader: int) -> list[int]:
+    done = subprocess.run(
+        ["ps", "-o", "pid=", "-s", str(leader)], capture_output=True, text=True, check=False
+    )
+    return [int(pid) for pid in done.stdout.split()]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""

@@ -1,0 +1,59 @@
+"""A store with some datasets, and hosts that stay up from test to test."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs.nfs_hosts import NfsHosts
+from tests.nfs.crew import SEARCHED, Crew
+
+# Half an hour on real hosts, and not yet steady on a busy machine: DSV_NFS=1 python -m pytest tests/nfs
+collect_ignore_glob = [] if os.environ.get("DSV_NFS") == "1" else ["test_*.py"]
+
+# Name of each dataset, and its files: how many, and how large in bytes.
+DATASETS = {"large": ((30, 6_000_000), (200, 4_000)), "small": ((2_500, 3_000),), "tiny": ((300, 2_000),)}
+
+
+@pytest.fixture(scope="session")
+def lake(nfs_hosts: NfsHosts) -> Path:
+    """A folder with `store` and, under the datasets' names, what was synced to it; on hosts it is /mnt/out/lake."""
+    folder = nfs_hosts.out / "lake"
+    environ = {**os.environ, **SEARCHED, "DSV_STORE": str(folder / "store"), "DSV_CONFIG": "/nonexistent"}
+    for name, shapes in DATASETS.items():
+        chance = random.Random(name)
+        count = 0
+        for many, size in shapes:
+            for _ in range(many):
+                path = folder / name / f"d{count % 7}" / f"{count:05d}.bin"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(chance.randbytes(size))
+                count += 1
+        for command in (("init", name), ("sync", "-q"), ("tag", "v1")):
+            argv = [sys.executable, "-m", "dsv.cli.main", "-C", str(folder / name), *command]
+            subprocess.run(argv, env=environ, check=True, stdout=subprocess.DEVNULL)
+        (folder / name / ".dsv").rename(folder / f"{name}.bound")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _hosts(nfs_hosts: NfsHosts, lake: Path) -> Iterator[Crew]:
+    crew = Crew(nfs_hosts)
+    yield crew
+    crew.down()
+
+
+@pytest.fixture
+def crew(_hosts: Crew, request: pytest.FixtureRequest) -> Iterator[Crew]:
+    """The hosts, with a new empty cache; a test that failed leaves them none that still work on its own."""
+    _hosts.begin(request.node.name.partition("[")[0].removeprefix("test_")[:40])
+    before = request.session.testsfailed
+    yield _hosts
+    if request.session.testsfailed > before:
+        _hosts.down()

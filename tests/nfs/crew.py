@@ -1,0 +1,232 @@
+"""Hosts that stay up and take orders, and one cache on the export that they share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dsv
+from tests.labs.nfs_hosts import Host, NfsHosts
+
+PROJECT = Path(__file__).parents[2]
+SEARCHED = {"PYTHONPATH": f"{Path(dsv.__file__).parents[1]}:{PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"}
+AGENT = (sys.executable, "-m", "tests.nfs.agent")
+DSV = (sys.executable, "-m", "dsv.cli.main")
+# Other tests that may run at the same time have the lower numbers.
+FIRST_HOST = 4
+_orders = itertools.count()
+
+
+def hurried(lease: float = 0, expiry: float = 0, part_files: int = 0) -> tuple[str, ...]:
+    """The program with shorter times, see `tests.nfs.hurried`."""
+    return (sys.executable, "-m", "tests.nfs.hurried", str(lease), str(expiry), str(part_files))
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def item(self) -> dict[str, Any]:
+        """The one item of a command that was asked for one thing."""
+        assert self.status == 0, self
+        (item,) = self.json["items"]
+        assert isinstance(item, dict)
+        return item
+
+
+@dataclass(frozen=True)
+class Task:
+    """A command under way on a member."""
+
+    member: Member
+    name: str
+
+    @property
+    def done(self) -> bool:
+        return (self.member.box / "answers" / self.name).exists()
+
+    def answer(self, timeout: float = 300) -> Answer:
+        until(lambda: self.done, timeout, f"{self.name} on host {self.member.number}")
+        return Answer(**_as_fields(json.loads((self.member.box / "answers" / self.name).read_text())))
+
+    def kill(self) -> None:
+        """SIGKILL to it and its children; returns at once, as a process that waits for NFS may not go yet."""
+        self.member.order({"kill": [self.name]})
+
+
+@dataclass
+class Member:
+    """One host with an agent; `power_off` and `boot` as often as wanted."""
+
+    lab: NfsHosts
+    number: int
+    hostname: str | None = None
+    clock_offset: int = 0
+    host: Host | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def box(self) -> Path:
+        return self.lab.folder / "hosts" / str(self.number)
+
+    def boot(self) -> None:
+        """Starts to boot; `ready` waits."""
+        for name in ("orders", "answers"):
+            shutil.rmtree(self.box / name, ignore_errors=True)
+            (self.box / name).mkdir(parents=True)
+        self.host = self.lab.boot(
+            self.number, AGENT, env=SEARCHED, hostname=self.hostname, clock_offset=self.clock_offset
+        )
+
+    def ready(self) -> None:
+        until(lambda: (self.box / "answers/ready").exists(), 60, f"boot of host {self.number}")
+
+    def power_off(self) -> None:
+        if self.host is not None:
+            self.host.power_off()
+            self.host = None
+
+    def unplug(self) -> None:
+        assert self.host is not None
+        self.host.unplug()
+
+    def plug_in(self) -> None:
+        assert self.host is not None
+        self.host.plug_in()
+
+    def order(self, order: Mapping[str, Any]) -> str:
+        name = f"{next(_orders):06d}"
+        draft = self.box / "orders" / f"{name}.new"
+        draft.write_text(json.dumps(order))
+        draft.rename(draft.with_suffix(""))
+        return name
+
+    def start(self, *argv: str, **environ: str) -> Task:
+        return Task(self, self.order({"argv": argv, "env": {**self.environ, **environ}}))
+
+    def run(self, *argv: str, timeout: float = 300, **environ: str) -> Answer:
+        return self.start(*argv, **environ).answer(timeout)
+
+    def dsv(self, *arguments: str, program: Sequence[str] = DSV) -> Task:
+        return self.start(*program, *arguments)
+
+
+class Crew:
+    """Three hosts, or more, that share one cache; `seen` is its folder as the file server's disk has it."""
+
+    def __init__(self, lab: NfsHosts, store: str = "/mnt/out/lake/store") -> None:
+        self.lab = lab
+        self.store = store
+        self.name = ""
+        self.members: dict[int, Member] = {}
+
+    def begin(self, name: str) -> None:
+        """A cache of its own for the next test."""
+        self.name = f"{name}-{os.urandom(2).hex()}"
+        (self.lab.export / self.name).mkdir()
+        (self.lab.export / self.name).chmod(0o777)
+        (self.lab.out / self.name).mkdir()
+        (self.lab.out / self.name).chmod(0o777)
+
+    @property
+    def seen(self) -> Path:
+        return self.lab.export / self.name / "cache"
+
+    @property
+    def cache(self) -> str:
+        return f"/mnt/nfs/{self.name}/cache"
+
+    @property
+    def marks(self) -> Path:
+        """Files that jobs and tests tell each other by; `/mnt/out/<name>` on a host."""
+        return self.lab.out / self.name
+
+    def up(self, *wanted: int, hostname: str | None = None, clock_offset: int = 0) -> list[Member]:
+        """Members number 0, 1, 2, booted unless they run as wanted already."""
+        found = []
+        for number in wanted:
+            member = self.members.get(number)
+            asked = (hostname, clock_offset)
+            if member is not None and (member.hostname, member.clock_offset) != asked:
+                member.power_off()
+                member = None
+            if member is None:
+                member = Member(self.lab, FIRST_HOST + number, hostname, clock_offset)
+                self.members[number] = member
+            if member.host is None:
+                member.boot()
+            member.environ = {
+                "DSV_CACHE": self.cache,
+                "DSV_STORE": self.store,
+                "DSV_CONFIG": "/nonexistent",
+            }
+            found.append(member)
+        for member in found:
+            member.ready()
+        return found
+
+    def down(self) -> None:
+        for member in self.members.values():
+            member.power_off()
+        self.members.clear()
+
+    def visible(self) -> list[str]:
+        """The commits that a person sees, as `<dataset>/<name>`."""
+        return sorted(
+            f"{dataset.name}/{one.name}"
+            for dataset in self.seen.iterdir()
+            if dataset.is_dir() and not dataset.name.startswith(".")
+            for one in dataset.iterdir()
+            if not one.name.startswith(".")
+        )
+
+    def files_being_filled(self) -> int:
+        fills = self.seen / ".dsv/fill"
+        return sum(len(names) for at, _, names in os.walk(fills) if "/tree" in at) if fills.exists() else 0
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def assert_same(found: Path, wanted: Path) -> None:
+    """Both trees have the same paths and bytes, and what is cached is read-only."""
+    assert listed(found).keys() == listed(wanted).keys()
+    for path in listed(wanted):
+        assert (found / path).read_bytes() == (wanted / path).read_bytes(), path
+        assert stat.S_IMODE((found / path).stat().st_mode) & 0o222 == 0, path
+
+
+def listed(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Each file's path, with inode, size and time: what changes when somebody writes or replaces it."""
+    found = {}
+    for here, _, names in os.walk(folder):
+        for name in names:
+            one = Path(here) / name
+            stated = one.lstat()
+            found[str(one.relative_to(folder))] = (stated.st_ino, stated.st_size, stated.st_mtime_ns)
+    return found
+
+
+def _as_fields(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"status": -1, "out": "", "err": "", "seconds": 0.0, **answer}

@@ -1,0 +1,104 @@
+"""Leases over real hosts: who works with a commit on one host keeps it from eviction by another."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.nfs.crew import Crew, Member, Task, assert_same, hurried, until
+
+DAY = 86_400
+LEASE = 15.0
+
+
+def start_job(crew: Crew, host: Member, *, lease: float = 0, target: str = "tiny@v1") -> Task:
+    """A run that goes on until the test makes the mark `go`, and then looks whether its data is all there."""
+    waits = f"touch {marks(crew)}/began; while [ ! -e {marks(crew)}/go ]; do sleep 0.2; done"
+    job = f'{waits}; find "$DSV_DATA" -type f | wc -l'
+    task = host.dsv("run", "--engine", "process", target, "--", "sh", "-c", job, program=hurried(lease))
+    until((crew.marks / "began").exists, 60, "the job's start")
+    return task
+
+
+def marks(crew: Crew) -> str:
+    return f"/mnt/out/{crew.name}"
+
+
+def test_a_run_and_a_hold_protect_from_other_hosts(crew: Crew) -> None:
+    working, evicting = crew.up(0, 1)
+    assert working.dsv("cache", "small@v1", "--hold", "1h", "--json").answer().status == 0
+    job = start_job(crew, working)
+    refused = evicting.dsv("evict", "--all", "--json").answer()
+    assert refused.json["evicted"] == []
+    reasons = {item["dataset"]: item["reason"] for item in refused.json["kept"]}
+    assert "host4" in reasons["tiny"] and reasons["small"].startswith("held by root"), reasons
+    assert evicting.dsv("evict", "tiny@v1").answer().status == 4
+    (crew.marks / "go").touch()
+    ended = job.answer()
+    assert (ended.status, ended.out.split()) == (0, ["300"]), ended
+    assert [
+        item["dataset"] for item in evicting.dsv("evict", "--all", "--json").answer().json["evicted"]
+    ] == ["tiny"]
+    assert working.dsv("release", "small@v1").answer().status == 0
+    assert len(evicting.dsv("evict", "--all", "--json").answer().json["evicted"]) == 1
+    assert crew.visible() == []
+
+
+def test_the_lease_of_a_dead_host_expires(crew: Crew) -> None:
+    dead, evicting = crew.up(0, 1)
+    start_job(crew, dead, lease=LEASE)
+    dead.power_off()
+    died = time.monotonic()
+    kept = evicting.dsv("evict", "--all", "--json").answer()
+    assert time.monotonic() - died < LEASE * 0.8, "too slow to tell"
+    assert len(kept.json["kept"]) == 1 and kept.json["evicted"] == []
+    until(
+        lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"],
+        LEASE + 20,
+        "the end of the dead host's lease",
+    )
+    print(f"evicted {time.monotonic() - died:.1f} s after the power-off, with a lease of {LEASE:g} s")
+    assert crew.visible() == []
+
+
+def test_a_host_that_is_cut_off_keeps_its_lease_or_is_told(crew: Crew) -> None:
+    cut, evicting = crew.up(0, 1)
+    job = start_job(crew, cut, lease=20)
+    cut.unplug()
+    time.sleep(7)
+    assert evicting.dsv("evict", "--all", "--json").answer().json["evicted"] == []
+    cut.plug_in()
+    time.sleep(6)  # it renews
+    cut.unplug()
+    until(lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"], 60, "the lease's end")
+    cut.plug_in()
+    ended = job.answer()
+    assert ended.status == 125 and "was evicted" in ended.err, ended
+    assert crew.visible() == []
+
+
+def test_clocks_may_be_a_day_off(crew: Crew, lake: Path) -> None:
+    """Their own leases last, others' they respect, and what was just used they do not take for old."""
+    early, right, late = crew.up(0, 1, 2)
+    try:
+        for host, off in ((early, -DAY), (late, DAY)):
+            changed = host.run("sh", "-c", f"date -s @$(( $(date +%s) + {off} ))")
+            assert changed.status == 0, changed
+        held = [host.dsv("cache", "small@v1", "--hold", "1h") for host in (right, late)]
+        assert [task.answer().status for task in held] == [0, 0]
+        job = start_job(crew, early, lease=LEASE)
+        sweeps = [host.dsv("evict", "--json") for host in (early, right, late)]  # by default: a day unused
+        assert [sweep.answer().json["evicted"] for sweep in sweeps] == [[], [], []]
+        time.sleep(LEASE)  # it has to renew
+        sweeps = [host.dsv("evict", "--all", "--json") for host in (right, late)]
+        for sweep in sweeps:
+            report = sweep.answer().json
+            assert report["evicted"] == [] and len(report["kept"]) == 2, report
+        assert late.dsv("cache", "tiny@v1", "--json").answer().item["hit"] is True
+        (crew.marks / "go").touch()
+        assert job.answer().out.split() == ["300"]
+        small = next(name for name in crew.visible() if name.startswith("small/"))
+        assert_same(crew.seen / small, lake / "small")
+    finally:
+        early.power_off()
+        late.power_off()

@@ -1,0 +1,140 @@
+"""Several users, and hosts that can't be told apart by name: each works, or gets the right error."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs import nfs_hosts as labs
+from tests.labs.nfs_hosts import NfsHosts
+from tests.nfs.crew import DSV, Answer, Crew, Member, assert_same, hurried, listed, until
+
+GROUP = 3000
+
+
+def as_user(host: Member, uid: int, *arguments: str, group: int = GROUP, umask: str = "022") -> Answer:
+    home = f"/run/home-{uid}"
+    program = f'umask {umask}; mkdir -p {home}; HOME={home}; cd /; exec "$@"'
+    # Python may lie in a home that is closed to others. The capability opens it, and nothing on the export, where
+    # the server decides by the user.
+    opens = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    user = ["setpriv", f"--reuid={uid}", f"--regid={group}", f"--groups={group}", *opens]
+    host.run("sh", "-c", f"mkdir -p {home} && chown {uid} {home} && chmod 1777 /run")
+    return host.run(*user, "sh", "-c", program, "sh", *DSV, *arguments)
+
+
+def make_root(crew: Crew, host: Member, owner: str, mode: str) -> None:
+    made = host.run(
+        "sh", "-c", f"mkdir {crew.cache} && chown {owner} {crew.cache} && chmod {mode} {crew.cache}"
+    )
+    assert made.status == 0, made
+
+
+def test_equal_host_names_and_pids(crew: Crew, lake: Path) -> None:
+    """Each dsv is pid 1 of a host called `gpu`: neither takes the other for itself, or for dead."""
+    one, other = crew.up(0, 1)
+    # The kernels keep their names: with equal ones the NFS server takes the one host for the other, see docs.
+    named = ("unshare", "--uts", "sh", "-c", 'hostname gpu; exec "$@"', "sh")
+    alone = (*named, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    tasks = [
+        host.start(*alone, *hurried(part_files=100), "cache", "small@v1", "--json") for host in (one, other)
+    ]
+    items = [task.answer().item for task in tasks]
+    size = sum(size for _, size, _ in listed(lake / "small").values())
+    assert sum(item["fetched_bytes"] for item in items) <= 1.05 * size
+    assert_same(crew.seen / crew.visible()[0], lake / "small")
+    mark = f"/mnt/out/{crew.name}"
+    waits = f"touch {mark}/began; while [ ! -e {mark}/go ]; do sleep 0.2; done"
+    job = one.start(*alone, *DSV, "run", "--engine", "process", "small@v1", "--", "sh", "-c", waits)
+    until((crew.marks / "began").exists, 60, "the job's start")
+    kept = other.run(*alone, *DSV, "evict", "--all", "--json").json
+    assert kept["evicted"] == [] and "gpu" in kept["kept"][0]["reason"], kept
+    (crew.marks / "go").touch()
+    assert job.answer().status == 0
+    assert len(other.run(*alone, *DSV, "evict", "--all", "--json").json["evicted"]) == 1
+
+
+def test_hosts_that_the_server_takes_for_one(crew: Crew, lake: Path) -> None:
+    """NFSv4 knows a client by its host name: of two equal ones each makes the server forget the other's files."""
+    tasks = [host.dsv("cache", "small@v1", "--json") for host in crew.up(0, 1, hostname="gpu")]
+    answers = [task.answer(240) for task in tasks]
+    crew.down()
+    assert {answer.status for answer in answers} <= {0, 6}, answers
+    print(f"two hosts of one name to NFS: {[(answer.status, round(answer.seconds)) for answer in answers]}")
+    for name in crew.visible():
+        assert_same(crew.seen / name, lake / "small")
+
+
+def test_two_users_of_a_group_with_different_umasks(crew: Crew, lake: Path) -> None:
+    """Both fill, take over, and evict what the other has made; nothing is left that one of them can't use."""
+    one, other = crew.up(0, 1)
+    make_root(crew, one, f"2001:{GROUP}", "2775")
+    first = as_user(one, 2001, "cache", "tiny@v1", "--json", umask="077")
+    assert first.item["hit"] is False
+    again = as_user(other, 2002, "cache", "tiny@v1", "--json", umask="000")
+    assert again.item["hit"] is True
+    assert as_user(other, 2002, "cache", "small@v1", "--json", umask="027").item["files"] == 2500
+    for path in crew.seen.rglob("*"):
+        found = path.lstat()
+        mode = stat.S_IMODE(found.st_mode)
+        assert found.st_gid == GROUP, path
+        if path.is_dir():
+            assert mode & 0o2770 == 0o2770, (path, oct(mode))
+        elif path.is_file():
+            assert mode & 0o440 == 0o440, (path, oct(mode))
+    small = next(name for name in crew.visible() if name.startswith("small/"))
+    assert_same(crew.seen / small, lake / "small")
+    assert len(as_user(one, 2001, "evict", "small@v1", "--json", umask="077").json["evicted"]) == 1
+    assert len(as_user(other, 2002, "evict", "tiny@v1", "--json", umask="022").json["evicted"]) == 1
+    assert crew.visible() == []
+
+
+def test_who_may_only_read_uses_what_is_there(crew: Crew) -> None:
+    host, _ = crew.up(0, 1)
+    make_root(crew, host, f"2001:{GROUP}", "2775")
+    path = as_user(host, 2001, "cache", "tiny@v1", "--json").item["path"]
+    there = as_user(host, 2005, "cache", "tiny@v1", "--json", group=4000)
+    assert there.item["path"] == path and there.item["hit"] is True
+    assert as_user(host, 2005, "cached", group=4000).status == 0
+    denied = {
+        command: as_user(host, 2005, *command.split(), "--json", group=4000).status
+        for command in ("cache small@v1", "cache tiny@v1 --hold 1h", "evict tiny@v1", "pin tiny@v1")
+    }
+    assert set(denied.values()) == {8}, denied
+    assert crew.visible() == [path.removeprefix(f"{crew.cache}/")]
+
+
+@pytest.fixture
+def squashing(tmp_path: Path, lake: Path, nfs_hosts: NfsHosts) -> Iterator[Crew]:
+    """Another server, for which root is nobody; `nfs_hosts` for the reason where there can't be one."""
+    folder = tmp_path / "squashing"
+    try:
+        lab = labs.up(folder, squash="Root_Squash")
+        shutil.copytree(lake / "store", lab.out / "lake/store")
+        crew = Crew(lab)
+        crew.begin("squashed")
+        yield crew
+        crew.down()
+    finally:
+        labs.down(folder)
+
+
+def test_an_export_that_squashes_root(squashing: Crew, lake: Path) -> None:
+    """Root gets what nobody may: a cache that is everybody's works, in one of a group it is told no."""
+    crew = squashing
+    (host,) = crew.up(0)
+    assert host.dsv("cache", "tiny@v1", "--json").answer().item["files"] == 300
+    assert_same(crew.seen / crew.visible()[0], lake / "tiny")
+    owners = {path.lstat().st_uid for path in crew.seen.rglob("*")}
+    assert len(owners) == 1 and 0 not in owners
+    assert len(host.dsv("evict", "--all", "--json").answer().json["evicted"]) == 1
+    (crew.seen.parent / "group").mkdir(mode=0o2775)
+    (crew.seen.parent / "group").chmod(0o2775)
+    group = f"{crew.cache.removesuffix('cache')}group"
+    refused = host.run(*DSV, "--cache", group, "cache", "tiny@v1", "--json")
+    assert refused.status == 8 and refused.json["error"]["hint"], refused
+    assert list((crew.seen.parent / "group").iterdir()) == []

@@ -1,0 +1,213 @@
+"""The shape of the code: who may import whom, and how much of it stands in one place."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "dsv"
+
+# What each part may import of the package, besides itself.
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "model": {"errors"},
+    "store": {"errors", "model"},
+    "repo": {"errors", "model", "store"},
+    "transfer": {"errors", "model", "store", "repo"},
+    "worktree": {"errors", "model", "store", "repo", "transfer"},
+    "cache": {"errors", "model", "store", "repo", "transfer"},
+    "engines": {"errors", "model"},
+    "api": {"errors", "model", "store", "repo", "transfer", "worktree", "cache", "engines"},
+    "cli": {"errors", "model", "store", "repo", "transfer", "worktree", "cache", "engines", "api"},
+    "reader": set(),  # ships with the package and stands alone
+}
+LIBRARIES = {
+    "errors": set(),
+    "model": {"dsv", "blake3", "xxhash", "msgspec", "zstandard", "pyfastcdc"},
+    "engines": {"dsv"},
+    "reader": {"blake3", "msgpack", "msgspec", "zstandard"},
+}
+FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
+    f"{module}.{name}"
+    for module, names in {
+        "os": ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"),
+        "sys": ("exit", "argv", "stdout", "stderr", "stdin"),
+    }.items()
+    for name in names
+}
+PROGRAMS = {PACKAGE / "cache" / "worker.py"}  # a process of its own that a fill starts, and talks to by pipes
+NOT_FOR_VALUES = {
+    "pathlib",
+    "time",
+    "socket",
+    "subprocess",
+    "asyncio",
+    "shutil",
+    "tempfile",
+    "mmap",
+    "select",
+}
+MAX_FILE, MAX_FUNCTION = 400, 60  # lines
+NAMES_FOR_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file of the package."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def part(self) -> str:
+        """`store` for store/base.py, `errors` for errors.py, nothing for the package's own `__init__`."""
+        first = self.path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        return "" if first in ("__init__", "__main__") else first
+
+    def at(self, line: int, what: str) -> str:
+        return f"{self.path.relative_to(ROOT)}:{line} {what}"
+
+
+SOURCES = [Source(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def imports(source: Source) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) of every import, those inside functions too."""
+    here = ["dsv", *source.path.relative_to(PACKAGE).with_suffix("").parts]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: -node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            if module == "dsv":  # `from dsv import api` names a part; `from dsv import __version__` does not
+                yield from ((node.lineno, f"dsv.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, module
+
+
+def dotted(node: ast.AST) -> str | None:
+    """`os.environ` for that expression; None for what is no plain chain of names."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return f"{base}.{node.attr}" if base else None
+    return None
+
+
+def uses(source: Source) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every name that is called, and of every `module.name` that is read."""
+    for node in ast.walk(source.tree):
+        name = dotted(node.func) if isinstance(node, ast.Call) else dotted(node)
+        if name and isinstance(node, ast.Call | ast.Attribute):
+            yield node.lineno, name
+
+
+def upward(source: Source) -> list[str]:
+    allowed = BELOW.get(source.part, set()) | {source.part}
+    parts = set(BELOW)
+    return [
+        source.at(line, f"imports {module}")
+        for line, module in imports(source)
+        if module.startswith("dsv.") and (part := module.split(".")[1]) in parts and part not in allowed
+    ]
+
+
+def strange_libraries(source: Source) -> list[str]:
+    allowed = LIBRARIES[source.part] | set(sys.stdlib_module_names)
+    return [
+        source.at(line, f"imports {module}")
+        for line, module in imports(source)
+        if module.split(".")[0] not in allowed
+    ]
+
+
+def meets_the_process(source: Source) -> list[str]:
+    return [source.at(line, f"uses {name}") for line, name in uses(source) if name in FOR_CLI_ONLY]
+
+
+def does_io(source: Source) -> list[str]:
+    found = [source.at(line, f"imports {name}") for line, name in imports(source) if name in NOT_FOR_VALUES]
+    for line, name in uses(source):
+        if name == "open" or (name.startswith("os.") and name != "os.urandom"):
+            found.append(source.at(line, f"uses {name}"))
+    return found
+
+
+def long_functions(source: Source) -> list[str]:
+    functions = (n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    lengths = ((node, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions)
+    return [
+        source.at(n.lineno, f"{n.name}: {length} lines") for n, length in lengths if length > MAX_FUNCTION
+    ]
+
+
+def report(lines: list[str]) -> None:
+    assert not lines, "\n" + "\n".join(sorted(lines))
+
+
+def test_every_part_has_its_place() -> None:
+    assert {source.part for source in SOURCES} <= set(BELOW) | {""}
+
+
+def test_imports_point_down() -> None:
+    report([line for source in SOURCES for line in upward(source)])
+
+
+@pytest.mark.parametrize("part", LIBRARIES)
+def test_few_libraries_at_the_bottom(part: str) -> None:
+    sources = [source for source in SOURCES if source.part == part]
+    assert sources
+    report([line for source in sources for line in strange_libraries(source)])
+
+
+def test_model_is_values_without_io() -> None:
+    report([line for source in SOURCES if source.part == "model" for line in does_io(source)])
+
+
+def test_only_the_command_line_meets_the_process() -> None:
+    """Environment, standard streams and exit belong to cli: programs that import the package keep theirs."""
+    below = [source for source in SOURCES if source.part not in ("cli", "reader")]
+    below = [source for source in below if source.path not in PROGRAMS]
+    report([line for source in below for line in meets_the_process(source)])
+
+
+def test_functions_fit_a_screen() -> None:
+    report([line for source in SOURCES for line in long_functions(source)])
+
+
+def test_files_are_read_in_one_go() -> None:
+    paths = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    lengths = {path: path.read_text().count("\n") for path in paths if path != PACKAGE / "reader.py"}
+    report(
+        [f"{path.relative_to(ROOT)}: {count} lines" for path, count in lengths.items() if count > MAX_FILE]
+    )
+
+
+def test_a_file_is_named_for_what_is_in_it() -> None:
+    report([str(s.path) for s in SOURCES if NAMES_FOR_NOTHING & {s.path.stem, s.path.parent.name}])
+
+
+def test_the_rules_bite() -> None:
+    """Each check finds what it is there for."""
+    text = "from ..store import base\nfrom dsv import api\nimport boto3, time\nprint(open(os.environ['X']))\n"
+    source = Source(PACKAGE / "model" / "imaginary.py", ast.parse(text + "def f():\n" + "    pass\n" * 60))
+    checks = (upward, strange_libraries, meets_the_process, does_io, long_functions)
+    found = [line.split(" ", 1)[1] for check in checks for line in check(source)]
+    assert set(found) == {
+        "imports dsv.store",
+        "imports dsv.api",
+        "imports boto3",
+        "imports time",
+        "uses print",
+        "uses open",
+        "uses os.environ",
+        "f: 61 lines",
+    }

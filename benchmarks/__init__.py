@@ -1,0 +1,1 @@
+"""dsv against what its users would pick instead, side by side: `python -m benchmarks --help`."""

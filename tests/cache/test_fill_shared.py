@@ -118,7 +118,8 @@ def test_killed_at_any_moment_it_is_resumed(root: CacheRoot, world: World, seed:
     world.check(commit, Path(answer["path"]))
     # Whole files stay; what was being fetched or waited in memory (the fake source's 8 ahead) is fetched again.
     assert len(world.fetched()) <= len(FILES) + 2 * kills
-    assert reservations(root) == []
+    # Killed just after it had published, it leaves a reservation that holds nothing, until upkeep takes it.
+    assert not any(one.live or one.left_bytes or one.left_files for one in reservations(root))
 
 
 def test_the_parts_of_a_killed_process_are_taken_over_at_once(root: CacheRoot, world: World) -> None:

@@ -117,7 +117,7 @@ def test_writing_survives_folders_that_are_removed_meanwhile(root: CacheRoot) ->
     stop = threading.Event()
 
     def remove() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.0005):
             for path in (folder, folder.parent):
                 try:
                     path.rmdir()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import re
 import stat
 import time
@@ -33,7 +34,7 @@ from dsv.model.ids import CommitId, StoreId
 DOT = ".dsv"
 SETTINGS_FILE = "dsv-cache.toml"
 _NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
-_TRIES = 20
+_TRIES = 60
 _SPARES = 4
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # The server forgot a handle, or somebody removed an empty folder under us: look the path up again.
@@ -290,7 +291,7 @@ class CacheRoot:
         if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
             raise error
         if attempt > 2:
-            time.sleep(0.01 * attempt)
+            time.sleep(random.random() * min(0.01 * attempt, 0.1))
         with contextlib.suppress(FileNotFoundError):  # the folder above it was removed just then
             self.make_directory(folder)
 

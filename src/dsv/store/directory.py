@@ -173,7 +173,7 @@ class DirectoryStore:
             with self._folder(folders) as folder:
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISREG(found.st_mode):
-                    sync_folder(folder)
+                    self._sync_above(folders, folder)
                     return True
         except FileNotFoundError:
             return False
@@ -201,8 +201,18 @@ class DirectoryStore:
                 if error.errno in NO_HARD_LINKS:
                     raise no_hard_links(self.url, error) from error
                 raise
-            sync_folder(folder)
+            self._sync_above(folders, folder)
         return Put.WON if won else Put.LOST
+
+    def _sync_above(self, folders: _Folders, folder: int) -> None:
+        """Makes a name in `folder` durable, and every folder's on the way: another may just have made those.
+
+        Only now, as who makes a folder and then waits for the disk gives a deleter the time to remove it.
+        """
+        sync_folder(folder)
+        for depth in range(len(folders) - 1, -1, -1):
+            with suppress(FileNotFoundError), self._folder(folders[:depth]) as above:
+                sync_folder(above)
 
     def _list(self, folders: _Folders, base: str, name: str, start_after: str | None) -> Iterator[Item]:
         with os_errors(self.url, base or self.url):

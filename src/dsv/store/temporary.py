@@ -108,13 +108,12 @@ class TemporaryFiles:
 
 
 def make_folder(parent: int, name: str, sharing: Sharing) -> None:
-    """Makes a folder and the entry that names it durable; one that another just made is fine."""
+    """Makes a folder, which is not durable yet; one that another just made is fine."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o777, dir_fd=parent)
         if sharing.folder_bits:
             mode = stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
             os.chmod(name, mode | sharing.folder_bits, dir_fd=parent)
-    sync_folder(parent)
 
 
 def sync_folder(folder: int) -> None:

@@ -37,7 +37,8 @@ FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder that the labs live in; workers of pytest-xdist inherit it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background; what tests start inherits it
+    # Started in the background it is ignored, and what tests start inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "DSV_LABS" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="dsv-labs-"))

@@ -41,7 +41,8 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
     }.items()
     for name in names
 }
-PROGRAMS = {PACKAGE / "cache" / "worker.py"}  # a process of its own that a fill starts, and talks to by pipes
+# A process of its own that a fill starts, and talks to by pipes.
+PROGRAMS = {PACKAGE / "cache" / "filling" / "worker.py"}
 NOT_FOR_VALUES = {
     "pathlib",
     "time",

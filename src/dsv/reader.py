@@ -38,7 +38,8 @@ COMMIT_CONTEXT = "dsv 2026-11 commit v1"
 SINGLE_CHUNK_MAX = 1 << 20
 OBJECT_MAX = 32 << 20
 RECORD_MAX = 1 << 20
-KNOWN_FEATURES = ("unordered-listing",)  # a branch's moves are all listed here, so order is nothing to rely on
+# A branch's moves are all listed here, so order is nothing to rely on.
+KNOWN_FEATURES = ("unordered-listing",)
 ID, ID_OR_NIL = "an id of 32 bytes", "an id or nil"
 FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
 

@@ -7,7 +7,7 @@ import pytest
 
 from dsv.api.cache import cache, cached, evict
 from dsv.api.cache_check import check
-from dsv.cache.writer import FILE_TIME
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.errors import Conflict, NotFound, Unreachable
 from dsv.model.names import Target
 from tests.api.people import Person, read_folder

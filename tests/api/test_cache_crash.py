@@ -25,7 +25,11 @@ FIRST: Files = {
     "large": RNG.randbytes(3 << 20),
     **{f"d/{number:03}": RNG.randbytes(200) for number in range(120)},
 }
-SECOND: Files = {**FIRST, "a/one": b"changed", "large": (FIRST["large"] or b"")[: 2 << 20] + RNG.randbytes(1 << 20)}
+SECOND: Files = {
+    **FIRST,
+    "a/one": b"changed",
+    "large": (FIRST["large"] or b"")[: 2 << 20] + RNG.randbytes(1 << 20),
+}
 
 
 class Scene:
@@ -99,10 +103,10 @@ def test_a_cache_that_dies_at_any_call_is_continued(scene: Scene, kind: Kind, ol
         assert scene.visible(name) == []
 
 
-@pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.ERROR_500, Kind.ERROR_503, Kind.TRUNCATED, Kind.FLIPPED])
-def test_a_fault_that_passes_is_survived(
-    scene: Scene, kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "kind", [Kind.LOST_ANSWER, Kind.ERROR_500, Kind.ERROR_503, Kind.TRUNCATED, Kind.FLIPPED]
+)
+def test_a_fault_that_passes_is_survived(scene: Scene, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv.store.retry.time.sleep", lambda _: None)
     survived = 0
     calls = calls_of(scene, prepare=False)

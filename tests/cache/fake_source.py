@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dsv.cache.source import Stream
+from dsv.cache.filling.source import Stream
 from dsv.errors import IntegrityError
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind, sort_key

@@ -13,10 +13,10 @@ from typing import Any
 
 from tests.cache.fake_source import STORE, FakeSource
 
-from dsv.cache import plan, workers
-from dsv.cache.fill import fill
+from dsv.cache.filling import plan, workers
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, HelperSpec, Need
 from dsv.cache.layout import CacheRoot
-from dsv.cache.request import FillRequest, HelperSpec, Need
 from dsv.cache.selection import Selection
 from dsv.errors import DsvError
 from dsv.model.ids import CommitId

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.claims import read_claims
-from dsv.cache.evict import evict
-from dsv.cache.intents import Intent
+from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.intents import Intent
+from dsv.cache.claims.leases import Lease, visible_identity
+from dsv.cache.eviction.evict import evict
+from dsv.cache.eviction.policy import Wish
 from dsv.cache.layout import CacheRoot
-from dsv.cache.leases import Lease, visible_identity
-from dsv.cache.policy import Wish
 from dsv.cache.settings import CacheSettings
 from dsv.cli.main import main
 

@@ -6,10 +6,10 @@ import hashlib
 import os
 from pathlib import Path
 
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, write_record
 from dsv.cache.settings import prepare_cache
-from dsv.cache.writer import FILE_TIME
 
 
 def make_root(path: Path) -> CacheRoot:

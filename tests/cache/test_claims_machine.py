@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.claims import read_claims
-from dsv.cache.evict import evict, preview
-from dsv.cache.intents import Fired, Intent
+from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.intents import Fired, Intent
+from dsv.cache.claims.leases import Lease, end_holds
+from dsv.cache.claims.pins import pin, unpin
+from dsv.cache.eviction.evict import evict, preview
+from dsv.cache.eviction.policy import Wish
 from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import Lease, end_holds
-from dsv.cache.pins import pin, unpin
-from dsv.cache.policy import Wish
 from dsv.cache.settings import CacheSettings, Limits
 
 NUMBERS = st.integers(0, 1)

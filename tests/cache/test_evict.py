@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache import sweep
-from dsv.cache.evict import Evicted, disk_now, ensure_room, evict, preview
-from dsv.cache.intents import Intent, IntentRecord
+from dsv.cache.claims.intents import Intent, IntentRecord
+from dsv.cache.claims.leases import Lease
+from dsv.cache.claims.owners import Owner
+from dsv.cache.eviction import sweep
+from dsv.cache.eviction.evict import Evicted, disk_now, ensure_room, evict, preview
+from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.removal import Remover
+from dsv.cache.filling.request import Need
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot
-from dsv.cache.leases import Lease
-from dsv.cache.owners import Owner
-from dsv.cache.policy import Wish
-from dsv.cache.removal import Remover
-from dsv.cache.request import Need
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
 from dsv.cache.usage import Extent
-from dsv.cache.writer import FILE_TIME
 from dsv.errors import Denied, NoRoom, Unsupported, UsageError
 
 ALL = Wish(everything=True)
@@ -126,7 +126,7 @@ def test_what_a_killed_evictor_left_is_cleared_by_the_next(root: CacheRoot) -> N
         script = f"""
 import os
 from pathlib import Path
-from dsv.cache.intents import Intent, IntentRecord
+from dsv.cache.claims.intents import Intent, IntentRecord
 from dsv.cache.layout import CacheRoot
 from tests.cache.places import place
 root = CacheRoot(Path({str(root.path)!r}))
@@ -169,9 +169,9 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
         total += sum(path.stat().st_blocks * 512 for path in visible.rglob("*") if path.is_file())
     script = f"""
 from pathlib import Path
-from dsv.cache.evict import evict
+from dsv.cache.eviction.evict import evict
 from dsv.cache.layout import CacheRoot
-from dsv.cache.policy import Wish
+from dsv.cache.eviction.policy import Wish
 from dsv.cache.settings import CacheSettings
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), Wish(everything=True))
 assert not result.failures, result.failures

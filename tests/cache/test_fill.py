@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.fill import fill
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, FillResult, Need
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
 from dsv.cache.record import read_record
-from dsv.cache.request import FillRequest, FillResult, Need
 from dsv.cache.selection import Selection
-from dsv.cache.writer import FILE_TIME
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId

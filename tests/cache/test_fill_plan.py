@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cache.plan import MAX_PARTS, Load, Part, Plan, blocks, cut_parts, estimated_room, slice_bounds
+from dsv.cache.filling.plan import (
+    MAX_PARTS,
+    Load,
+    Part,
+    Plan,
+    blocks,
+    cut_parts,
+    estimated_room,
+    slice_bounds,
+)
 from dsv.cache.selection import Selection
 from dsv.model.entry import sort_key
 

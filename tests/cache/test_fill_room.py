@@ -12,10 +12,10 @@ from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
 
-from dsv.cache import room
-from dsv.cache.fill import fill
+from dsv.cache.filling import room
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.request import FillRequest, Need
 from dsv.errors import NoRoom
 from dsv.model.ids import CommitId
 
@@ -124,7 +124,7 @@ def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -
 def test_limits_are_looked_at_while_filling(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.shift._ROOM_EVERY", 0.05)
+    monkeypatch.setattr("dsv.cache.filling.shift._ROOM_EVERY", 0.05)
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     calls: list[Need] = []

@@ -14,13 +14,13 @@ import pytest
 from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.fill import fill
+from dsv.cache.eviction.removal import Remover
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, Need
+from dsv.cache.filling.room import reservations
+from dsv.cache.filling.workers import read_workers
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
-from dsv.cache.removal import Remover
-from dsv.cache.request import FillRequest, Need
-from dsv.cache.room import reservations
-from dsv.cache.workers import read_workers
-from dsv.cache.writer import FILE_TIME
 from dsv.model.ids import CommitId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]
@@ -164,7 +164,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, int]]:
 def test_a_writer_that_was_given_up_does_no_harm_later(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.workers.EXPIRY", 0.5)
+    monkeypatch.setattr("dsv.cache.filling.workers.EXPIRY", 0.5)
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)
@@ -180,7 +180,7 @@ def test_a_writer_that_was_given_up_does_no_harm_later(
 def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.workers.EXPIRY", 0.5)
+    monkeypatch.setattr("dsv.cache.filling.workers.EXPIRY", 0.5)
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.cache.fake_source import File
 
-from dsv.cache.existing import State, bar_drafts, draft_name, examine
 from dsv.cache.filesystem import FileSystem
-from dsv.cache.parts import Board
-from dsv.cache.writer import FILE_TIME
+from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
+from dsv.cache.filling.parts import Board
+from dsv.cache.filling.writer import FILE_TIME
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 
@@ -79,7 +79,7 @@ def test_after_a_restart_only_what_was_synced_counts(
     assert claim is not None
     one.finish(claim)
     assert board(tmp_path, "two", parts=1, kind=kind).all_done
-    monkeypatch.setattr("dsv.cache.parts.boot", lambda: "another-boot")
+    monkeypatch.setattr("dsv.cache.filling.parts.boot", lambda: "another-boot")
     later = board(tmp_path, "two", parts=1, kind=kind)
     assert later.all_done == kept
     if not kept:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
+from dsv.cache.claims.leases import Lease, end_holds
+from dsv.cache.claims.owners import Owner
+from dsv.cache.claims.pins import pin
 from dsv.cache.disk import explain, list_names, read_small, umask
-from dsv.cache.evict import evict
+from dsv.cache.eviction.evict import evict
+from dsv.cache.eviction.policy import Wish
 from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import Lease, end_holds
-from dsv.cache.owners import Owner
-from dsv.cache.pins import pin
-from dsv.cache.policy import Wish
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, NotFound, Unreachable
 

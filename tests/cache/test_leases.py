@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache import leases
-from dsv.cache.claims import LeaseName, read_claims
-from dsv.cache.evict import evict
-from dsv.cache.intents import Fired, Intent
+from dsv.cache.claims import leases
+from dsv.cache.claims.claims import LeaseName, read_claims
+from dsv.cache.claims.intents import Fired, Intent
+from dsv.cache.claims.leases import Lease, end_holds
+from dsv.cache.claims.pins import pin, unpin
+from dsv.cache.eviction.evict import evict
+from dsv.cache.eviction.policy import Wish
 from dsv.cache.layout import CacheRoot
-from dsv.cache.leases import Lease, end_holds
-from dsv.cache.pins import pin, unpin
-from dsv.cache.policy import Wish
 from dsv.cache.settings import CacheSettings, load_settings
 
 ALL = Wish(everything=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv.cache.eviction.policy import Candidate, Disk, Planner, Wish, plan_eviction
 from dsv.cache.layout import Place
-from dsv.cache.policy import Candidate, Disk, Planner, Wish, plan_eviction
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
 from dsv.cache.usage import Extent
 

@@ -80,7 +80,9 @@ def test_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
 )
 def test_a_record_that_is_no_msgpack(tmp_path: Path, body: bytes) -> None:
     key = keys.tag_key(DatasetName.parse("demo/letters"), TagName("v1"))
-    refused(tmp_path, {**GOLDEN, key: wire.sealed(b"dsv tag 1\n" + body)}, "tag is damaged", "demo/letters@v1")
+    refused(
+        tmp_path, {**GOLDEN, key: wire.sealed(b"dsv tag 1\n" + body)}, "tag is damaged", "demo/letters@v1"
+    )
 
 
 def test_it_never_writes_over_anything(tmp_path: Path) -> None:

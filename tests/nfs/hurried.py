@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from dsv.cache import leases, plan, workers
+from dsv.cache.claims import leases
+from dsv.cache.filling import plan, workers
 from dsv.cli.main import main
 
 if __name__ == "__main__":

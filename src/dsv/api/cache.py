@@ -12,12 +12,12 @@ from dsv.api.cache_stage import CacheItem, NoLease, Stager
 from dsv.api.cache_targets import Targets
 from dsv.api.cached import CachedReport, cached
 from dsv.api.context import Context
-from dsv.cache import evict as _evict
-from dsv.cache import pins as _pins
+from dsv.cache.claims import pins as _pins
+from dsv.cache.claims.leases import end_holds
 from dsv.cache.disk import explain
+from dsv.cache.eviction import evict as _evict
+from dsv.cache.eviction.policy import Due, Wish
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import end_holds
-from dsv.cache.policy import Due, Wish
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import Conflict, NotFound, UsageError

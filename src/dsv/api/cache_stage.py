@@ -11,14 +11,14 @@ from typing import Literal, Self
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
 from dsv.api.run_plan import Staged
-from dsv.cache.claims import read_claims
+from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
-from dsv.cache.evict import ensure_room
-from dsv.cache.fill import fill
+from dsv.cache.eviction.evict import ensure_room
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import Lease
 from dsv.cache.record import lookup
-from dsv.cache.request import FillRequest, FillResult, Need
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.model.ids import CommitId

@@ -14,12 +14,12 @@ from dsv.api.context import Context
 from dsv.api.look import clean_path
 from dsv.cache.bindings import bind, bound_store, known_store, met
 from dsv.cache.disk import explain
+from dsv.cache.filling.request import HelperSpec
+from dsv.cache.filling.source import StoreSource
 from dsv.cache.inventory import find_places
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import FULL, CacheRoot, Place
-from dsv.cache.request import HelperSpec
 from dsv.cache.selection import Selection
-from dsv.cache.source import StoreSource
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target

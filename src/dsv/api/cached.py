@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache import room, site
 from dsv.cache.disk import explain
-from dsv.cache.evict import disk_now
+from dsv.cache.eviction.evict import disk_now
+from dsv.cache.eviction.policy import Planner
+from dsv.cache.filling import room, site
+from dsv.cache.filling.plan import estimated_room
+from dsv.cache.filling.workers import read_workers
 from dsv.cache.inventory import Inventory, Item, take_inventory
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.plan import estimated_room
-from dsv.cache.policy import Planner
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.cache.symlinks import refuse_symlinks
-from dsv.cache.workers import read_workers
 from dsv.errors import UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName

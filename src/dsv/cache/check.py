@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache.existing import State, examine
+from dsv.cache.filling.existing import State, examine
+from dsv.cache.filling.source import Source
+from dsv.cache.filling.writer import Folders, Rights, finish_file, start_file
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.selection import Selection
-from dsv.cache.source import Source
-from dsv.cache.writer import Folders, Rights, finish_file, start_file
 from dsv.model.entry import Entry, Kind
 from dsv.model.location import Location
 from dsv.model.paths import show

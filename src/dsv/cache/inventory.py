@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache import usage
-from dsv.cache.claims import Claims, read_claims
+from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.disk import explain, list_names
+from dsv.cache.eviction.policy import Candidate
 from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place
-from dsv.cache.policy import Candidate
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
 from dsv.errors import UsageError

@@ -20,8 +20,8 @@ from dsv.api.run_records import RunRecords
 from dsv.api.run_request import RunRequest, parse_data, parse_env, parse_gpus, parse_params
 from dsv.api.run_store import LateRunStore
 from dsv.api.runs import show_run
+from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import CacheRoot
-from dsv.cache.leases import Lease
 from dsv.cli import environment
 from dsv.cli.call import Call
 from dsv.cli.failure import Failure, of_error

@@ -35,7 +35,9 @@ class Id(bytes):
         except ValueError:
             raw = b""
         if len(raw) != cls.size or raw.hex() != text:
-            raise UsageError(f"{text!r} is not a {cls.__name__}: {cls.size * 2} lower-case hex digits", subject=text)
+            raise UsageError(
+                f"{text!r} is not a {cls.__name__}: {cls.size * 2} lower-case hex digits", subject=text
+            )
         return cls(raw)
 
     def __str__(self) -> str:

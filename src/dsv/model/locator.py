@@ -109,8 +109,10 @@ class Locator:
             raise damaged("locator", "it has an unknown codec")
         if rows and (not min(stored) or not min(lengths) or max(lengths) > OBJECT_MAX):
             raise damaged("locator", "it has an object of an impossible length")
-        if rows and max(offsets) + max(stored) + max(tails) > PACK_MAX and any(
-            sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True)
+        if (
+            rows
+            and max(offsets) + max(stored) + max(tails) > PACK_MAX
+            and any(sum(row) > PACK_MAX for row in zip(offsets, stored, tails, strict=True))
         ):
             raise damaged("locator", "it has a place beyond the end of any pack")
         return cls(table, places, offsets, stored, lengths, tails, codecs)

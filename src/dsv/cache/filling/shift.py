@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv.cache.filesystem import FileSystem
+from dsv.cache.filling.parts import Board, Claim
+from dsv.cache.filling.plan import Plan
+from dsv.cache.filling.processes import Helpers, default_jobs
+from dsv.cache.filling.publish import complete
+from dsv.cache.filling.report import Reporter
+from dsv.cache.filling.request import EnsureRoom, HelperSpec, Need
+from dsv.cache.filling.site import GONE, Site
+from dsv.cache.filling.source import Source
+from dsv.cache.filling.turns import do_free_parts
+from dsv.cache.filling.work import FillEnded, PartWorker
+from dsv.cache.filling.workers import Beat, Worker, read_workers
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.parts import Board, Claim
-from dsv.cache.plan import Plan
-from dsv.cache.processes import Helpers, default_jobs
-from dsv.cache.publish import complete
-from dsv.cache.report import Reporter
-from dsv.cache.request import EnsureRoom, HelperSpec, Need
-from dsv.cache.site import GONE, Site
-from dsv.cache.source import Source
-from dsv.cache.turns import do_free_parts
-from dsv.cache.work import FillEnded, PartWorker
-from dsv.cache.workers import Beat, Worker, read_workers
 from dsv.errors import IntegrityError, NoRoom
 from dsv.model.progress import Progress
 from dsv.model.units import format_bytes

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import read_small
 from dsv.cache.layout import FULL, CacheRoot, Place
-from dsv.cache.owners import Owner
 
 PREFIX = "intent-"
 _GONE = (errno.ENOENT, errno.ESTALE)

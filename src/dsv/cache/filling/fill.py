@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import time
 
-from dsv.cache import filesystem, room
+from dsv.cache import filesystem
 from dsv.cache.disk import explain
+from dsv.cache.filling import room
+from dsv.cache.filling.planning import make_plan
+from dsv.cache.filling.publish import bury
+from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec
+from dsv.cache.filling.shift import Means, Shift, need_of
+from dsv.cache.filling.site import Site, clear, discard, give_up, join, start
+from dsv.cache.filling.source import Source
+from dsv.cache.filling.work import FillEnded
+from dsv.cache.filling.workers import Beat
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.planning import make_plan
-from dsv.cache.publish import bury
 from dsv.cache.record import Cached, lookup
-from dsv.cache.request import EnsureRoom, FillRequest, FillResult, HelperSpec
-from dsv.cache.shift import Means, Shift, need_of
-from dsv.cache.site import Site, clear, discard, give_up, join, start
-from dsv.cache.source import Source
-from dsv.cache.work import FillEnded
-from dsv.cache.workers import Beat
 from dsv.errors import Conflict, Unreachable
 from dsv.model.progress import NoProgress, Progress
 

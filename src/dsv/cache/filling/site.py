@@ -28,12 +28,12 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.disk import list_names, read_small
+from dsv.cache.eviction.removal import Remover
 from dsv.cache.filesystem import server_time
+from dsv.cache.filling.plan import VERSION, Plan
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.plan import VERSION, Plan
 from dsv.cache.record import Filled, reach, write_record
-from dsv.cache.removal import Remover
-from dsv.cache.writer import FILE_TIME
 from dsv.errors import Conflict, Unsupported
 
 PREFIX = "at-"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from dsv.cache import filesystem
+from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names
 from dsv.cache.filesystem import FileSystem
-from dsv.cache.owners import Owner
+from dsv.cache.filling.site import Site, clear, publish, was_published
 from dsv.cache.record import Filled, record_path, write_record
-from dsv.cache.site import Site, clear, publish, was_published
 from dsv.errors import IntegrityError
 from dsv.model.paths import link_escapes, show
 

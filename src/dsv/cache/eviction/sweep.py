@@ -12,20 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dsv.cache import intents, site, usage
-from dsv.cache.claims import Claims, LeaseName, read_claims
+from dsv.cache import usage
+from dsv.cache.claims import intents
+from dsv.cache.claims.claims import Claims, LeaseName, read_claims
+from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import list_names
+from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.removal import Remover
+from dsv.cache.filling import site
+from dsv.cache.filling.publish import bury
+from dsv.cache.filling.workers import read_workers
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.inventory import find_all
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import visible_identity
-from dsv.cache.policy import Wish
-from dsv.cache.publish import bury
 from dsv.cache.record import PREFIX as ENTRY
-from dsv.cache.removal import Remover
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.cache.usage import Extent
-from dsv.cache.workers import read_workers
-from dsv.cache.writer import FILE_TIME
 
 # Seconds after which what one process should long have finished is anybody's to finish.
 ABANDONED = 600.0

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 from dsv.cache.filesystem import FileSystem
-from dsv.cache.plan import Plan
-from dsv.cache.request import HelperSpec
-from dsv.cache.site import Site
+from dsv.cache.filling.plan import Plan
+from dsv.cache.filling.request import HelperSpec
+from dsv.cache.filling.site import Site
 
 # One more process pays for its start with this much work, in entries and in bytes to write.
 _ENTRIES_EACH = 16_000
@@ -94,7 +94,7 @@ def _has_begun(process: subprocess.Popen[bytes]) -> bool:
 def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
     """The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dsv.cache.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "dsv.cache.filling.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):

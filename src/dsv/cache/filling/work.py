@@ -10,15 +10,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from dsv.cache import existing, filesystem
-from dsv.cache.contents import Contents, Item, LinkRun
-from dsv.cache.existing import State
-from dsv.cache.parts import Board, Claim
-from dsv.cache.placing import Job, Placer
-from dsv.cache.plan import blocks
-from dsv.cache.site import GONE, Site
-from dsv.cache.source import Source
-from dsv.cache.workers import Tally
+from dsv.cache import filesystem
+from dsv.cache.filling import existing
+from dsv.cache.filling.contents import Contents, Item, LinkRun
+from dsv.cache.filling.existing import State
+from dsv.cache.filling.parts import Board, Claim
+from dsv.cache.filling.placing import Job, Placer
+from dsv.cache.filling.plan import blocks
+from dsv.cache.filling.site import GONE, Site
+from dsv.cache.filling.source import Source
+from dsv.cache.filling.workers import Tally
 from dsv.errors import Unreachable
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind

@@ -9,11 +9,11 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsv.cache.disk import list_names
+from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
+from dsv.cache.filling.source import Source, Tree
 from dsv.cache.layout import DOT, CacheRoot, Place
-from dsv.cache.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.record import Filled, read_record
 from dsv.cache.selection import Selection
-from dsv.cache.source import Source, Tree
 from dsv.errors import IntegrityError, NotFound
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.columns import cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from dsv.cache.parts import Board, Claim
+from dsv.cache.filling.parts import Board, Claim
 
 _FIRST = 2  # parts
 _TURN = 5.0  # seconds

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from dsv.cache.filling.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
+from dsv.cache.filling.site import Site
+from dsv.cache.filling.source import SegmentWindow, Source, Tree
 from dsv.cache.layout import Place
-from dsv.cache.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
 from dsv.cache.selection import Selection
-from dsv.cache.site import Site
-from dsv.cache.source import SegmentWindow, Source, Tree
 from dsv.errors import IntegrityError
 from dsv.model.entry import Entry
 from dsv.model.ids import CommitId

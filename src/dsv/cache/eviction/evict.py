@@ -12,22 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache import room
-from dsv.cache.claims import Claims, read_claims
+from dsv.cache.claims.claims import Claims, read_claims
+from dsv.cache.claims.intents import PREFIX as INTENT
+from dsv.cache.claims.intents import Fired, Intent
+from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import explain
-from dsv.cache.intents import PREFIX as INTENT
-from dsv.cache.intents import Fired, Intent
+from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
+from dsv.cache.eviction.removal import Removed, Remover
+from dsv.cache.eviction.sweep import Sweeper, remove_empty
+from dsv.cache.filling import room
+from dsv.cache.filling.request import Need
+from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.inventory import Inventory, Item, take_inventory
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import visible_identity
-from dsv.cache.policy import Candidate, Disk, Due, Planner, Wish
 from dsv.cache.record import record_path
-from dsv.cache.removal import Removed, Remover
-from dsv.cache.request import Need
 from dsv.cache.settings import CacheSettings, check_writable
-from dsv.cache.sweep import Sweeper, remove_empty
 from dsv.cache.usage import USED, Extent, add_share, last_used
-from dsv.cache.writer import FILE_TIME
 from dsv.errors import DsvError, NoRoom
 from dsv.model.units import format_bytes
 

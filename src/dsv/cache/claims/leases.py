@@ -19,11 +19,11 @@ from typing import Literal, Self
 
 import msgspec
 
-from dsv.cache import intents
-from dsv.cache.claims import LEASE, LeaseName, LeaseRecord, read_claims
+from dsv.cache.claims import intents
+from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord, read_claims
+from dsv.cache.claims.owners import Owner, user_name
 from dsv.cache.disk import list_names
 from dsv.cache.layout import FULL, CacheRoot, Place
-from dsv.cache.owners import Owner, user_name
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.usage import mark_used
 
@@ -140,7 +140,8 @@ class Lease:
                 mark_used(self.root, self.place)
         with contextlib.suppress(OSError):
             self._remove()
-            self.root.claims(self.place).rmdir()  # where nothing came of it; a whole commit has its entry there
+            # Where nothing came of it; a whole commit has its entry there.
+            self.root.claims(self.place).rmdir()
 
     def __enter__(self) -> Self:
         return self.hold()

@@ -1,4 +1,4 @@
-"""`python -m dsv.cache.worker`: a helper process of a fill, started by `helpers`.
+"""`python -m dsv.cache.filling.worker`: a helper process of a fill, started by `helpers`.
 
 One line of JSON on stdin says what to do; the end of stdin, which is also the death of who started it, ends it. It
 does free parts while there are any, reports on stdout, and leaves the rest (waiting, takeover, publishing) to others.
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from dsv.cache import filesystem
+from dsv.cache.filling.parts import Board
+from dsv.cache.filling.processes import BEGAN
+from dsv.cache.filling.site import Site, join
+from dsv.cache.filling.source import Source
+from dsv.cache.filling.turns import do_free_parts
+from dsv.cache.filling.work import FillEnded, PartWorker
+from dsv.cache.filling.workers import Beat
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.parts import Board
-from dsv.cache.processes import BEGAN
-from dsv.cache.site import Site, join
-from dsv.cache.source import Source
-from dsv.cache.turns import do_free_parts
-from dsv.cache.work import FillEnded, PartWorker
-from dsv.cache.workers import Beat
 from dsv.errors import DsvError
 
 

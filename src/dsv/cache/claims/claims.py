@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from dsv.cache import intents
+from dsv.cache.claims import intents
+from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names, read_small
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.owners import Owner
 
 LEASE = "lease-"
 PIN = "pin-"

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache import filesystem
-from dsv.cache import plan as shape
-from dsv.cache.donors import OPEN, Candidate, Matching, candidates, match
-from dsv.cache.layout import CacheRoot
-from dsv.cache.links import NO_LINK
-from dsv.cache.plan import (
+from dsv.cache.filling import plan as shape
+from dsv.cache.filling.donors import OPEN, Candidate, Matching, candidates, match
+from dsv.cache.filling.links import NO_LINK
+from dsv.cache.filling.plan import (
     CHUNKS,
     LINK,
     MOVED,
@@ -26,9 +25,10 @@ from dsv.cache.plan import (
     cut_parts,
     estimated_room,
 )
-from dsv.cache.request import FillRequest
+from dsv.cache.filling.request import FillRequest
+from dsv.cache.filling.source import Source, Tree
+from dsv.cache.layout import CacheRoot
 from dsv.cache.selection import Selection
-from dsv.cache.source import Source, Tree
 from dsv.errors import Conflict, NotFound
 from dsv.model.entry import Kind
 from dsv.model.paths import fold_clashes, show

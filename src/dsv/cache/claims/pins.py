@@ -7,12 +7,12 @@ import platform
 
 import msgspec
 
-from dsv.cache import intents
-from dsv.cache.claims import PIN, PinRecord, read_claims
+from dsv.cache.claims import intents
+from dsv.cache.claims.claims import PIN, PinRecord, read_claims
+from dsv.cache.claims.leases import visible_identity
+from dsv.cache.claims.owners import user_name
 from dsv.cache.disk import list_names
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.leases import visible_identity
-from dsv.cache.owners import user_name
 
 
 def pin(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names, read_small
+from dsv.cache.filling.site import PREFIX
+from dsv.cache.filling.workers import Worker, read_workers
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.owners import Owner
-from dsv.cache.site import PREFIX
-from dsv.cache.workers import Worker, read_workers
 
 # Seconds between a reservation and the beginning of its fill: it may take a while to evict what is in the way.
 _BEGINS_WITHIN = 900.0

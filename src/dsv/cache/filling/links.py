@@ -10,9 +10,9 @@ import stat
 from collections.abc import Sequence
 
 from dsv.cache import filesystem
+from dsv.cache.filling.plan import DonorPlan
+from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, has_time
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.plan import DonorPlan
-from dsv.cache.writer import Folders, Rights, create_file, finish_file, has_time
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Kind
 from dsv.model.ids import FileId

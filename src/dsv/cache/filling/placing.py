@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache import existing, filesystem
-from dsv.cache.contents import Item, LinkRun
-from dsv.cache.existing import State
-from dsv.cache.links import Links, Taken
-from dsv.cache.parts import Claim
-from dsv.cache.pool import Pool
-from dsv.cache.site import Site
-from dsv.cache.writer import Folders, Rights, create_file, finish_file, start_file
+from dsv.cache import filesystem
+from dsv.cache.filling import existing
+from dsv.cache.filling.contents import Item, LinkRun
+from dsv.cache.filling.existing import State
+from dsv.cache.filling.links import Links, Taken
+from dsv.cache.filling.parts import Claim
+from dsv.cache.filling.pool import Pool
+from dsv.cache.filling.site import Site
+from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, start_file
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names, read_small
 from dsv.cache.filesystem import FileSystem, server_time
 from dsv.cache.layout import CacheRoot
-from dsv.cache.owners import Owner
 
 BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
 BEAT_REMOTE = 4.0

@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Mapping
 
-from dsv.cache.site import Site
-from dsv.cache.workers import Beat, Worker, read_workers
+from dsv.cache.filling.site import Site
+from dsv.cache.filling.workers import Beat, Worker, read_workers
 from dsv.model.progress import Progress
 from dsv.model.units import format_duration
 

@@ -1,0 +1,1 @@
+"""Claims: who wants a cached commit to stay, and who wants to remove it."""

@@ -67,6 +67,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs run /run; moun
 mkdir -p /run/home /run/tmp /run/modules/lib/modules /mnt/nfs /mnt/out /mnt/box; chmod 1777 /run/tmp
 mount -t hostfs none /mnt/out -o {out}; mount -t hostfs none /mnt/box -o {box}
 mount --bind /usr/lib/uml/modules /run/modules/lib/modules; modprobe -d /run/modules nfsv4
+printf dsv-lab-{address} >/sys/module/nfs/parameters/nfs4_unique_id
 hostname {hostname}; date -s "@$(( $(date +%s) + {clock_offset} ))" >/dev/null
 ip link set lo up; ip addr add 10.77.0.{address}/24 dev eth0; ip link set eth0 up
 if mount -t nfs4 -o {options} {server}:/export /mnt/nfs; then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ DAY = 24 * 3600
 @pytest.fixture
 def folder(nfs_hosts: NfsHosts, request: pytest.FixtureRequest) -> Path:
     """A folder on the server's side; hosts see it under /mnt/nfs."""
-    path = nfs_hosts.export / f"worktree-{request.node.name}"
+    path = nfs_hosts.export / f"worktree-{request.node.name}-{os.urandom(2).hex()}"
     path.mkdir()
     return path
 
@@ -36,6 +37,11 @@ def result(host: Host) -> dict[str, object]:
     found = json.loads(ended.stdout)
     assert isinstance(found, dict)
     return found
+
+
+def mark(folder: Path, name: str) -> str:
+    """The name of a file by which a host tells how far it is."""
+    return f"{folder.name}-{name}"
 
 
 def until_there(path: Path) -> None:
@@ -58,15 +64,15 @@ def test_hosts_of_one_name_hold_the_lock_one_at_a_time(nfs_hosts: NfsHosts, fold
 def test_a_host_without_power_loses_the_lock_and_a_living_one_keeps_it(
     nfs_hosts: NfsHosts, folder: Path
 ) -> None:
-    dead = start(nfs_hosts, 1, "hold", folder, "held-by-dead", "600")
-    until_there(nfs_hosts.out / "held-by-dead")
+    dead = start(nfs_hosts, 1, "hold", folder, mark(folder, "held-by-dead"), "600")
+    until_there(nfs_hosts.out / mark(folder, "held-by-dead"))
     dead.power_off()
-    after_dead = result(start(nfs_hosts, 2, "wait", folder, "first-wait", clock_offset=-DAY))
+    after_dead = result(start(nfs_hosts, 2, "wait", folder, mark(folder, "first-wait"), clock_offset=-DAY))
     assert isinstance(after_dead["seconds"], float) and after_dead["seconds"] < 30
-    alive = start(nfs_hosts, 3, "hold", folder, "held-by-living", "25")
-    until_there(nfs_hosts.out / "held-by-living")
-    patient = start(nfs_hosts, 2, "wait", folder, "second-wait", clock_offset=DAY)
-    until_there(nfs_hosts.out / "second-wait")
+    alive = start(nfs_hosts, 3, "hold", folder, mark(folder, "held-by-living"), "25")
+    until_there(nfs_hosts.out / mark(folder, "held-by-living"))
+    patient = start(nfs_hosts, 2, "wait", folder, mark(folder, "second-wait"), clock_offset=DAY)
+    until_there(nfs_hosts.out / mark(folder, "second-wait"))
     began = time.monotonic()
     waited = result(patient)["seconds"]
     assert isinstance(waited, float) and waited > 8, "it did not wait for a living host"

@@ -18,6 +18,8 @@ Item = TypeVar("Item")
 
 # Reading this many bytes that nobody asked for costs less than a request of its own.
 GAP = 64 << 10
+# About what the objects around one wanted thing take in memory: of tiny things these are the most by far.
+ITEM = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,14 @@ class Span(Generic[Item]):
     def size(self) -> int:
         return self.end - self.start
 
+    @property
+    def weight(self) -> int:
+        """Bytes that it takes in memory, with what is wanted of it."""
+        return self.size + ITEM * len(self.items)
+
 
 def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[Item]]:
-    """Joins neighbours, in the order given, into spans of at most `limit` bytes (or one object, if that is more).
+    """Joins neighbours, in the order given, into spans of a weight of at most `limit` (or one object, if that is more).
 
     Only what follows closely in the same pack is joined, so the order of delivery is the order of asking. Pure.
     """
@@ -46,7 +53,7 @@ def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[
         first, last = where.offset, where.offset + where.stored + where.tail
         low, high = min(start, first), max(end, last)
         near = pack == where.pack and first <= end + GAP and last + GAP >= start
-        if items and near and high - low <= limit:
+        if items and near and high - low + ITEM * (len(items) + 1) <= limit:
             start, end = low, high
         else:
             if items:
@@ -60,7 +67,7 @@ def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[
 
 
 class RangeReader:
-    """Fetches spans with several connections and a bounded number of bytes in memory, in order."""
+    """Fetches spans with several connections, in order, and with a weight of about `budget` bytes in memory."""
 
     def __init__(self, store: Store, *, connections: int = 8, budget: int = 64 << 20) -> None:
         self._store = store
@@ -79,21 +86,21 @@ class RangeReader:
         try:
             while upcoming is not None or waiting:
                 while upcoming is not None and (
-                    not waiting or self._has_room(len(waiting), held, upcoming.size)
+                    not waiting or self._has_room(len(waiting), held, upcoming.weight)
                 ):
                     waiting.append((upcoming, pool.submit(self._fetch, upcoming)))
-                    held += upcoming.size
+                    held += upcoming.weight
                     upcoming = next(source, None)
                 span, future = waiting.popleft()
                 yield span, future.result()
-                held -= span.size
+                held -= span.weight
         finally:
             for _, future in waiting:
                 future.cancel()
             pool.shutdown(wait=True)
 
-    def _has_room(self, queued: int, held: int, size: int) -> bool:
-        return queued < 2 * self._connections and held + size <= self._budget
+    def _has_room(self, queued: int, held: int, weight: int) -> bool:
+        return queued < 2 * self._connections and held + weight <= self._budget
 
     def _fetch(self, span: Span[Item]) -> memoryview | None:
         try:

@@ -26,7 +26,7 @@ from dsv.repo.damage import NOT_OURS
 from dsv.repo.objects import Objects, checked
 from dsv.repo.ranges import RangeReader, Span, spans
 
-# One ranged read asks for at most this many bytes (a single larger chunk aside).
+# The weight of one ranged read, and so the most bytes that it asks for (a single larger chunk aside).
 SPAN = 8 << 20
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from dsv.api.run import RunResult, dry_run, run
 from dsv.api.run_again import Again, again
 from dsv.api.run_place import RunPlace
-from dsv.api.run_plan import Staged
 from dsv.api.run_records import RunRecords
 from dsv.api.run_request import RunRequest
+from dsv.api.staged import Staged
 from dsv.engines.base import Plan
 from dsv.engines.signals import Signals
 from dsv.errors import NotFound

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv.api.cache_stage import CacheItem, NoLease, Stager
+from dsv.api.cache_stage import CacheItem, NoLease, Stager, cache
 from dsv.api.cache_targets import Targets
 from dsv.api.cached import CachedReport, cached
 from dsv.api.context import Context
@@ -82,31 +82,6 @@ class EvictionReport:
     @property
     def exit_code(self) -> int:
         return 7 if self.exceeded else 0
-
-
-def cache(
-    context: Context,
-    folder: Path,
-    targets: Sequence[Target],
-    *,
-    hold: float | None = None,
-    job: str | None = None,
-    offline: bool = False,
-    jobs: int | None = None,
-) -> list[CacheItem]:
-    """Makes every target appear below `folder`, in the order given.
-
-    hold: seconds that this user keeps them, whatever becomes of this process; job: the batch job that
-    wants it.
-    offline: the store is not asked. jobs: processes on this host that fill. Raises what `Stager.cache`
-    raises, and `UsageError` for no target.
-    """
-    if not targets:
-        raise UsageError("no target is named", hint="dsv cache DATASET@REV")
-    if hold is not None and hold <= 0:
-        raise UsageError(f"a hold of {hold:g} seconds is none", hint="--hold 3d")
-    with Stager(context, CacheRoot(folder), offline=offline, jobs=jobs) as stager:
-        return [stager.cache(target, hold=hold, job=job) for target in targets]
 
 
 def release(

@@ -1,29 +1,33 @@
-"""Making a commit appear in a cache under a claim: what `cache` and `run` share."""
+"""Making a commit appear in a cache under a claim: what `cache` and `run` share.
+
+What fills is imported when something is to be filled: a hit is answered in less time than that takes.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
-from dsv.api.run_plan import Staged
+from dsv.api.staged import Staged
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
-from dsv.cache.eviction.evict import ensure_room
-from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import lookup
 from dsv.cache.settings import load_settings, prepare_cache
-from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
-from dsv.model.run import RunId
+
+if TYPE_CHECKING:
+    from dsv.model.run import RunId
 
 _TRIES = 5
 
@@ -154,21 +158,27 @@ class Stager:
             self.targets.bind(found)
             self.targets.remember(found)
         for _ in range(_TRIES):
-            if self._offline and lookup(self.root, found.place, fresh=claim.stands) is None:
+            there = lookup(self.root, found.place, fresh=self._offline and claim.stands)
+            if there is None and self._offline:
                 raise self._not_there(found)
-            result = fill(
-                self.root,
-                FillRequest(found.dataset.component, found.commit, found.store, found.selection),
-                self.targets.source(),
-                ensure_room=_RoomMaker(self.root, found.dataset),
-                jobs=self._jobs,
-                progress=self._context.progress,
-                helper=self.targets.helper(),
-            )
+            result = self._make(found) if there is None else FillResult.of(there)
             if claim.confirm():
                 return result
         raise Unreachable(
             f"{found.place} goes from {self.root.path} again and again", subject=str(found.place)
+        )
+
+    def _make(self, found: Found) -> FillResult:
+        from dsv.cache.filling.fill import fill
+
+        return fill(
+            self.root,
+            FillRequest(found.dataset.component, found.commit, found.store, found.selection),
+            self.targets.source(),
+            ensure_room=_RoomMaker(self.root, found.dataset),
+            jobs=self._jobs,
+            progress=self._context.progress,
+            helper=self.targets.helper(),
         )
 
     def _hold(self, place: Place, seconds: float, job: str | None) -> float:
@@ -196,6 +206,31 @@ class Stager:
         )
 
 
+def cache(
+    context: Context,
+    folder: Path,
+    targets: Sequence[Target],
+    *,
+    hold: float | None = None,
+    job: str | None = None,
+    offline: bool = False,
+    jobs: int | None = None,
+) -> list[CacheItem]:
+    """Makes every target appear below `folder`, in the order given.
+
+    hold: seconds that this user keeps them, whatever becomes of this process; job: the batch job that
+    wants it.
+    offline: the store is not asked. jobs: processes on this host that fill. Raises what `Stager.cache`
+    raises, and `UsageError` for no target.
+    """
+    if not targets:
+        raise UsageError("no target is named", hint="dsv cache DATASET@REV")
+    if hold is not None and hold <= 0:
+        raise UsageError(f"a hold of {hold:g} seconds is none", hint="--hold 3d")
+    with Stager(context, CacheRoot(folder), offline=offline, jobs=jobs) as stager:
+        return [stager.cache(target, hold=hold, job=job) for target in targets]
+
+
 @dataclass(frozen=True, slots=True)
 class _RoomMaker:
     """What a fill calls for room; the owner's limits are read anew each time, as they may change
@@ -206,6 +241,8 @@ class _RoomMaker:
     dataset: DatasetName
 
     def __call__(self, need: Need, /) -> None:
+        from dsv.cache.eviction.evict import ensure_room
+
         ensure_room(self.root, load_settings(self.root), self.dataset, need)
 
 

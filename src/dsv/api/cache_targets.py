@@ -8,26 +8,25 @@ import re
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from dsv.api.context import Context
-from dsv.api.look import clean_path
 from dsv.cache.bindings import bind, bound_store, known_store, met
 from dsv.cache.disk import explain
 from dsv.cache.filling.request import HelperSpec
-from dsv.cache.filling.source import StoreSource
-from dsv.cache.inventory import find_places
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.selection import Selection
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target
+from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
 from dsv.model.units import format_duration
-from dsv.repo.repository import Repository
 from dsv.repo.resolve import Resolved
-from dsv.store.open import open_store
-from dsv.store.options import StoreOptions
+
+# A hit is answered in less time than importing what fills takes, so that is imported when it is called for.
+if TYPE_CHECKING:
+    from dsv.cache.filling.source import StoreSource
+    from dsv.repo.repository import Repository
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -98,6 +97,8 @@ class Targets:
 
         A target without a path means all that is cached of its commit. Raises `NotFound` where nothing is.
         """
+        from dsv.cache.inventory import find_places
+
         selection = Selection.of([clean_path(target.path)])
         try:
             found = self._known(target, selection, branches=True)
@@ -127,6 +128,8 @@ class Targets:
         return self._repository
 
     def source(self) -> StoreSource:
+        from dsv.cache.filling.source import StoreSource
+
         return StoreSource(lambda: self.repository)
 
     def helper(self) -> HelperSpec | None:
@@ -179,6 +182,8 @@ class Targets:
         return branch.commit
 
     def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
+        from dsv.cache.inventory import find_places
+
         commits = {place.commit for place in find_places(self.root, dataset)}
         fitting = [commit for commit in commits if str(commit).startswith(prefix)]
         return fitting[0] if len(fitting) == 1 else None
@@ -239,6 +244,11 @@ class Targets:
 
 def open_source(url: str, options: dict[str, object], dot: str) -> StoreSource:
     """What a helper process of a fill calls, with the arguments of `Targets.helper`."""
+    from dsv.cache.filling.source import StoreSource
+    from dsv.repo.repository import Repository
+    from dsv.store.open import open_store
+    from dsv.store.options import StoreOptions
+
     root = CacheRoot(Path(dot).parent)
     store = open_store(url, StoreOptions(**options))  # type: ignore[arg-type]
     return StoreSource(lambda: Repository.open(store, root.metadata))

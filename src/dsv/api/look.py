@@ -10,7 +10,7 @@ from dsv.api.context import Context
 from dsv.errors import NotFound, UsageError
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
-from dsv.model.names import MAIN, DatasetName, Target
+from dsv.model.names import MAIN, DatasetName, Target, clean_path
 from dsv.repo.resolve import Resolved
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
@@ -86,14 +86,6 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
             raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
         pieces = Fetcher(repository.objects, connections=4).files([Wanted(entry, where)])
         yield next(pieces)[1]
-
-
-def clean_path(path: bytes | None) -> bytes:
-    """A target's path as a tree spells it: no `.`, no slash at either end. Raises `UsageError` for `..`."""
-    parts = [part for part in (path or b"").split(b"/") if part not in (b"", b".")]
-    if b".." in parts:
-        raise UsageError(f"the path {(path or b'').decode(errors='backslashreplace')!r} has a part ..")
-    return b"/".join(parts)
 
 
 def _no_path(target: Target, resolved: Resolved) -> NotFound:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv.api.context import Context, check_binding
-from dsv.api.look import clean_path
 from dsv.api.materializing import carry_out, check_tree
 from dsv.api.wishes import below, differences, restoring
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName, Target
+from dsv.model.names import BranchName, DatasetName, Target, clean_path
 from dsv.model.paths import show
 from dsv.repo.objects import Objects
 from dsv.repo.repository import Repository

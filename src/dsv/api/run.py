@@ -20,9 +20,10 @@ from dsv.api.run_place import (
     remove_scratch,
     write_params,
 )
-from dsv.api.run_plan import Launch, Staged
+from dsv.api.run_plan import Launch
 from dsv.api.run_records import RunRecords, Sent
 from dsv.api.run_request import RunRequest, check_request
+from dsv.api.staged import Staged
 from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Plan
 from dsv.engines.gpu import GpuWatch, names_of
 from dsv.engines.log import KeptLog, LogKeeper

@@ -11,30 +11,12 @@ from pathlib import Path
 from dsv import __version__
 from dsv.api.run_place import RunPlace, code_folder, code_state, data_mounts, output_folder
 from dsv.api.run_request import RunRequest
+from dsv.api.staged import Staged
 from dsv.engines.base import ALL_GPUS, Job, Mount, Plan
 from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
-from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
 from dsv.model.run import RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, hide_env_values
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A commit, or part of one, in the cache: where it is, or would be.
-
-    hit: whether it was there already; seconds, fetched_bytes: what getting it took, bytes read from the store.
-    """
-
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    files: int
-    bytes: int
-    hit: bool
-    seconds: float = 0.0
-    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

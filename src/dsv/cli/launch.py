@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsv.api.cache import NoLease, Stager
+from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.context import Context
 from dsv.api.run import RunResult
 from dsv.api.run import dry_run as plan_run
 from dsv.api.run import run as execute
 from dsv.api.run_again import again
 from dsv.api.run_place import RunPlace
-from dsv.api.run_plan import Staged
 from dsv.api.run_records import RunRecords
 from dsv.api.run_request import RunRequest, parse_data, parse_env, parse_gpus, parse_params
 from dsv.api.run_store import LateRunStore
 from dsv.api.runs import show_run
+from dsv.api.staged import Staged
 from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import CacheRoot
 from dsv.cli import environment

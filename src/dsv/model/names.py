@@ -145,3 +145,11 @@ class Target:
     def __str__(self) -> str:
         path = "" if self.path is None else ":" + self.path.decode("utf-8", "surrogateescape")
         return f"{self.dataset or ''}{f'@{self.rev}' if self.rev else ''}{path}"
+
+
+def clean_path(path: bytes | None) -> bytes:
+    """A target's path as a tree spells it: no `.`, no slash at either end. Raises `UsageError` for `..`."""
+    parts = [part for part in (path or b"").split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise UsageError(f"the path {(path or b'').decode(errors='backslashreplace')!r} has a part ..")
+    return b"/".join(parts)

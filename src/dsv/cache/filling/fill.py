@@ -48,7 +48,7 @@ def fill(
     try:
         found = lookup(root, request.place)
         if found is not None:
-            return FillResult(found.path, found.record.files, found.record.bytes)
+            return FillResult.of(found)
         root.prepare()
         means = Means(
             root=root,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dsv.cache.layout import Place
+from dsv.cache.record import Cached
 from dsv.cache.selection import Selection
 from dsv.model.ids import CommitId, StoreId
 
@@ -45,6 +46,11 @@ class FillResult:
     fetched_bytes: int = 0
     linked_files: int = 0
     hit: bool = True
+
+    @classmethod
+    def of(cls, found: Cached) -> FillResult:
+        """What was there already."""
+        return cls(found.path, found.record.files, found.record.bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache import CacheItem
-from dsv.api.cache import cache as materialize
+from dsv.api.cache_stage import CacheItem
+from dsv.api.cache_stage import cache as materialize
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.output import local_time

@@ -1,0 +1,26 @@
+"""What runs and the cache tell each other of a commit that is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A commit, or part of one, in the cache: where it is, or would be.
+
+    hit: whether it was there already; seconds, fetched_bytes: what getting it took, bytes read from the store.
+    """
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    files: int
+    bytes: int
+    hit: bool
+    seconds: float = 0.0
+    fetched_bytes: int = 0

@@ -8,9 +8,11 @@ from dsv.errors import Conflict, NotFound
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
+from dsv.repo import refs as refs_module
 from dsv.repo.refs import LostRace, Moved, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
+from dsv.store.counting import Counting
 from dsv.store.memory import MemoryStore
 from tests.repo.worlds import DATASET, commit, create
 
@@ -59,7 +61,37 @@ def test_a_stale_listing_is_seen_through(repository: Repository) -> None:
     assert Refs(stale).head(DATASET, MAIN).number == 3
 
 
-def test_names_below_many_moves_are_listed(repository: Repository) -> None:
+def test_a_newer_move_of_another_is_seen_by_who_has_asked_before(repository: Repository) -> None:
+    before = Refs(repository.store)
+    assert before.head(DATASET, MAIN).number == 0
+    for number in range(1, 4):
+        repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(number))
+    assert before.head(DATASET, MAIN) == repository.refs.head(DATASET, MAIN)
+    late = BranchName.parse("late")
+    assert before.head_or_none(DATASET, late) is None
+    repository.refs.move(DATASET, late, None, entry(9))
+    assert before.branch_or_tag(DATASET, "late") == repository.refs.head(DATASET, late)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_was_listed_ahead_is_where_the_search_begins(repository: Repository, ordered: bool) -> None:
+    """And no more than that: others move on meanwhile, and the format may forbid to trust the order."""
+    for number in range(1, 4):
+        repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(number))
+    store = Counting(repository.store)
+    refs = Refs(store)
+    refs.expect(DATASET, MAIN)
+    repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(4))
+    store.ordered_listing = ordered
+    assert refs.head(DATASET, MAIN).number == 4
+    assert store.counts.lists == (1 if ordered else 2)
+
+
+@pytest.mark.parametrize("passed", [2, 1000])
+def test_names_below_many_moves_are_listed(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, passed: int
+) -> None:
+    monkeypatch.setattr(refs_module, "_PASSED", passed)
     for name in ("b", "scans-2", "scans.old", "team/a", "scans0"):
         if len(name) > 1:
             repository.refs.move(DatasetName.parse(name), MAIN, None, entry(1))
@@ -69,7 +101,7 @@ def test_names_below_many_moves_are_listed(repository: Repository) -> None:
     assert repository.refs.datasets() == ["scans", "scans-2", "scans.old", "scans0", "team/a"] or sorted(
         repository.refs.datasets()
     ) == ["scans", "scans-2", "scans.old", "scans0", "team/a"]
-    assert repository.refs.branches(DATASET) == ["fix/typo", "main"]
+    assert [head.branch for head in repository.refs.heads(DATASET)] == ["fix/typo", "main"]
 
 
 def test_a_tag_never_moves_and_never_comes_back(repository: Repository) -> None:

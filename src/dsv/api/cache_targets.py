@@ -121,11 +121,7 @@ class Targets:
     @property
     def repository(self) -> Repository:
         """The store that is in effect. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
-        if self._repository is None:
-            if self._offline:
-                raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
-            self._repository = self._stack.enter_context(self._context.repository())
-        return self._repository
+        return self._open()
 
     def source(self) -> StoreSource:
         from dsv.cache.filling.source import StoreSource
@@ -188,9 +184,17 @@ class Targets:
         fitting = [commit for commit in commits if str(commit).startswith(prefix)]
         return fitting[0] if len(fitting) == 1 else None
 
+    def _open(self, target: Target | None = None) -> Repository:
+        """target: what it is going to be asked."""
+        if self._repository is None:
+            if self._offline:
+                raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
+            self._repository = self._stack.enter_context(self._context.repository(target))
+        return self._repository
+
     def _ask(self, target: Target, selection: Selection) -> Found:
         try:
-            repository = self.repository
+            repository = self._open(target)
             resolved = self._context.resolve(repository, target)
         except Unreachable as error:
             if error.hint is None:

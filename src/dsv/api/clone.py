@@ -42,7 +42,7 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
         )
     dataset = target.dataset
     root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
-    with context.repository() as repository:
+    with context.repository(target) as repository:
         branch, commit = _start(context, repository, target, dataset)
         workspace = _bind(context, repository, root, dataset, branch)
         if commit is None:

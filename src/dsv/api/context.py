@@ -5,7 +5,7 @@ Made once by the caller (the command line, or a program) and handed to each func
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,9 @@ from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName, Target
 from dsv.model.progress import NoProgress, Progress
+from dsv.repo.refs import Refs
 from dsv.repo.repository import Clock, Repository, now_ms
-from dsv.repo.resolve import Resolved, resolve
+from dsv.repo.resolve import Resolved, expect, resolve
 from dsv.repo.session import Writer
 from dsv.store.base import Store
 from dsv.store.counting import Counting
@@ -60,13 +61,25 @@ class Context:
             store.close()
 
     @contextmanager
-    def repository(self, text: str | None = None) -> Iterator[Repository]:
-        """The repository in that store. Raises `NotFound` where there is none."""
-        with self.store(text) as store:
-            yield self.open_repository(store)
+    def repository(self, target: Target | None = None) -> Iterator[Repository]:
+        """The repository in the store in effect. Raises `NotFound` where there is none.
 
-    def open_repository(self, store: Store) -> Repository:
-        return Repository.open(store, self.metadata_folder, self.clock)
+        target: what `resolve` is about to be asked.
+        """
+        with self.store() as store:
+            yield self.open_repository(store, target)
+
+    def open_repository(self, store: Store, target: Target | None = None) -> Repository:
+        return Repository.open(store, self.metadata_folder, self.clock, ahead=self._expecting(target))
+
+    def _expecting(self, target: Target | None) -> Callable[[Refs], None]:
+        dataset = None if target is None else target.dataset
+        if target is not None and target.rev is not None and dataset is None:
+            workspace = self.workspace_or_none()
+            dataset = None if workspace is None else workspace.dataset
+        if target is None or dataset is None:
+            return lambda _: None
+        return lambda refs: expect(refs, dataset, target.rev)
 
     def workspace(self) -> Workspace:
         """The workspace around the working directory. Raises `NotFound`."""
@@ -119,9 +132,8 @@ class Context:
         except NotFound as error:
             workspace = self.workspace_or_none()
             if target.rev is None and workspace is not None and not repository.refs.exists(dataset):
-                names = [str(name) for name in repository.refs.branches(workspace.dataset)]
-                names += [str(name) for name, _ in repository.refs.tags(workspace.dataset)]
-                if dataset in names:
+                heads, tags = repository.refs.names(workspace.dataset)
+                if dataset in [*(str(head.branch) for head in heads), *(str(tag) for tag, _ in tags)]:
                     raise NotFound(
                         error.message, subject=error.subject, hint=f"did you mean @{dataset}?"
                     ) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Target
+from dsv.model.names import DatasetName, Rev, Target
 from dsv.repo.repository import Repository
 
 
@@ -26,7 +26,7 @@ def log(context: Context, target: Target, limit: int | None = None) -> Iterator[
 
     In a workspace a target that names neither dataset nor revision means the head of the workspace's branch.
     """
-    with context.repository() as repository:
+    with context.repository(_named(context, target)) as repository:
         start = _start(context, repository, target)
         dataset = target.dataset or context.workspace().dataset
         names = _names(repository, dataset)
@@ -37,6 +37,13 @@ def log(context: Context, target: Target, limit: int | None = None) -> Iterator[
             yield LogItem(current, commit, tuple(names.get(current, ())))
             shown += 1
             current = commit.parents[0] if commit.parents else None
+
+
+def _named(context: Context, target: Target) -> Target:
+    workspace = context.workspace_or_none()
+    if target.dataset is None and target.rev is None and workspace is not None:
+        return Target(workspace.dataset, Rev(workspace.branch))
+    return target
 
 
 def _start(context: Context, repository: Repository, target: Target) -> CommitId:
@@ -50,10 +57,10 @@ def _start(context: Context, repository: Repository, target: Target) -> CommitId
 
 def _names(repository: Repository, name: DatasetName) -> dict[CommitId, list[str]]:
     found: dict[CommitId, list[str]] = {}
-    for branch in repository.refs.branches(name):
-        head = repository.refs.head_or_none(name, branch)
-        if head is not None and head.commit is not None:
-            found.setdefault(head.commit, []).append(str(branch))
-    for tag, value in repository.refs.tags(name):
+    heads, tags = repository.refs.names(name)
+    for head in heads:
+        if head.commit is not None:
+            found.setdefault(head.commit, []).append(str(head.branch))
+    for tag, value in tags:
         found.setdefault(value.commit, []).append(str(tag))
     return found

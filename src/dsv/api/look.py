@@ -45,7 +45,7 @@ def datasets(context: Context) -> list[DatasetItem]:
 
 def resolve(context: Context, target: Target) -> Resolved:
     """The commit that a target means now. Raises `IntegrityError` where it is named, but not there."""
-    with context.repository() as repository:
+    with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         repository.objects.commit(resolved.commit)
         return resolved
@@ -54,7 +54,7 @@ def resolve(context: Context, target: Target) -> Resolved:
 def ls(context: Context, target: Target) -> Iterator[Entry]:
     """The entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
     path = clean_path(target.path)
-    with context.repository() as repository:
+    with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         empty = True
         for entry, _ in TreeReader(repository.objects, resolved.commit).below(path):
@@ -70,7 +70,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
     path = clean_path(target.path)
     if not path:
         raise UsageError("dsv cat needs a path", subject=str(target), hint=f"dsv cat {target}:PATH")
-    with context.repository() as repository:
+    with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)
         found = tree.entry(path)

@@ -22,8 +22,7 @@ def check_new_tag(repository: Repository, dataset: DatasetName, name: TagName) -
 
 
 def _check_case(repository: Repository, dataset: DatasetName, name: str) -> None:
-    taken = [str(branch) for branch in repository.refs.branches(dataset)]
-    taken += [str(tag) for tag, _ in repository.refs.tags(dataset)]
-    for other in taken:
+    heads, tags = repository.refs.names(dataset)
+    for other in [*(str(head.branch) for head in heads), *(str(tag) for tag, _ in tags)]:
         if other != name and other.casefold() == name.casefold():
             raise Conflict(f"{dataset} has {other}, and names may not differ in case only", subject=name)

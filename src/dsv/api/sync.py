@@ -18,7 +18,7 @@ from dsv.errors import Conflict, NoRoom
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, FileId, Nonce
-from dsv.model.names import BranchName, DatasetName
+from dsv.model.names import BranchName, DatasetName, Rev, Target
 from dsv.model.records import RefEntry
 from dsv.model.units import format_bytes
 from dsv.repo.naming import naming
@@ -88,7 +88,8 @@ def sync(context: Context, request: SyncRequest) -> Synced:
     """
     workspace = context.workspace()
     with workspace.lock("dsv sync") as lock, context.store() as store:
-        repository = context.open_repository(store)
+        branch = request.branch or workspace.branch
+        repository = context.open_repository(store, Target(workspace.dataset, Rev(branch)))
         check_binding(workspace, repository)
         if repository.format.single_writer:
             context.progress.note(

@@ -34,7 +34,7 @@ def tags(context: Context, dataset: DatasetName | None) -> list[TagItem]:
 
 def tag(context: Context, name: TagName, target: Target, message: str = "") -> TagItem:
     """Names the commit that `target` means. Raises `Conflict` where the name means something else."""
-    with context.repository() as repository:
+    with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         repository.objects.commit(resolved.commit)  # a tag is for ever, so what it names must be there
         check_new_tag(repository, resolved.dataset, name)

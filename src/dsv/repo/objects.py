@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
@@ -24,6 +25,7 @@ from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.ranges import RangeReader, Span, spans
 from dsv.store.base import Buffer, Store, StoreMissing
+from dsv.store.together import both
 
 _HASHES: dict[ObjectKind, Callable[[Buffer], Id]] = {
     ObjectKind.CHUNK: ChunkId.hash,
@@ -78,6 +80,12 @@ class Objects:
             self._metadata.put("commit", name, data)
         return decoded(Commit.decode, data, "commit", commit_id)
 
+    def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
+        """As `commit` and `commit_locator`, asked for at the same time where they are not here."""
+        if self._metadata.get("commit", str(commit_id)) is not None:
+            return self.commit(commit_id), self.commit_locator(commit_id)
+        return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
+
     def commit_locator(self, commit_id: CommitId) -> Locator | None:
         """Where the commit's nodes and segments lie, if that is recorded; advisory."""
         name = str(commit_id)
@@ -97,8 +105,12 @@ class Objects:
         return locator
 
     def node(self, node_id: NodeId, where: Location | None = None) -> Node:
-        found = self._metadata_object(ObjectKind.NODE, node_id, where)
-        return decoded(Node.decode, found.data, "node", node_id)
+        return next(self.nodes([(node_id, where)]))
+
+    def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Node]:
+        """As `segments`."""
+        for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
+            yield decoded(Node.decode, found.data, "node", node_id)
 
     def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
         found = self._metadata_object(ObjectKind.SEGMENT, segment_id, where)
@@ -112,13 +124,8 @@ class Objects:
         self, wanted: Iterable[tuple[SegmentId, Location | None]]
     ) -> Iterator[tuple[Segment, Locator | None]]:
         """The segments in the order asked for; those that lie together are read together, ahead of their use."""
-        window: list[tuple[SegmentId, Location | None]] = []
-        for one in wanted:
-            window.append(one)
-            if len(window) == _METADATA_WINDOW:
-                yield from self._segment_window(window)
-                window = []
-        yield from self._segment_window(window)
+        for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
+            yield decoded(Segment.decode, found.data, "segment", segment_id), found.locator
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location:
         """Where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by something."""
@@ -230,37 +237,46 @@ class Objects:
             self._metadata.drop(f"{kind.name.lower()}-locator", str(object_id))
         return Located(data, locator)
 
-    def _segment_window(
-        self, window: list[tuple[SegmentId, Location | None]]
-    ) -> Iterator[tuple[Segment, Locator | None]]:
-        ready: dict[SegmentId, Located] = {}
-        remote: list[tuple[Location, SegmentId]] = []
-        for segment_id, where in window:
-            found = self._local(ObjectKind.SEGMENT, segment_id)
+    def _read_ahead(
+        self, kind: ObjectKind, wanted: Iterable[tuple[Named, Location | None]]
+    ) -> Iterator[tuple[Named, Located]]:
+        window: list[tuple[Named, Location | None]] = []
+        for one in wanted:
+            window.append(one)
+            if len(window) == _METADATA_WINDOW:
+                yield from self._window(kind, window)
+                window = []
+        yield from self._window(kind, window)
+
+    def _window(
+        self, kind: ObjectKind, window: list[tuple[Named, Location | None]]
+    ) -> Iterator[tuple[Named, Located]]:
+        ready: dict[Named, Located] = {}
+        remote: list[tuple[Location, Named]] = []
+        for object_id, where in window:
+            found = self._local(kind, object_id)
             if found is not None:
-                ready[segment_id] = found
+                ready[object_id] = found
             elif where is not None:
-                remote.append((where, segment_id))
+                remote.append((where, object_id))
         for span, data in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):
-            self._accept_span(span, data, ready)
-        for segment_id, _ in window:
-            found = ready.pop(segment_id, None) or self._metadata_object(ObjectKind.SEGMENT, segment_id, None)
-            yield decoded(Segment.decode, found.data, "segment", segment_id), found.locator
+            self._accept_span(kind, span, data, ready)
+        for object_id, _ in window:
+            found = ready.pop(object_id, None)
+            yield object_id, found or self._metadata_object(kind, object_id, None)
 
     def _accept_span(
-        self, span: Span[SegmentId], data: memoryview | None, ready: dict[SegmentId, Located]
+        self, kind: ObjectKind, span: Span[Named], data: memoryview | None, ready: dict[Named, Located]
     ) -> None:
         if data is None:  # the locator was wrong; the index decides later
             return
-        for where, segment_id in span.items:
+        for where, object_id in span.items:
             start = where.offset - span.start
+            stored = data[start : start + where.stored + where.tail]
             try:
-                got = self._accept(
-                    ObjectKind.SEGMENT, segment_id, where, data[start : start + where.stored + where.tail]
-                )
+                ready[object_id] = Located(*self._accept(kind, object_id, where, stored))
             except IntegrityError:
                 continue
-            ready[segment_id] = Located(*got)
 
 
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) -> bytes:

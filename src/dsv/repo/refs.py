@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
@@ -14,6 +15,10 @@ from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
 from dsv.repo.damage import put_back, read_record
 from dsv.store.base import Put, Store
+from dsv.store.together import both, together
+
+# So many rows are read past to find the next name, which is a page of most stores; beyond that a new listing is less.
+_PASSED = 1000
 
 Name = TypeVar("Name", DatasetName, BranchName, TagName)
 
@@ -47,28 +52,68 @@ class LostRace:
     winner: Head
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A branch's newest move by a listing, which may lag behind. None: it has none. ordered: how it was listed."""
+
+    number: int | None
+    ordered: bool
+
+
 class Refs:
-    """The names of one store. Nothing here is remembered: every question is asked of the store."""
+    """The names of one store. Every question is asked of the store: what is remembered is where to begin.
+
+    Moves and their numbers never go, so a search for the newest may begin at any that was there.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._listed: dict[tuple[DatasetName, BranchName], _Listed] = {}
+        self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
+
+    def expect(self, dataset: DatasetName, branch: BranchName) -> None:
+        """Lists a branch that will be asked for, while there is something else to wait for.
+
+        The store's format need not be known yet: should it forbid to trust the order, the branch is listed again.
+        """
+        self._listed[dataset, branch] = self._list(dataset, branch)
 
     def datasets(self) -> list[DatasetName]:
         """All datasets, by name. A dataset exists once its branch `main` has a first entry."""
         return _names(DatasetName, self._parts(keys.REFS_PREFIX))
 
-    def branches(self, dataset: DatasetName) -> list[BranchName]:
-        """All branches that are not deleted, by name."""
-        names = _names(BranchName, self._parts(keys.branches_prefix(dataset)))
-        return [name for name in names if self.head_or_none(dataset, name) is not None]
+    def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
+        """All branches and all tags, as `heads` and `tags` give them."""
+        return both(partial(self.heads, dataset), partial(self.tags, dataset))
+
+    def heads(self, dataset: DatasetName) -> list[Head]:
+        """The newest entry of every branch that is not deleted, by name."""
+        parts = self._parts(keys.branches_prefix(dataset))
+        names = _names(BranchName, parts)
+        for name in names:
+            number = keys.parse_branch_number(parts[name.component])
+            if number is not None:
+                self._listed[dataset, name] = _Listed(number, self._store.ordered_listing)
+        found = together([partial(self.head_or_none, dataset, name) for name in names])
+        return [head for head in found if head is not None]
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """All tags that are not deleted, by name."""
         names = _names(TagName, self._parts(keys.tags_prefix(dataset)))
-        found = [(name, self.tag(dataset, name)) for name in names]
+        found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
         return [(name, value) for name, value in found if value is not None]
 
+    def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
+        """What a name means, which is never both; None for one that has gone, or never was."""
+        branch, tag = BranchName.parse(text), TagName.parse(text)
+        if self._beginning(dataset, branch) is None:
+            head, value = both(partial(self.head_or_none, dataset, branch), partial(self.tag, dataset, tag))
+            return head or value
+        return self.head_or_none(dataset, branch) or self.tag(dataset, tag)
+
     def exists(self, dataset: DatasetName) -> bool:
+        if any(name == dataset and listed.number is not None for (name, _), listed in self._listed.items()):
+            return True
         return next(iter(self._store.list(keys.branches_prefix(dataset))), None) is not None
 
     def require(self, dataset: DatasetName) -> None:
@@ -127,10 +172,12 @@ class Refs:
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
         """What the tag names; None where it never was or is deleted."""
         try:
-            value = self._tag_value(dataset, tag)
+            value, deleted = both(
+                partial(self._tag_value, dataset, tag), partial(self._tombstone, dataset, tag)
+            )
         except NotFound:
             return None
-        return None if self._tombstone(dataset, tag) else value
+        return None if deleted else value
 
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
@@ -171,25 +218,56 @@ class Refs:
         return True
 
     def _newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """The smallest key of the listing, then whatever was added behind the listing's back."""
-        prefix = keys.branch_prefix(dataset, branch)
-        listing = (keys.parse_branch_number(item.key) for item in self._store.list(prefix))
-        if self._store.ordered_listing:
-            number = next((number for number in listing if number is not None), None)
+        """From a move that was there on to the one that none follows, whatever a listing says."""
+        seen = self._seen.get((dataset, branch))
+        if seen is not None:
+            number, entry = seen.number, seen.entry
+            later = self._read(dataset, branch, number + 1)
+        elif (beginning := self._beginning(dataset, branch)) is not None:
+            number = beginning
+            entry, later = self._read_listed(dataset, branch, number)
         else:
-            number = max((number for number in listing if number is not None), default=None)
-        entry = None if number is None else self._read(dataset, branch, number)
-        if number is not None and entry is None:
+            self._listed.pop((dataset, branch), None)  # it may be made any time
+            first = self._read(dataset, branch, 0)
+            if first is None:
+                return None
+            number, entry, later = 0, first, self._read(dataset, branch, 1)
+        while later is not None:
+            number, entry = number + 1, later
+            later = self._read(dataset, branch, number + 1)
+        head = Head(dataset, branch, number, entry)
+        self._seen[dataset, branch] = head
+        return head
+
+    def _read_listed(
+        self, dataset: DatasetName, branch: BranchName, number: int
+    ) -> tuple[RefEntry, RefEntry | None]:
+        """A move that was listed, and the one behind it, which a listing may not have yet."""
+        entry, later = both(
+            partial(self._read, dataset, branch, number), partial(self._read, dataset, branch, number + 1)
+        )
+        if entry is None:
             key = keys.branch_key(dataset, branch, number)
             raise IntegrityError(
                 f"the head of branch {branch} of {dataset} is listed, but cannot be read: {key}",
                 subject=key,
                 hint="run the same command again; if it stays so, look at the store's own tools",
             )
-        upcoming = 0 if number is None else number + 1
-        while (later := self._read(dataset, branch, upcoming)) is not None:
-            number, entry, upcoming = upcoming, later, upcoming + 1
-        return None if number is None or entry is None else Head(dataset, branch, number, entry)
+        return entry, later
+
+    def _beginning(self, dataset: DatasetName, branch: BranchName) -> int | None:
+        """A move from which the newest can be found; None where the listing has none."""
+        listed = self._listed.get((dataset, branch))
+        if listed is None or listed.ordered != self._store.ordered_listing:
+            listed = self._listed[dataset, branch] = self._list(dataset, branch)
+        return listed.number
+
+    def _list(self, dataset: DatasetName, branch: BranchName) -> _Listed:
+        """The newest move has the smallest key."""
+        ordered = self._store.ordered_listing
+        rows = self._store.list(keys.branch_prefix(dataset, branch))
+        numbers = (number for row in rows if (number := keys.parse_branch_number(row.key)) is not None)
+        return _Listed(next(numbers, None) if ordered else max(numbers, default=None), ordered)
 
     def _read(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
         key = keys.branch_key(dataset, branch, number)
@@ -198,20 +276,28 @@ class Refs:
         except NotFound:
             return None
 
-    def _parts(self, prefix: str) -> list[str]:
-        """The next components below a prefix, skipping over what lies below each."""
-        found: list[str] = []
+    def _parts(self, prefix: str) -> dict[str, str]:
+        """The next components below a prefix, by name, each with the smallest key that begins with it."""
+        found: dict[str, str] = {}
         if not self._store.ordered_listing:
-            return sorted({item.key[len(prefix) :].split("/", 1)[0] for item in self._store.list(prefix)})
+            for item in sorted(self._store.list(prefix), key=lambda item: item.key):
+                found.setdefault(item.key[len(prefix) :].split("/", 1)[0], item.key)
+            return found
         after: str | None = None
-        while (item := next(iter(self._store.list(prefix, start_after=after)), None)) is not None:
-            part = item.key[len(prefix) :].split("/", 1)[0]
-            found.append(part)
-            after = f"{prefix}{part}0"  # "0" follows "/": behind all that lies below the part
-        return found
+        while True:
+            passed = 0
+            for item in self._store.list(prefix, start_after=after):
+                part = item.key[len(prefix) :].split("/", 1)[0]
+                if part not in found:
+                    found[part], passed = item.key, 0
+                elif (passed := passed + 1) >= _PASSED:
+                    after = f"{prefix}{part}0"  # "0" follows "/": behind all that lies below the part
+                    break
+            else:
+                return found
 
 
-def _names(kind: type[Name], parts: list[str]) -> list[Name]:
+def _names(kind: type[Name], parts: Iterable[str]) -> list[Name]:
     """What is no name was put there by somebody else, and is passed over."""
     found: list[Name] = []
     for part in parts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
@@ -17,6 +19,7 @@ from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects
 from dsv.repo.refs import Refs
 from dsv.store.base import Put, Store
+from dsv.store.together import both
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
@@ -71,21 +74,32 @@ class Format:
 class Repository:
     """The objects and names of one store. The caller owns the store and closes it."""
 
-    def __init__(self, store: Store, layout: Format, metadata: MetadataCache, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, layout: Format, refs: Refs, metadata: MetadataCache, clock: Clock
+    ) -> None:
         self.store = store
         self.format = layout
         self.id = layout.store_id
         self.clock = clock
         self.objects = Objects(store, metadata)
-        self.refs = Refs(store)
+        self.refs = refs
 
     @classmethod
-    def open(cls, store: Store, metadata: MetadataFolder | None, clock: Clock = now_ms) -> Repository:
+    def open(
+        cls,
+        store: Store,
+        metadata: MetadataFolder | None,
+        clock: Clock = now_ms,
+        *,
+        ahead: Callable[[Refs], None] = lambda _: None,
+    ) -> Repository:
         """Reads the format log. `metadata` says which folder keeps local copies of a store's objects.
 
+        ahead: what may be asked of the names at the same time (`Refs.expect`).
         Raises `NotFound` where there is no store, `Unsupported` where it is of a newer kind.
         """
-        entries = _read_format(store)
+        refs = Refs(store)
+        entries, _ = both(partial(_read_format, store), partial(ahead, refs))
         if not entries:
             raise NotFound(
                 f"there is no dsv store at {store.url}", subject=store.url, hint="dsv init makes one"
@@ -95,7 +109,7 @@ class Repository:
         if layout.has(UNORDERED_LISTING):
             store.ordered_listing = False
         folder = None if metadata is None else metadata(layout.store_id)
-        return cls(store, layout, MetadataCache(folder), clock)
+        return cls(store, layout, refs, MetadataCache(folder), clock)
 
     @classmethod
     def create(
@@ -139,13 +153,13 @@ class Repository:
 def _read_format(store: Store) -> list[FormatEntry]:
     """Entries are numbered from 0 without a gap; the listing is not needed, and not trusted."""
     entries: list[FormatEntry] = []
-    while True:
-        key = keys.format_key(len(entries))
-        try:
-            data = store.get(key)
-        except NotFound:
+    for number in count(
+        0, 2
+    ):  # two at once: most stores have one entry, and to know that takes a second question
+        pair = both(partial(_read_entry, store, number), partial(_read_entry, store, number + 1))
+        entries += [entry for entry in pair[: 1 if pair[0] is None else 2] if entry is not None]
+        if None in pair:
             break
-        entries.append(read_record(FormatEntry.decode, data, key, store.url))
     for entry in entries:
         first = entries[0]
         if (entry.store_id, entry.hash, entry.chunking) != (first.store_id, first.hash, first.chunking):
@@ -155,3 +169,11 @@ def _read_format(store: Store) -> list[FormatEntry]:
                 hint=f"put the keys below {keys.FORMAT_PREFIX} back from a copy of the store",
             )
     return entries
+
+
+def _read_entry(store: Store, number: int) -> FormatEntry | None:
+    key = keys.format_key(number)
+    try:
+        return read_record(FormatEntry.decode, store.get(key), key, store.url)
+    except NotFound:
+        return None

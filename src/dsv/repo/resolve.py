@@ -9,7 +9,7 @@ from dsv.model import keys
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
 from dsv.repo.objects import Objects
-from dsv.repo.refs import Refs
+from dsv.repo.refs import Head, Refs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Resolved:
 def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None) -> Resolved:
     """The commit that `rev` (None: the head of `main`) names in a dataset. Raises `NotFound`, `UsageError`."""
     if rev is None:
-        return _branch_head(refs, dataset, MAIN)
+        return _branch_head(refs.head(dataset, MAIN))
     found = _named(refs, objects, dataset, rev)
     commit = found.commit
     for step in range(rev.ancestor):
@@ -47,13 +47,11 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
     if rev.commit_prefix is not None:
         refs.require(dataset)
         return Resolved(dataset, _by_prefix(objects, text))
-    branch = BranchName.parse(text)
-    if refs.head_or_none(dataset, branch) is not None:
-        return _branch_head(refs, dataset, branch)
-    tag = TagName.parse(text)
-    value = refs.tag(dataset, tag)
-    if value is not None:
-        return Resolved(dataset, value.commit, tag=tag)
+    meant = refs.branch_or_tag(dataset, text)
+    if isinstance(meant, Head):
+        return _branch_head(meant)
+    if meant is not None:
+        return Resolved(dataset, meant.commit, tag=TagName.parse(text))
     refs.require(dataset)
     raise NotFound(
         f"dataset {dataset} has no branch or tag {text}",
@@ -62,15 +60,20 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
     )
 
 
-def _branch_head(refs: Refs, dataset: DatasetName, branch: BranchName) -> Resolved:
-    commit = refs.head(dataset, branch).commit
-    if commit is None:
+def expect(refs: Refs, dataset: DatasetName, rev: Rev | None) -> None:
+    """What `resolve` will want to have listed; see `Refs.expect`."""
+    named = rev is not None and rev.commit_prefix is None
+    refs.expect(dataset, BranchName.parse(rev.text) if rev is not None and named else MAIN)
+
+
+def _branch_head(head: Head) -> Resolved:
+    if head.commit is None:
         raise NotFound(
-            f"branch {branch} of {dataset} has no commit yet",
-            subject=f"{dataset}@{branch}",
+            f"branch {head.branch} of {head.dataset} has no commit yet",
+            subject=f"{head.dataset}@{head.branch}",
             hint="dsv sync makes one",
         )
-    return Resolved(dataset, commit, branch=branch)
+    return Resolved(head.dataset, head.commit, branch=head.branch)
 
 
 def _by_prefix(objects: Objects, text: str) -> CommitId:

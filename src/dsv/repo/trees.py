@@ -66,7 +66,7 @@ class TreeReader:
     def __init__(self, objects: Objects, commit_id: CommitId) -> None:
         self.objects = objects
         self.commit_id = commit_id
-        self.commit = objects.commit(commit_id)
+        self.commit, self._locator = objects.commit_and_locator(commit_id)
         self._leaves: list[Leaf] | None = None
         self._nodes: list[tuple[NodeId, Location | None]] = []
 
@@ -152,16 +152,15 @@ class TreeReader:
 
     def _read_nodes(self) -> list[Leaf]:
         """Breadth first, as the commit's locator lists them."""
-        locator = self.objects.commit_locator(self.commit_id)
+        locator, self._locator = self._locator, None
         places = iter([]) if locator is None else (locator.get(row) for row in range(len(locator)))
         parents: list[Id] = [self.commit.root]
         level: list[Child] = []
         for depth in range(self.commit.level, 0, -1):
             level = []
-            for parent in parents:
-                where = next(places, None)
-                self._nodes.append((NodeId(parent), where))
-                node = self.objects.node(NodeId(parent), where)
+            located = [(NodeId(parent), next(places, None)) for parent in parents]
+            self._nodes.extend(located)
+            for node in self.objects.nodes(located):
                 if node.level != depth:
                     raise self._broken(f"a node of level {node.level} where {depth} belongs")
                 level.extend(node.children)

@@ -347,8 +347,9 @@ def _upload(uploader: Uploader, descriptor: int, size: int) -> tuple[Stored, int
     if size > SINGLE_CHUNK_MAX:
         stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
         return stored, stored.size
+    # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
     data = os.read(descriptor, size + 1)
-    while len(data) <= size and (more := os.read(descriptor, size + 1 - len(data))):
+    while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
         data += more
     if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
         return Stored(size, FileId.hash(data), None, None), len(data)

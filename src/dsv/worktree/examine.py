@@ -68,8 +68,8 @@ def read(survey: Survey, item: Pending, descent: Descent) -> Problem | None:
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
     """The file id of a whole file, and its size in bytes."""
     if size <= _PIECE:
-        data = os.read(descriptor, _PIECE + 1)
-        if len(data) == size and not os.read(descriptor, 1):
+        data = os.read(descriptor, size + 1)  # the one byte more tells that this was all
+        if len(data) == size:
             return FileId.hash(data), size
         os.lseek(descriptor, 0, os.SEEK_SET)
     hasher, total = blake3(), 0

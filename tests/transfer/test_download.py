@@ -43,6 +43,22 @@ def test_many_small_files_take_few_requests() -> None:
     assert spent.bytes_down < sum(len(data or b"") for data in files.values()) * 1.05
 
 
+def test_what_was_edited_here_and_there_takes_few_requests_too() -> None:
+    """Old and new files lie in packs by turns; all that a window wants of one pack is one read nevertheless."""
+    store = Counting(MemoryStore())
+    repository = create(store)
+    files = random_files(3000, 9000)
+    commit(repository, files)
+    for edit in range(3):
+        changed = {name: bytes([edit]) * 5000 + name.encode() for name in list(files)[edit::100]}
+        files |= changed
+        head = commit(repository, changed)
+    before = store.counts
+    assert read(Repository.open(store, None), head) == files
+    spent = store.counts - before
+    assert spent.requests < 24, spent  # 90 files changed: they alone would be 180 requests
+
+
 def test_files_come_in_the_order_asked_for_and_may_be_left_unread() -> None:
     repository = create(MemoryStore())
     files = {

@@ -7,6 +7,7 @@ once more after listing them again, and only then is it an integrity error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -23,7 +24,7 @@ from dsv.model.tree import Node
 from dsv.repo.damage import damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
-from dsv.repo.ranges import RangeReader, Span, spans
+from dsv.repo.ranges import RangeReader, spans
 from dsv.store.base import Buffer, Store, StoreMissing
 from dsv.store.together import both
 
@@ -259,24 +260,13 @@ class Objects:
                 ready[object_id] = found
             elif where is not None:
                 remote.append((where, object_id))
-        for span, data in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):
-            self._accept_span(kind, span, data, ready)
+        for place, object_id, stored in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):
+            if stored is not None:  # else the locator was wrong, and the index decides
+                with suppress(IntegrityError):
+                    ready[object_id] = Located(*self._accept(kind, object_id, place, stored))
         for object_id, _ in window:
             found = ready.pop(object_id, None)
             yield object_id, found or self._metadata_object(kind, object_id, None)
-
-    def _accept_span(
-        self, kind: ObjectKind, span: Span[Named], data: memoryview | None, ready: dict[Named, Located]
-    ) -> None:
-        if data is None:  # the locator was wrong; the index decides later
-            return
-        for where, object_id in span.items:
-            start = where.offset - span.start
-            stored = data[start : start + where.stored + where.tail]
-            try:
-                ready[object_id] = Located(*self._accept(kind, object_id, where, stored))
-            except IntegrityError:
-                continue
 
 
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 from dsv.errors import IntegrityError, NotFound
@@ -22,14 +22,14 @@ GAP = 64 << 10
 ITEM = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span(Generic[Item]):
-    """One ranged read: bytes `start` to `end` of a pack, and what is wanted of it, in the order wanted."""
+    """One ranged read: bytes `start` to `end` of a pack, and what is wanted of it, each with its turn among all."""
 
     pack: PackId
     start: int
     end: int
-    items: list[tuple[Location, Item]]
+    items: list[tuple[int, Location, Item]]
 
     @property
     def size(self) -> int:
@@ -40,43 +40,60 @@ class Span(Generic[Item]):
         """Bytes that it takes in memory, with what is wanted of it."""
         return self.size + ITEM * len(self.items)
 
+    def growth(self, where: Location) -> int | None:
+        """How many bytes more it would have with that in it; None where that lies too far off."""
+        first, last = where.offset, _end(where)
+        if first > self.end + GAP or last + GAP < self.start:
+            return None
+        return max(0, self.start - first) + max(0, last - self.end)
+
+    def add(self, turn: int, where: Location, item: Item) -> None:
+        self.start, self.end = min(self.start, where.offset), max(self.end, _end(where))
+        self.items.append((turn, where, item))
+
 
 def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[Item]]:
-    """Joins neighbours, in the order given, into spans of a weight of at most `limit` (or one object, if that is more).
+    """Joins what lies close together in one pack, out of things asked for in a row that weigh at most `limit` together
+    (or one thing, if that is more).
 
-    Only what follows closely in the same pack is joined, so the order of delivery is the order of asking. Pure.
+    What was edited often lies in many packs by turns, so a span may hold what others come between: spans come in the
+    order of their first items, and each `limit` of them before the next. Pure.
     """
-    items: list[tuple[Location, Item]] = []
-    pack: PackId | None = None
-    start = end = 0
-    for where, item in wanted:
-        first, last = where.offset, where.offset + where.stored + where.tail
-        low, high = min(start, first), max(end, last)
-        near = pack == where.pack and first <= end + GAP and last + GAP >= start
-        if items and near and high - low + ITEM * (len(items) + 1) <= limit:
-            start, end = low, high
-        else:
-            if items:
-                assert pack is not None
-                yield Span(pack, start, end, items)
-            items, pack, start, end = [], where.pack, first, last
-        items.append((where, item))
-    if items:
-        assert pack is not None
-        yield Span(pack, start, end, items)
+    window: list[Span[Item]] = []
+    latest: dict[PackId, Span[Item]] = {}
+    weight = 0
+    for turn, (where, item) in enumerate(wanted):
+        span = latest.get(where.pack)
+        growth = None if span is None else span.growth(where)
+        more = ITEM + (where.stored + where.tail if growth is None else growth)
+        if window and weight + more > limit:
+            yield from window
+            window, latest, weight = [], {}, 0
+            span, growth, more = None, None, ITEM + where.stored + where.tail
+        if span is None or growth is None:
+            span = latest[where.pack] = Span(where.pack, where.offset, _end(where), [])
+            window.append(span)
+        span.add(turn, where, item)
+        weight += more
+    yield from window
 
 
 class RangeReader:
-    """Fetches spans with several connections, in order, and with a weight of about `budget` bytes in memory."""
+    """Fetches spans with several connections, and with a weight of about `budget` bytes in memory.
+
+    fetched_bytes: what was read so far, with the gaps between wanted things.
+    """
 
     def __init__(self, store: Store, *, connections: int = 8, budget: int = 64 << 20) -> None:
         self._store = store
         self._connections = connections
         self._budget = budget
+        self.fetched_bytes = 0
 
-    def read(self, wanted: Iterable[Span[Item]]) -> Iterator[tuple[Span[Item], memoryview | None]]:
-        """Each span with its bytes, or None where the store has no such pack or range: the location was wrong."""
-        waiting: deque[tuple[Span[Item], Future[memoryview | None]]] = deque()
+    def read(self, wanted: Iterable[Span[Item]]) -> Iterator[tuple[Location, Item, memoryview | None]]:
+        """Each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the store
+        has no such pack or range: the location was wrong."""
+        reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap: whose turn it is
         held = 0
         source = iter(wanted)
         upcoming = next(source, None)
@@ -84,18 +101,29 @@ class RangeReader:
             return
         pool = ThreadPoolExecutor(self._connections, thread_name_prefix="dsv-read")
         try:
-            while upcoming is not None or waiting:
+            while upcoming is not None or reading:
                 while upcoming is not None and (
-                    not waiting or self._has_room(len(waiting), held, upcoming.weight)
+                    not reading
+                    or upcoming.items[0][0] < reading[0][0]
+                    or self._has_room(len(reading), held, upcoming.weight)
                 ):
-                    waiting.append((upcoming, pool.submit(self._fetch, upcoming)))
+                    heappush(reading, (upcoming.items[0][0], 0, upcoming, pool.submit(self._fetch, upcoming)))
                     held += upcoming.weight
                     upcoming = next(source, None)
-                span, future = waiting.popleft()
-                yield span, future.result()
-                held -= span.weight
+                _, place, span, future = reading[0]
+                data = future.result()
+                if not place:
+                    self.fetched_bytes += 0 if data is None else span.size
+                _, where, item = span.items[place]
+                at = where.offset - span.start
+                yield where, item, None if data is None else data[at : at + where.stored + where.tail]
+                if place + 1 < len(span.items):
+                    heapreplace(reading, (span.items[place + 1][0], place + 1, span, future))
+                else:
+                    heappop(reading)
+                    held -= span.weight
         finally:
-            for _, future in waiting:
+            for _, _, _, future in reading:
                 future.cancel()
             pool.shutdown(wait=True)
 
@@ -107,3 +135,7 @@ class RangeReader:
             return memoryview(self._store.get_range(keys.pack_key(span.pack), span.start, span.size))
         except (NotFound, IntegrityError):
             return None
+
+
+def _end(where: Location) -> int:
+    return where.offset + where.stored + where.tail

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +25,7 @@ from dsv.model.paths import show
 from dsv.model.recipe import Recipe
 from dsv.repo.damage import NOT_OURS
 from dsv.repo.objects import Objects, checked
-from dsv.repo.ranges import RangeReader, Span, spans
+from dsv.repo.ranges import RangeReader, spans
 
 # The weight of one ranged read, and so the most bytes that it asks for (a single larger chunk aside).
 SPAN = 8 << 20
@@ -68,8 +69,13 @@ class Fetcher:
         self._objects = objects
         self._connections = connections
         self._budget = budget
-        self.fetched_bytes = 0
+        self._readers: list[RangeReader] = []
+        self._read_singly = 0
+
+    @property
+    def fetched_bytes(self) -> int:
         """Bytes of packs read so far, gaps between chunks included."""
+        return self._read_singly + sum(reader.fetched_bytes for reader in self._readers)
 
     def files(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Iterator[bytes]]]:
         """Each file with its content in pieces, to be consumed before the next file is asked for.
@@ -90,15 +96,14 @@ class Fetcher:
         """All pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
         plan: deque[_Piece] = deque()
         reader = RangeReader(self._objects.store, connections=self._connections, budget=self._budget)
+        self._readers.append(reader)
         local = _DonorFiles()
         try:
-            for span, data in reader.read(spans(self._remote(wanted, plan, local), SPAN)):
-                self.fetched_bytes += span.size if data is not None else 0
-                for where, piece in span.items:
-                    while plan[0] is not piece:
-                        yield self._local(plan.popleft(), local)
-                    plan.popleft()
-                    yield piece, self._verified(piece, where, span, data)
+            for where, piece, stored in reader.read(spans(self._remote(wanted, plan, local), SPAN)):
+                while plan[0] is not piece:
+                    yield self._local(plan.popleft(), local)
+                plan.popleft()
+                yield piece, self._verified(piece, where, stored)
             while plan:
                 yield self._local(plan.popleft(), local)
         finally:
@@ -145,16 +150,13 @@ class Fetcher:
                     )
                 yield from self._chunks(RecipeId(child), place)
 
-    def _verified(self, piece: _Piece, where: Location, span: Span[_Piece], data: memoryview | None) -> bytes:
+    def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> bytes:
         assert piece.chunk is not None
-        if data is not None and where.length == piece.length:
-            start = where.offset - span.start
-            try:
-                return checked(ObjectKind.CHUNK, piece.chunk, where, data[start : start + where.stored])
-            except IntegrityError:
-                pass
+        if stored is not None and where.length == piece.length:
+            with suppress(IntegrityError):
+                return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
         found = self._objects.read(ObjectKind.CHUNK, piece.chunk)
-        self.fetched_bytes += len(found)
+        self._read_singly += len(found)
         if len(found) != piece.length:
             raise _not_its_file(piece.wanted.entry)
         return found
@@ -165,7 +167,7 @@ class Fetcher:
         data = local.read(piece)
         if data is None or ChunkId.hash(data) != piece.chunk:  # the donor is not what it was
             data = self._objects.read(ObjectKind.CHUNK, piece.chunk)
-            self.fetched_bytes += len(data)
+            self._read_singly += len(data)
         return piece, data
 
 

@@ -10,24 +10,31 @@ from benchmarks import data
 from benchmarks.measure import run, run_all
 from benchmarks.notebook import Notebook
 from benchmarks.peers import Copy, Dsv, Job, Peer
-from benchmarks.transfers import check, turn
+from benchmarks.transfers import PATIENCE, check, turn
 
 STEPS = (0.01, 0.08, 0.3, 1.0)  # of the number of files, for the curve
 
 
 def measure(scale: float, dsv: Dsv, others: Sequence[Peer], book: Notebook, below: Path) -> None:
-    """Sync and cache at four sizes; one round each, as the largest takes minutes."""
+    """Sync and cache at four sizes; one round each, as the largest takes minutes.
+
+    A peer that takes minutes already is not asked for more files.
+    """
+    slow: set[str] = set()
     for step in STEPS:
         shape = data.Shape(round(data.MANY.files * step * scale), data.MANY.size)
         source = data.make(shape, below / "data")
         for peer in others:
+            if peer.name in slow:
+                continue
             with turn(peer, source, below, on_server=not isinstance(peer, Copy)) as job:
-                book.add(
-                    f"{shape.files} files of 1 KB up", peer.name, run_all(peer.up(job)), files=shape.files
-                )
+                up = run_all(peer.up(job))
+                book.add(f"{shape.files} files of 1 KB up", peer.name, up, files=shape.files)
                 peer.arrive(job)
                 down = run_all(peer.down(job))
                 book.add(f"{shape.files} files of 1 KB down", peer.name, down, files=shape.files)
+                if up.seconds + down.seconds > PATIENCE:
+                    slow.add(peer.name)
         with turn(dsv, source, below, on_server=True) as job:
             book.add(f"{shape.files} files of 1 KB up", dsv.name, run_all(dsv.up(job)), files=shape.files)
             dsv.arrive(job)

@@ -38,9 +38,11 @@ class Notebook:
     path: Path
     about: dict[str, object] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    begun: set[str] = field(default_factory=set)
 
     @classmethod
     def new(cls, path: Path, versions: Mapping[str, str], rounds: int) -> Notebook:
+        """One that keeps what an earlier run measured, but for the works that are measured again."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         about: dict[str, object] = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -51,7 +53,8 @@ class Notebook:
             "versions": dict(versions),
             "rounds": rounds,
         }
-        return cls(path, about)
+        kept = cls.load(path).rows if path.exists() else []
+        return cls(path, about, kept)
 
     @classmethod
     def load(cls, path: Path) -> Notebook:
@@ -68,6 +71,9 @@ class Notebook:
 
     def add(self, work: str, program: str, cost: Cost, **figures: float) -> None:
         """Note one round's cost, print it and save everything so far."""
+        if work not in self.begun:
+            self.begun.add(work)
+            self.rows = [row for row in self.rows if row.work != work]
         row = self.row(work, program)
         row.seconds.append(cost.seconds)
         row.cpu.append(cost.cpu)

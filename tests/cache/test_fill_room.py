@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,14 @@ from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
 
+from dsv.cache.claims.leases import Lease
+from dsv.cache.eviction.evict import ensure_room
 from dsv.cache.filling import room
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.settings import CacheSettings, Limits
+from dsv.cache.usage import used_until
 from dsv.errors import NoRoom
 from dsv.model.ids import CommitId
 
@@ -140,3 +145,95 @@ def test_limits_are_looked_at_while_filling(
     assert not root.visible(request_for(commit).place).exists()
     assert room.reservations(root) == []
     assert not list(root.fill(request_for(commit).place).parent.glob("*"))
+
+
+def publish_world(root: CacheRoot, world: World, files: list[File]) -> Place:
+    """Fills a commit without any limit, used by nobody."""
+    commit = world.commit(files)
+    fill(root, request_for(commit), FakeSource(world.folder, str(commit)), ensure_room=plenty)
+    return request_for(commit).place
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Makes room as the cache's owner would have it, within so many bytes."""
+
+    root: CacheRoot
+    most: int
+
+    def __call__(self, need: Need, /) -> None:
+        ensure_room(self.root, CacheSettings(limits=Limits(max_size=self.most)), "xrays", need)
+
+
+def test_a_commit_that_fits_only_without_its_donor_takes_nothing_from_it(
+    tmp_path: Path, world: World
+) -> None:
+    """The donor is what has to go: half of the new commit could be linked from it, but not beside all of it."""
+    (tmp_path / "cache").mkdir()
+    root = CacheRoot(tmp_path / "cache")
+    old = publish_world(root, world, many(60))
+    new = world.commit(
+        [*many(30), *(File(f"new-{number:03d}", 100_000, f"n{number}") for number in range(50))]
+    )
+    world.forget()
+    most = 100 * 102_400  # 60 are there, 50 would have to come beside them, and 80 are all of the new one
+    result = fill(root, request_for(new), FakeSource(world.folder, str(new)), ensure_room=Owner(root, most))
+    world.check(new, result.path)
+    assert not root.visible(old).exists()
+    assert (result.linked_files, len(world.fetched())) == (0, 80)
+    assert room.reservations(root) == []
+
+
+def test_of_several_donors_only_those_go_that_have_to(tmp_path: Path, world: World) -> None:
+    (tmp_path / "cache").mkdir()
+    root = CacheRoot(tmp_path / "cache")
+    oldest = publish_world(
+        root, world, [File(f"a-{number:02d}", 100_000, f"a{number}") for number in range(30)]
+    )
+    newer = publish_world(
+        root, world, [File(f"b-{number:02d}", 100_000, f"b{number}") for number in range(30)]
+    )
+    used_until(root, newer, root.now() + 5)
+    new = world.commit(
+        [File(f"{kind}-{number:02d}", 100_000, f"{kind}{number}") for kind in "ab" for number in range(10)]
+        + [File(f"c-{number:02d}", 100_000, f"c{number}") for number in range(30)]
+    )
+    result = fill(
+        root, request_for(new), FakeSource(world.folder, str(new)), ensure_room=Owner(root, 80 * 102_400)
+    )
+    world.check(new, result.path)
+    assert not root.visible(oldest).exists()
+    assert root.visible(newer).exists()
+    assert result.linked_files == 10
+
+
+def test_where_nothing_helps_nothing_goes(tmp_path: Path, world: World) -> None:
+    (tmp_path / "cache").mkdir()
+    root = CacheRoot(tmp_path / "cache")
+    there = [
+        publish_world(root, world, many(20)),
+        publish_world(root, world, [File(f"b-{number}", 100_000, f"b{number}") for number in range(20)]),
+    ]
+    new = world.commit([*many(10), *(File(f"c-{number}", 100_000, f"c{number}") for number in range(90))])
+    source = FakeSource(world.folder, str(new))
+    with pytest.raises(NoRoom, match="max_size"):
+        fill(root, request_for(new), source, ensure_room=Owner(root, 80 * 102_400))
+    assert all(root.visible(place).exists() for place in there)
+    assert room.reservations(root) == []
+
+
+def test_a_donor_in_use_is_taken_from_for_all_that(tmp_path: Path, world: World) -> None:
+    """Planning without it would not help, as it stays."""
+    (tmp_path / "cache").mkdir()
+    root = CacheRoot(tmp_path / "cache")
+    used = publish_world(root, world, many(40))
+    spare = publish_world(root, world, [*many(10), *(File(f"b-{n}", 100_000, f"b{n}") for n in range(30))])
+    new = world.commit([*many(35), *(File(f"b-{n}", 100_000, f"b{n}") for n in range(25, 75))])
+    with Lease.take(root, used, "run"):
+        result = fill(
+            root, request_for(new), FakeSource(world.folder, str(new)), ensure_room=Owner(root, 95 * 102_400)
+        )
+    world.check(new, result.path)
+    assert root.visible(used).exists()
+    assert not root.visible(spare).exists()
+    assert result.linked_files == 35

@@ -21,14 +21,14 @@ from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
 from dsv.cache.eviction.removal import Removed, Remover
 from dsv.cache.eviction.sweep import Sweeper, remove_empty
 from dsv.cache.filling import room
-from dsv.cache.filling.request import Need
+from dsv.cache.filling.request import Need, NoRoomBeside
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.inventory import Inventory, Item, take_inventory
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import record_path
 from dsv.cache.settings import CacheSettings, check_writable
 from dsv.cache.usage import USED, Extent, add_share, last_used
-from dsv.errors import DsvError, NoRoom
+from dsv.errors import DsvError
 from dsv.model.units import format_bytes
 
 _FILE_TIME_NS = FILE_TIME * 10**9
@@ -78,17 +78,22 @@ def evict(
     """
     if not root.exists():
         return EvictionResult()
-    check_writable(root, settings)
-    try:
-        leftovers = Sweeper(root, settings, wish).run()
-    except OSError as error:
-        raise explain(error, root.path, "clean up") from error
+    leftovers = sweep(root, settings, wish)
     inventory = take_inventory(root)
     planner = _planner(root, inventory, settings, wish)
     executor = _Executor(root, {item.place: item for item in inventory.visible})
     result = _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
     result.leftovers = leftovers
     return result
+
+
+def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish) -> Extent:
+    """Deletes what killed evictors left, and fills that nobody goes on with; what that freed. Raises as `evict`."""
+    check_writable(root, settings)
+    try:
+        return Sweeper(root, settings, wish).run()
+    except OSError as error:
+        raise explain(error, root.path, "clean up") from error
 
 
 def preview(root: CacheRoot, settings: CacheSettings, wish: Wish, *, exact: bool = True) -> EvictionResult:
@@ -142,26 +147,42 @@ def _carry_out(
 
 def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Need) -> EvictionResult:
     """Returns when the need fits the disk and the owner's limits beside all other fills, evicting where
-    that helps.
+    that helps. Where it would not help enough nothing is evicted.
 
-    dataset: the name of what is to be cached. Raises `NoRoom` with the figures.
+    dataset: the name of what is to be cached. Raises `NoRoomBeside` with the figures.
     """
     wish = Wish(
         need=Extent(need.bytes, need.files), dataset=dataset, place=need.place, keep=need.keep | {need.place}
     )
     if not _planner(root, take_inventory(root), settings, wish).finish().exceeded:
         return EvictionResult()
+    leftovers = sweep(root, settings, wish)
+    foreseen = preview(root, settings, wish, exact=False)
+    if foreseen.exceeded:
+        foreseen = preview(root, settings, wish)  # records are estimates, and to be refused it takes more
+    if foreseen.exceeded:
+        raise _no_room(settings, need, foreseen)
     result = evict(root, settings, wish)
     if result.exceeded:
-        stays = [one for one in result.kept if one.candidate.claim]
-        used = f"; {len(stays)} cached commits are in use or pinned" if stays else ""
-        raise NoRoom(
-            f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
-            f"{result.exceeded[0]}{used}",
-            subject=str(need.place),
-            hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
-        )
+        raise _no_room(settings, need, result)
+    result.leftovers += leftovers
     return result
+
+
+def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
+    kept = [due.candidate for due in result.kept]
+    stays = [one for one in kept if one.claim]
+    used = f"; {len(stays)} cached commits are in use or pinned" if stays else ""
+    refusal = NoRoomBeside(
+        f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
+        f"{result.exceeded[0]}{used}",
+        subject=str(need.place),
+        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+    )
+    wanted = [one for one in kept if one.place in need.keep and one.place != need.place]
+    free = [one for one in wanted if one.claim is None and not settings.is_protected(one.dataset)]
+    refusal.spare = tuple(one.place for one in sorted(free, key=lambda one: (one.last_use, one.place)))
+    return refusal
 
 
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:

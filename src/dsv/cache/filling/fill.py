@@ -8,9 +8,9 @@ import time
 from dsv.cache import filesystem
 from dsv.cache.disk import explain
 from dsv.cache.filling import room
-from dsv.cache.filling.planning import make_plan
+from dsv.cache.filling.planning import Planned, make_plan
 from dsv.cache.filling.publish import bury
-from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec
+from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec, NoRoomBeside
 from dsv.cache.filling.shift import Means, Shift, need_of
 from dsv.cache.filling.site import Site, clear, discard, give_up, join, start
 from dsv.cache.filling.source import Source
@@ -131,12 +131,10 @@ def _begin(request: FillRequest, means: Means, beat: Beat) -> Site | None:
     """Plans, reserves room, and starts; None where another was faster."""
     root, place = means.root, means.place
     _check_free(root, place)
-    planned = make_plan(root, request, means.source, remote=means.kind.remote)
+    planned = _plan_that_fits(request, means)
     plan = planned.plan
-    room.reserve(root, place, plan.fill, plan.need_bytes, plan.need_files)
     site: Site | None = None
     try:
-        means.ensure_room(need_of(place, plan, plan.need_bytes, plan.need_files))
         site = start(root, place, plan, planned.sheet, planned.moves, beat.enlist)
     finally:
         if site is None:
@@ -144,6 +142,33 @@ def _begin(request: FillRequest, means: Means, beat: Beat) -> Site | None:
             discard(root, plan.fill)
             room.release(root, plan.fill)
     return site
+
+
+def _plan_that_fits(request: FillRequest, means: Means) -> Planned:
+    """A plan for which there is room, and which has reserved it.
+
+    What it takes files from can't be evicted for it. Where it does not fit beside that, it is planned without the one
+    that was used least recently, and so on. Raises `NoRoom` where that does not help either.
+    """
+    root, place = means.root, means.place
+    without: set[Place] = set()
+    refused: NoRoomBeside | None = None
+    while True:
+        planned = make_plan(root, request, means.source, remote=means.kind.remote, without=without)
+        plan = planned.plan
+        room.reserve(root, place, plan.fill, plan.need_bytes, plan.need_files)
+        try:
+            means.ensure_room(need_of(place, plan, plan.need_bytes, plan.need_files))
+            return planned
+        except NoRoomBeside as error:
+            room.release(root, plan.fill)
+            refused = refused or error
+            if not error.spare:
+                raise refused from None
+            without.add(error.spare[0])
+        except BaseException:
+            room.release(root, plan.fill)
+            raise
 
 
 def _check_free(root: CacheRoot, place: Place) -> None:

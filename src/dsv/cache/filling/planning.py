@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from dsv.cache.filling.plan import (
 )
 from dsv.cache.filling.request import FillRequest
 from dsv.cache.filling.source import Source, Tree
-from dsv.cache.layout import CacheRoot
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.selection import Selection
 from dsv.errors import Conflict, NotFound
 from dsv.model.entry import Kind
@@ -58,14 +58,23 @@ class _Sums:
     need_files: int = 0
 
 
-def make_plan(root: CacheRoot, request: FillRequest, source: Source, *, remote: bool) -> Planned:
+def make_plan(
+    root: CacheRoot,
+    request: FillRequest,
+    source: Source,
+    *,
+    remote: bool,
+    without: Container[Place] = frozenset(),
+) -> Planned:
     """Reads the tree's nodes, and its segments where there is something to compare or to select.
 
+    without: cached commits that nothing is to be taken from, as they may have to go.
     Raises `NotFound` where a selected path is not in the tree, `Conflict` where the file system would mix up two of
     its paths, `OSError`.
     """
     tree = source.tree(request.commit)
-    matched = match(source, tree, candidates(root, request.place, request.store))
+    found = candidates(root, request.place, request.store)
+    matched = match(source, tree, [one for one in found if one.place not in without])
     donors: list[DonorPlan] = []
     matching: Matching | None = None
     if matched is not None:

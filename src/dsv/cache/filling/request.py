@@ -10,6 +10,7 @@ from typing import Protocol
 from dsv.cache.layout import Place
 from dsv.cache.record import Cached
 from dsv.cache.selection import Selection
+from dsv.errors import NoRoom
 from dsv.model.ids import CommitId, StoreId
 
 
@@ -68,10 +69,22 @@ class Need:
     keep: frozenset[Place] = frozenset()
 
 
+class NoRoomBeside(NoRoom):
+    """There is no room beside what the need wants kept.
+
+    spare: what of that could go if it were not wanted, the least recently used first.
+    """
+
+    spare: tuple[Place, ...] = ()
+
+
 class EnsureRoom(Protocol):
     def __call__(self, need: Need, /) -> None:
         """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
-        (`room.reservations`, less the one for `need.place`), evicting where that helps. Raises `NoRoom`."""
+        (`room.reservations`, less the one for `need.place`), evicting where that helps.
+
+        Raises `NoRoom`; `NoRoomBeside` where it could help to keep less.
+        """
 
 
 @dataclass(frozen=True, slots=True)

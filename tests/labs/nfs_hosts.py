@@ -44,7 +44,7 @@ SERVER = "10.77.0.1"
 GANESHA = """\
 NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = 2049;
                   Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; }}
-NFSv4 {{ Grace_Period = 5; Lease_Lifetime = 20; Minor_Versions = 1, 2; Only_Numeric_Owners = true;
+NFSv4 {{ Grace_Period = 5; Lease_Lifetime = 10; Minor_Versions = 1, 2; Only_Numeric_Owners = true;
          RecoveryBackend = fs; RecoveryRoot = {folder}/recovery; }}
 EXPORT {{ Export_Id = 1; Path = {folder}/export; Pseudo = /export; Access_Type = RW; Squash = {squash};
           SecType = sys; Protocols = 4; FSAL {{ Name = VFS; }} }}
@@ -67,7 +67,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs run /run; moun
 mkdir -p /run/home /run/tmp /run/modules/lib/modules /mnt/nfs /mnt/out /mnt/box; chmod 1777 /run/tmp
 mount -t hostfs none /mnt/out -o {out}; mount -t hostfs none /mnt/box -o {box}
 mount --bind /usr/lib/uml/modules /run/modules/lib/modules; modprobe -d /run/modules nfsv4
-printf dsv-lab-{address} >/sys/module/nfs/parameters/nfs4_unique_id
+printf {identity} >/sys/module/nfs/parameters/nfs4_unique_id
 hostname {hostname}; date -s "@$(( $(date +%s) + {clock_offset} ))" >/dev/null
 ip link set lo up; ip addr add 10.77.0.{address}/24 dev eth0; ip link set eth0 up
 if mount -t nfs4 -o {options} {server}:/export /mnt/nfs; then
@@ -124,7 +124,7 @@ class Host:
         self.lab.inside("ip", "link", "set", f"tap{self.number}", "nomaster")
 
     def plug_in(self) -> None:
-        self.lab.inside("ip", "link", "set", f"tap{self.number}", "master", "br0")
+        self.lab.plug_in(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +153,15 @@ class NfsHosts:
         *,
         env: Mapping[str, str] | None = None,
         hostname: str | None = None,
+        identity: str | None = None,
         clock_offset: int = 0,
         options: str = "vers=4.2",
         memory: str = "1G",
     ) -> Host:
-        """Boot host `number` (1 to 8) to run `argv` in /mnt/nfs, its clock off by `clock_offset` seconds."""
+        """Boot host `number` (1 to 8) to run `argv` in /mnt/nfs, its clock off by `clock_offset` seconds.
+
+        identity: what the server knows it by, beside its host name; by default each has its own.
+        """
         box = self.folder / "hosts" / str(number)
         box.mkdir(parents=True, exist_ok=True)
         for name in ("status", "stdout", "stderr"):
@@ -171,6 +175,7 @@ class NfsHosts:
                 out=self.out,
                 box=box,
                 hostname=hostname or f"host{number}",
+                identity=identity or f"lab-{number}",
                 options=options,
                 clock_offset=clock_offset,
                 address=10 + number,
@@ -178,6 +183,7 @@ class NfsHosts:
             )
         )
         init.chmod(0o755)
+        self.plug_in(number)
         kernel = ["linux.uml", f"mem={memory}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]
         devices = [f"init={init}", f"eth0=tuntap,tap{number}", f"uml_dir={box}/", f"umid=host{number}"]
         with (box / "console").open("wb") as console:
@@ -204,6 +210,9 @@ class NfsHosts:
     def run(self, number: int, argv: Sequence[str], *, timeout: float = 300, **how: object) -> Ended:
         """Boot a host, wait until its command is done; `how` as for `boot`."""
         return self.boot(number, argv, **how).wait(timeout)  # type: ignore[arg-type]
+
+    def plug_in(self, number: int) -> None:
+        self.inside("ip", "link", "set", f"tap{number}", "master", "br0")
 
     def inside(self, *argv: str) -> None:
         """Run a command in the namespace that the server and the hosts' cables are in."""

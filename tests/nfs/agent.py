@@ -1,7 +1,8 @@
 """What a host does between its boot and its end: the orders that the test leaves in /mnt/box, at any moment.
 
 The box is a folder of this machine and no NFS, so a host whose network is cut still takes orders. The agent
-itself never touches the export: it would hang with it.
+itself never touches the export: it would hang with it. An order to run dsv is carried out by a fork of the agent,
+which has dsv imported: a process of its own like any other, that begins a second earlier.
 """
 
 from __future__ import annotations
@@ -9,55 +10,107 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
+import sys
 import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsv.cache.filling import fill  # noqa: F401
+from dsv.cli.commands import cache, evict, release, run  # noqa: F401
+from dsv.cli.main import main as dsv_main
+from tests.nfs.hurried import hurry
+
 BOX = Path("/mnt/box")
 KEPT = Path("/run/agent")
-POLL = 0.05
+POLL = 0.02
+
+
+@dataclass(frozen=True)
+class Child:
+    name: str
+    pid: int
+    began: float
 
 
 def main() -> None:
     os.chdir("/")
     KEPT.mkdir()
     tell("ready", {})
-    running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    running: dict[str, Child] = {}
     seen: set[str] = set()
     while True:
         for name in sorted(set(os.listdir(BOX / "orders")) - seen):
-            seen.add(name)
             if not name.endswith(".new"):
+                seen.add(name)
                 obey(name, json.loads((BOX / "orders" / name).read_bytes()), running)
-        for name, (child, began) in list(running.items()):
-            if child.poll() is not None:
-                report(name, child.returncode, time.monotonic() - began)
-                del running[name]
+        for child in list(running.values()):
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                del running[child.name]
+                report(child, os.waitstatus_to_exitcode(status))
         time.sleep(POLL)
 
 
-def obey(name: str, order: dict[str, Any], running: dict[str, tuple[subprocess.Popen[bytes], float]]) -> None:
+def obey(name: str, order: dict[str, Any], running: dict[str, Child]) -> None:
     if "kill" in order:
-        for child, _ in (running[one] for one in order["kill"] if one in running):
-            os.killpg(child.pid, signal.SIGKILL)
+        for one in order["kill"]:
+            if one in running:
+                os.killpg(running[one].pid, signal.SIGKILL)
         tell(name, {})
         return
-    with (KEPT / f"{name}.out").open("wb") as out, (KEPT / f"{name}.err").open("wb") as err:
-        child = subprocess.Popen(
-            order["argv"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, **order["env"]},
-            start_new_session=True,
-        )
-    running[name] = (child, time.monotonic())
+    environ = {**os.environ, **order["env"]}
+    if "dsv" in order:
+        pid = fork(name, lambda: program(order["dsv"], order["times"], environ))
+    else:
+        argv = order["argv"]
+        pid = fork(name, lambda: os.execvpe(argv[0], argv, environ))
+    running[name] = Child(name, pid, time.monotonic())
 
 
-def report(name: str, status: int, seconds: float) -> None:
-    texts = {one: (KEPT / f"{name}.{one}").read_text(errors="replace") for one in ("out", "err")}
-    tell(name, {"status": status, "seconds": seconds, **texts})
+def fork(name: str, act: Callable[[], object]) -> int:
+    """A process with a session of its own and its output in files; returns when it leads its group."""
+    ready, begun = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(begun)
+        os.read(ready, 1)
+        os.close(ready)
+        return pid
+    status = 70
+    try:
+        os.setsid()
+        for number, path in ((0, Path("/dev/null")), (1, KEPT / f"{name}.out"), (2, KEPT / f"{name}.err")):
+            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(opened, number)
+            os.close(opened)
+        os.close(begun)
+        os.close(ready)
+        result = act()
+        status = result if isinstance(result, int) else 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 (a fork must not go on as the agent)
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def program(arguments: list[str], times: list[float], environ: dict[str, str]) -> int:
+    os.environ.clear()
+    os.environ.update(environ)
+    hurry(*times)
+    sys.argv = ["dsv", *arguments]
+    return dsv_main()
+
+
+def report(child: Child, status: int) -> None:
+    texts = {one: (KEPT / f"{child.name}.{one}").read_text(errors="replace") for one in ("out", "err")}
+    tell(child.name, {"status": status, "seconds": time.monotonic() - child.began, **texts})
 
 
 def tell(name: str, found: dict[str, Any]) -> None:

@@ -14,17 +14,22 @@ import pytest
 from tests.labs.nfs_hosts import NfsHosts
 from tests.nfs.crew import SEARCHED, Crew
 
-# Half an hour on real hosts, and not yet steady on a busy machine: DSV_NFS=1 python -m pytest tests/nfs
-collect_ignore_glob = [] if os.environ.get("DSV_NFS") == "1" else ["test_*.py"]
-
 # Name of each dataset, and its files: how many, and how large in bytes.
-DATASETS = {"large": ((30, 6_000_000), (200, 4_000)), "small": ((2_500, 3_000),), "tiny": ((300, 2_000),)}
+DATASETS = {
+    "large": ((12, 6_000_000), (200, 4_000)),
+    "mixed": ((2, 6_000_000), (120, 3_000)),
+    "small": ((800, 3_000),),
+    "tiny": ((150, 2_000),),
+}
 
 
 @pytest.fixture(scope="session")
 def lake(nfs_hosts: NfsHosts) -> Path:
     """A folder with `store` and, under the datasets' names, what was synced to it; on hosts it is /mnt/out/lake."""
-    folder = nfs_hosts.out / "lake"
+    lake = nfs_hosts.out / "lake"
+    if lake.exists():  # of an earlier run, in a lab that is kept
+        return lake
+    folder = nfs_hosts.out / f"lake-{os.urandom(4).hex()}"
     environ = {**os.environ, **SEARCHED, "DSV_STORE": str(folder / "store"), "DSV_CONFIG": "/nonexistent"}
     for name, shapes in DATASETS.items():
         chance = random.Random(name)
@@ -39,7 +44,7 @@ def lake(nfs_hosts: NfsHosts) -> Path:
             argv = [sys.executable, "-m", "dsv.cli.main", "-C", str(folder / name), *command]
             subprocess.run(argv, env=environ, check=True, stdout=subprocess.DEVNULL)
         (folder / name / ".dsv").rename(folder / f"{name}.bound")
-    return folder
+    return folder.rename(lake)
 
 
 @pytest.fixture(scope="session")

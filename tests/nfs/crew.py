@@ -9,10 +9,10 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dsv
 from tests.labs.nfs_hosts import Host, NfsHosts
@@ -26,9 +26,21 @@ FIRST_HOST = 4
 _orders = itertools.count()
 
 
-def hurried(lease: float = 0, expiry: float = 0, part_files: int = 0) -> tuple[str, ...]:
-    """The program with shorter times, see `tests.nfs.hurried`."""
-    return (sys.executable, "-m", "tests.nfs.hurried", str(lease), str(expiry), str(part_files))
+class Times(NamedTuple):
+    """Seconds and files that dsv goes by, see `tests.nfs.hurried`; 0 leaves what is built in."""
+
+    lease: float = 0
+    expiry: float = 0
+    part_files: int = 0
+    part_bytes: int = 0
+
+
+BUILT_IN = Times()
+
+
+def hurried(times: Times) -> tuple[str, ...]:
+    """The program with these times, where a test starts it by other means than `Member.dsv`."""
+    return (sys.executable, "-m", "tests.nfs.hurried", *map(str, times))
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class Member:
     lab: NfsHosts
     number: int
     hostname: str | None = None
-    clock_offset: int = 0
+    identity: str | None = None
     host: Host | None = None
     environ: dict[str, str] = field(default_factory=dict)
 
@@ -92,11 +104,15 @@ class Member:
             shutil.rmtree(self.box / name, ignore_errors=True)
             (self.box / name).mkdir(parents=True)
         self.host = self.lab.boot(
-            self.number, AGENT, env=SEARCHED, hostname=self.hostname, clock_offset=self.clock_offset
+            self.number, AGENT, env=SEARCHED, hostname=self.hostname, identity=self.identity
         )
 
+    @property
+    def is_ready(self) -> bool:
+        return self.host is not None and (self.box / "answers/ready").exists()
+
     def ready(self) -> None:
-        until(lambda: (self.box / "answers/ready").exists(), 60, f"boot of host {self.number}")
+        until(lambda: self.is_ready, 60, f"boot of host {self.number}")
 
     def power_off(self) -> None:
         if self.host is not None:
@@ -124,8 +140,9 @@ class Member:
     def run(self, *argv: str, timeout: float = 300, **environ: str) -> Answer:
         return self.start(*argv, **environ).answer(timeout)
 
-    def dsv(self, *arguments: str, program: Sequence[str] = DSV) -> Task:
-        return self.start(*program, *arguments)
+    def dsv(self, *arguments: str, times: Times = BUILT_IN, **environ: str) -> Task:
+        order = {"dsv": arguments, "times": times, "env": {**self.environ, **environ}}
+        return Task(self, self.order(order))
 
 
 class Crew:
@@ -158,17 +175,16 @@ class Crew:
         """Files that jobs and tests tell each other by; `/mnt/out/<name>` on a host."""
         return self.lab.out / self.name
 
-    def up(self, *wanted: int, hostname: str | None = None, clock_offset: int = 0) -> list[Member]:
+    def up(self, *wanted: int, hostname: str | None = None, identity: str | None = None) -> list[Member]:
         """Members number 0, 1, 2, booted unless they run as wanted already."""
         found = []
         for number in wanted:
             member = self.members.get(number)
-            asked = (hostname, clock_offset)
-            if member is not None and (member.hostname, member.clock_offset) != asked:
+            if member is not None and (member.hostname, member.identity) != (hostname, identity):
                 member.power_off()
                 member = None
             if member is None:
-                member = Member(self.lab, FIRST_HOST + number, hostname, clock_offset)
+                member = Member(self.lab, FIRST_HOST + number, hostname, identity)
                 self.members[number] = member
             if member.host is None:
                 member.boot()

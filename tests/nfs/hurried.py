@@ -1,24 +1,36 @@
-"""`dsv` with the same protocol and shorter times: `python -m tests.nfs.hurried LEASE EXPIRY PART_FILES ARGUMENT…`.
-
-LEASE: seconds that a lease outlives its last renewal; EXPIRY: seconds of silence until another host takes over;
-PART_FILES: files in a part. 0 leaves what is built in.
-"""
+"""`dsv` with the same protocol and shorter times: `python -m tests.nfs.hurried LEASE EXPIRY FILES BYTES ARGUMENT…`."""
 
 from __future__ import annotations
 
 import sys
 
 from dsv.cache.claims import leases
-from dsv.cache.filling import plan, workers
+from dsv.cache.eviction import sweep
+from dsv.cache.filling import plan, report, room, shift, workers
 from dsv.cli.main import main
 
-if __name__ == "__main__":
-    lease, expiry, files = map(float, sys.argv[1:4])
+
+def hurry(lease: float = 0, expiry: float = 0, part_files: float = 0, part_bytes: float = 0) -> None:
+    """Changes the times of this process.
+
+    lease: seconds that a lease outlives its last renewal. expiry: seconds of silence until another host takes over a
+    part; the other times after which somebody is taken for dead are twice as long, and who waits says so more often.
+    part_files, part_bytes: in a part. 0 leaves what is built in.
+    """
     if lease:
         leases.Lease.take.__func__.__kwdefaults__["ttl"] = lease  # type: ignore[attr-defined]
     if expiry:
         workers.EXPIRY, workers.BEAT_REMOTE = expiry, expiry / 10
-    if files:
-        plan.PART_ENTRIES = int(files)
-    sys.argv[1:4] = []
+        shift._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
+        report._NOTE_EVERY = expiry / 4
+        room._BEGINS_WITHIN = sweep.ABANDONED = 2 * expiry
+    if part_files:
+        plan.PART_ENTRIES = plan.PART_ENTRIES_REMOTE = int(part_files)
+    if part_bytes:
+        plan.PART_BYTES = int(part_bytes)
+
+
+if __name__ == "__main__":
+    hurry(*map(float, sys.argv[1:5]))
+    sys.argv[1:5] = []
     sys.exit(main())

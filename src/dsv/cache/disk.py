@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from dsv.cache.filesystem import look_anew
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
 
 _TRIES = 20
@@ -48,10 +49,11 @@ def _at_once(path: str, flags: int) -> int:
 def list_names(folder: Path) -> list[str]:
     """Names in a folder, without the hidden ones, sorted; none where it is missing. Raises `OSError`.
 
-    Over NFS a client may answer from memory for up to a minute, unless it has just changed this folder.
+    The server is asked; but that the folder itself is missing an NFS client may know from memory (see `record.reach`).
     """
     for attempt in range(_TRIES):
         try:
+            look_anew(folder)
             return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
         except FileNotFoundError:
             return []

@@ -26,6 +26,9 @@ _REMOTE = {
     0x5346414F,  # AFS
 }
 _FICLONE = 0x40049409
+_AT_FDCWD = -100
+_FORCE_SYNC = 0x2000  # AT_STATX_FORCE_SYNC
+_BASIC_STATS = 0x7FF
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,21 @@ def server_time(folder: Path) -> float:
         return folder.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
+
+
+def look_anew(folder: Path) -> None:
+    """Makes an NFS client ask its server whether the folder has changed, and forget what it knew of it if so.
+
+    One request, for which the right to read is enough. A client otherwise answers a listing from memory for up to a
+    minute; where the system has no such call it still may. Raises `OSError`.
+    """
+    if sys.platform != "linux" or not hasattr(_libc(), "statx"):
+        return
+    buffer = ctypes.create_string_buffer(256)
+    if _libc().statx(_AT_FDCWD, os.fsencode(folder), _FORCE_SYNC, _BASIC_STATS, buffer) != 0:
+        number = ctypes.get_errno()
+        if number != errno.ENOSYS:
+            raise OSError(number, os.strerror(number), str(folder))
 
 
 def sync(descriptor: int) -> None:

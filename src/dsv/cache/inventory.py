@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -13,6 +14,7 @@ from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.disk import explain, list_names
 from dsv.cache.eviction.policy import Candidate
+from dsv.cache.filesystem import look_anew
 from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
@@ -104,6 +106,8 @@ def server_now(root: CacheRoot) -> float:
 
 def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     """What of one dataset is visible. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        look_anew(root.path)  # the dataset's folder may have come a moment ago
     names = list_names(root.path / dataset.component)
     places = (Place.parse(dataset.component, name) for name in names)
     return [place for place in places if place is not None]
@@ -146,7 +150,9 @@ def _has_place(dataset: str, inside: list[os.DirEntry[str]]) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """As the file server has them now: what another host cached a moment ago is among them."""
     try:
+        look_anew(folder)
         with os.scandir(folder) as found:
             return list(found)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,0 +1,151 @@
+"""What each command asks of a store, counted by the server: requests, round trips, bytes.
+
+Counts don't depend on how busy a machine is, so their bounds leave no room: one more request for each file, pack
+or name is a failure. Who makes dsv ask for less lowers the bound. `pytest -rP` prints the requests of each work.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import Dsv
+from tests.counts.observed import ObservedServer, Seen
+from tests.counts.people import path_of, person, write
+
+FILES, SIZE = 2000, 8192
+CHANGED = range(0, FILES, 100)  # one in a hundred, each in another folder
+LARGE = 64 << 20
+# A round trip of this many seconds: requests that are sent at once overlap, however busy the machine.
+ROUND_TRIP = 0.06
+
+CONTENT = FILES * SIZE
+# A file's name, id and place: once in a segment, once in an index, once in its pack's table.
+NOTED = 140 * FILES
+# The segments of these files, with where they lie. The largest has 1,366 of them, the one of 00512.bin 634.
+SEGMENTS, SEGMENT = 71_000, 24_000
+# Records, listings and the tables of small packs.
+SMALL = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """The most that a work may take. up, down: bytes."""
+
+    requests: int
+    rounds: int
+    up: int
+    down: int
+
+
+WORKS = {
+    # Format 2, head 3 | session, gc, index 3 | a pack of data, a pack of metadata, an index | commit, locator,
+    # verdict, ref, end of session 5. In turn but for the format and the listing, and the head and what may follow it.
+    "first sync": Most(16, 13, CONTENT + NOTED + SMALL, SMALL),
+    # Format 2, head 3: whether others have moved the branch is all that is asked.
+    "sync of nothing": Most(5, 2, 0, SMALL),
+    # As the first one; up go the file and its segment. Never more than 300 kB.
+    "sync of one file": Most(16, 13, SIZE + SEGMENT + SMALL, SMALL),
+    # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average.
+    "sync of an insertion": Most(16, 13, 2 << 20, SMALL),
+    # Format 2, head 3, commit.
+    "resolve": Most(6, 3, 0, SMALL),
+    # Format 2, listing, the tag, its end, no branch of that name; commit.
+    "resolve of a tag": Most(7, 3, 0, SMALL),
+    # Format 2, head 3 | branches and tags 2 | the branch's head once more, the tag 2 | the one commit not seen yet.
+    "log": Most(11, 5, 0, SMALL),
+    # Format 2, head 3, commit, locator, node, segment, chunk: two ranged reads below the node.
+    "first cat": Most(10, 6, 0, SIZE + SEGMENT + SMALL),
+    # The metadata is here: format 2, head 3, chunk.
+    "second cat": Most(6, 3, 0, SIZE + SMALL),
+    # Format 2, tag 4, commit, locator, node, segments 2 (in two packs by now), 16 MiB in reads of up to 8 MiB: 3 of
+    # the first pack (where the changed file was is read past), and the changed file.
+    "cold cache": Most(15, 6, 0, CONTENT + SIZE + SEGMENTS + SMALL),
+    # One in a hundred changed: no more than 1.5 times these bytes, all metadata counted.
+    "cache of the next commit": Most(10, 6, 0, len(CHANGED) * SIZE * 3 // 2),
+    # Each file that changed lies between some that did not, in another pack, and is no read of its own.
+    "cold cache of an edited commit": Most(16, 6, 0, CONTENT + len(CHANGED) * SIZE + SEGMENTS + SMALL),
+    # What the branch names.
+    "cache hit by branch": Most(5, 2, 0, SMALL),
+    # A tag means what it meant: the store is not asked.
+    "cache hit by tag": Most(0, 0, 0, 0),
+}
+
+
+class Works:
+    """Does them one after the other, as each needs what those before it left."""
+
+    def __init__(self, server: ObservedServer, base: Path) -> None:
+        self._server = server
+        self._base = base
+        self._store = f"s3://{server.s3.bucket()}/lake"
+        self.seen: dict[str, Seen] = {}
+
+    def person(self, name: str) -> Dsv:
+        return person(self._base / name, self._store, self._server.s3.env)
+
+    def do(self, work: str, who: Dsv, *arguments: str) -> None:
+        with self._server.watch(ROUND_TRIP) as seen:
+            with who.start(*arguments) as process:
+                _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+        self.seen[work] = seen
+
+    def small_files(self) -> None:
+        ann, bob, eve = self.person("ann"), self.person("bob"), self.person("eve")
+        write(ann.cwd, range(FILES), SIZE, 1)
+        assert ann.process("init", "scans").code == 0
+        self.do("first sync", ann, "sync", "-q")
+        self.do("sync of nothing", ann, "sync", "-q")
+        write(ann.cwd, [512], SIZE, 2)
+        self.do("sync of one file", ann, "sync", "-q")
+        assert ann.process("tag", "v1").code == 0
+        write(ann.cwd, CHANGED, SIZE, 3)
+        assert ann.process("sync", "-q").code == 0
+        self.do("resolve", bob, "resolve", "scans")
+        self.do("resolve of a tag", bob, "resolve", "scans@v1")
+        self.do("log", bob, "log", "scans")
+        self.do("first cat", eve, "cat", f"scans:{path_of(150)}")
+        self.do("second cat", eve, "cat", f"scans:{path_of(151)}")
+        self.do("cold cache", bob, "cache", "scans@v1", "-q")
+        self.do("cache of the next commit", bob, "cache", "scans", "-q")
+        self.do("cache hit by branch", bob, "cache", "scans", "-q")
+        self.do("cache hit by tag", bob, "cache", "scans@v1", "-q")
+        self.do("cold cache of an edited commit", self.person("kim"), "cache", "scans", "-q")
+
+    def large_file(self) -> None:
+        zoe = self.person("zoe")
+        content = random.Random(4).randbytes(LARGE)
+        volume = zoe.cwd / "volume.raw"
+        volume.write_bytes(content)
+        assert zoe.process("init", "volumes").code == 0
+        assert zoe.process("sync", "-q").code == 0
+        middle = LARGE // 2
+        volume.write_bytes(content[:middle] + random.Random(5).randbytes(1024) + content[middle:])
+        self.do("sync of an insertion", zoe, "sync", "-q")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Seen]]:
+    pytest.importorskip("moto.server", reason="needs moto[server]")
+    server = ObservedServer()
+    works = Works(server, tmp_path_factory.mktemp("requests"))
+    works.small_files()
+    works.large_file()
+    yield works.seen
+    server.close()
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_no_work_asks_for_more_than_it_needs(seen: dict[str, Seen], work: str) -> None:
+    found, most = seen[work], WORKS[work]
+    print(f"{len(found)} requests, {found.rounds} round trips, {found.up} B up, {found.down} B down")
+    print(found)
+    assert len(found) <= most.requests
+    assert found.rounds <= most.rounds
+    assert found.up <= most.up
+    assert found.down <= most.down

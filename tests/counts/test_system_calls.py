@@ -1,0 +1,85 @@
+"""How many system calls a file costs, as strace counts them.
+
+The same work with few files and with many: the difference, for each file more, has no part of what a process costs
+that starts. It doesn't depend on how busy a machine is, so one call more for each file is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import PROGRAM, Dsv
+from tests.counts.people import path_of, person, write
+
+FEW, MANY = 200, 1200
+# Calls by which threads wait for each other and memory is had: they come as the scheduler likes.
+BY_CHANCE = {"futex", "mmap", "munmap", "brk", "madvise", "mprotect", "sched_yield", "clock_nanosleep"}
+
+# The most for each file, with a hundredth of a folder and of a changed file where there is one. They are exact but for
+# half a call, which leaves room for these hundredths (10 calls for a folder are 0.1) and for chance.
+MOST = {
+    "first sync": 6.5,  # lstat, open, fstat, read, fstat, close
+    "sync of nothing": 1.5,  # lstat
+    "cold cache": 4.5,  # open, write, utimensat, close
+    "cache of the next commit": 2.5,  # link, and a look whether it is what it was
+    "cache hit": 0.03,  # nothing
+    "cat": 0.03,  # nothing
+}
+
+
+def traced(who: Dsv, *arguments: str) -> int:
+    """The system calls of a command and of all processes that it starts."""
+    report = who.home / "strace"
+    command = ["strace", "-f", "-c", "-o", str(report), *PROGRAM, *arguments]
+    subprocess.run(command, cwd=who.cwd, env=dict(who.environ), check=True, capture_output=True, timeout=120)
+    rows = [line.split() for line in report.read_text().splitlines()]
+    calls = {row[-1]: int(row[3]) for row in rows if len(row) >= 5 and row[3].isdigit()}
+    return sum(count for name, count in calls.items() if name not in BY_CHANCE and name != "total")
+
+
+def count(home: Path, files: int) -> Iterator[tuple[str, int]]:
+    who = person(home, str(home / "lake"))
+    write(who.cwd, range(files), 1024, 1)
+    assert who.process("init", "scans").code == 0
+    yield "first sync", traced(who, "sync", "-q")
+    assert who.process("sync", "-q").code == 0  # what was too young to be trusted is trusted now
+    yield "sync of nothing", traced(who, "sync", "-q")
+    yield "cat", traced(who, "cat", f"scans:{path_of(0)}")
+    assert who.process("tag", "v1").code == 0
+    yield "cold cache", traced(who, "cache", "scans@v1", "-q")
+    yield "cache hit", traced(who, "cache", "scans@v1", "-q")
+    write(who.cwd, range(0, files, 100), 1024, 2)
+    assert who.process("sync", "-q").code == 0
+    yield "cache of the next commit", traced(who, "cache", "scans", "-q")
+
+
+@pytest.fixture(scope="module")
+def for_each_file(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    _needs_strace()
+    base = tmp_path_factory.mktemp("calls")
+    few, many = (dict(count(base / str(files), files)) for files in (FEW, MANY))
+    return {work: (many[work] - few[work]) / (MANY - FEW) for work in many}
+
+
+@pytest.mark.parametrize("work", MOST)
+def test_a_file_costs_no_more_than_it_needs(for_each_file: dict[str, float], work: str) -> None:
+    print(f"{for_each_file[work]:.3f} system calls for each file")
+    assert for_each_file[work] <= MOST[work]
+
+
+def _needs_strace() -> None:
+    if shutil.which("strace") is None:
+        reason = "needs strace (apt install strace)"
+    elif subprocess.run(["strace", "-c", "true"], capture_output=True, check=False).returncode:
+        reason = "strace may not trace here (ptrace is not allowed)"
+    else:
+        return
+    if os.environ.get("DSV_REQUIRE_LABS") == "1":
+        pytest.fail(f"{reason}, and DSV_REQUIRE_LABS=1 allows no skip")
+    pytest.skip(reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -36,6 +38,30 @@ def test_cache_prints_a_path_for_each_target(pets: Dsv) -> None:
     assert not (second / "a.txt").exists()
     assert result.err.count("may be evicted from ") == 2
     assert pets.ok("cache", "@v1", "-q").err == ""
+
+
+def test_a_hit_imports_nothing_that_fills_or_runs(pets: Dsv) -> None:
+    """Importing it would take longer than all that a hit does."""
+    banned = [
+        "dsv.cache.filling.fill",
+        "dsv.cache.eviction",
+        "dsv.transfer",
+        "dsv.engines",
+        "obstore",
+        "rich",
+    ]
+    code = "import sys; sys.argv = ['dsv', 'cache', 'pets@v1']\nfrom dsv.cli.main import main\nmain()\n"
+    code += f"print([name for name in {banned!r} if name in sys.modules], file=sys.stderr)"
+
+    def imported() -> str:
+        line = [sys.executable, "-c", code]
+        done = subprocess.run(
+            line, env=dict(pets.environ), cwd=pets.cwd, capture_output=True, text=True, check=True
+        )
+        return done.stderr.splitlines()[-1]
+
+    assert imported() == "['dsv.cache.filling.fill', 'dsv.cache.eviction', 'dsv.transfer']"
+    assert imported() == "[]"
 
 
 def test_cache_tells_programs_what_it_took(pets: Dsv) -> None:

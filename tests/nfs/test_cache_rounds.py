@@ -23,7 +23,7 @@ ROUNDS = int(os.environ.get("DSV_NFS_ROUNDS", "3"))
 SEED = int(os.environ.get("DSV_NFS_SEED", "1"))
 TIMES = Times(lease=6, expiry=4, part_files=32, part_bytes=4 << 20)
 TARGETS = ("tiny", "mixed")
-DOINGS = ("cache", "cache", "run", "run", "hold", "evict")
+DOINGS = ("cache", "cache", "cache", "hold", "run", "evict", "evict")
 LIMIT = 150.0  # seconds
 # A host that was cut off for longer than its lease, or than the server remembers it, may be told that its data went or
 # that the cache could not be reached; what it may never get is a wrong or a torn folder.

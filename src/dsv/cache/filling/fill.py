@@ -101,12 +101,15 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
     """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun."""
     beat = Beat(means.root, means.kind)
     shift: Shift | None = None
+    superfluous = False
     try:
         if site is None:
             site = _begin(request, means, beat)
+            # While this one was planned, another may have begun, been published and cleared away.
+            superfluous = site is not None and lookup(means.root, means.place, fresh=True) is not None
         else:
             beat.enlist(site.workers)
-        if site is not None:
+        if site is not None and not superfluous:
             beat.start(site.workers)
             shift = Shift(means, site, beat)
             shift.run()
@@ -115,7 +118,9 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
     finally:
         beat.stop()
         # Only now, as NFS can't remove a file that this host has open.
-        if shift is not None and site is not None:
+        if site is not None and superfluous:
+            give_up(site)
+        elif site is not None and shift is not None:
             _leave(site, shift)
     return shift
 

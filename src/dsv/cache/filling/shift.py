@@ -192,6 +192,7 @@ class Shift:
             self.hopeless = True
             raise
         if not self.published:
+            self.hopeless = self._site.tree.is_dir()  # an earlier fill is visible; nobody needs this one
             raise FillEnded
 
     def _is_alone(self) -> bool:

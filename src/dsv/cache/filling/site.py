@@ -33,7 +33,7 @@ from dsv.cache.filesystem import server_time
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.record import Filled, reach, write_record
+from dsv.cache.record import Filled, lookup, reach, write_record
 from dsv.errors import Conflict, Unsupported
 
 PREFIX = "at-"
@@ -178,8 +178,9 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
 def publish(site: Site, record: Filled) -> bool:
     """Makes the tree visible and says so; False where it was published or given up before.
 
-    All parts are done and what that needs is synced. Raises `OSError`, and `Conflict` where something that is not
-    dsv's is in the way.
+    Also False, with the tree still there, where an earlier fill is visible: who began this one looked before that was
+    published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
+    and `Conflict` where something that is not dsv's is in the way.
     """
     target = site.root.visible(site.place)
     reach(site.root, site.root.claims(site.place))
@@ -193,6 +194,8 @@ def publish(site: Site, record: Filled) -> bool:
                     continue
                 return False
             if error.errno in _OCCUPIED:
+                if lookup(site.root, site.place, fresh=True) is not None:
+                    return False
                 raise Conflict(
                     f"{target} is in the way: it holds files, but is no cached commit",
                     subject=str(target),

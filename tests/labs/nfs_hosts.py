@@ -10,6 +10,7 @@ Let hosts do the writing: what is changed in `export` behind the server's back i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -112,13 +113,21 @@ class Host:
         return Ended(int(status) if status else None, out, err)
 
     def power_off(self) -> None:
-        """The plug is pulled: nothing is flushed. Every process of its session is part of the host."""
-        for pid in _session(self.kernel.pid):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.kernel.wait(10)
+        """The plug is pulled: nothing is flushed. Every process of its session is part of the host.
+
+        Returns when all are gone, as the last one still holds the network card.
+        """
+
+        def gone() -> bool:
+            self.kernel.poll()
+            living = _session(self.kernel.pid)
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not living
+
+        if not wait_until(gone, 10):
+            raise LabError(f"host {self.number} does not end: {_session(self.kernel.pid)}")
 
     def unplug(self) -> None:
         self.lab.inside("ip", "link", "set", f"tap{self.number}", "nomaster")
@@ -262,10 +271,11 @@ def _inhabitants(namespace: str) -> list[int]:
 
 
 def _session(leader: int) -> list[int]:
-    done = subprocess.run(
-        ["ps", "-o", "pid=", "-s", str(leader)], capture_output=True, text=True, check=False
-    )
-    return [int(pid) for pid in done.stdout.split()]
+    """Its processes, without those that are dead and only not yet reaped."""
+    argv = ["ps", "-o", "pid=,stat=", "-s", str(leader)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    rows = (line.split() for line in done.stdout.splitlines())
+    return [int(pid) for pid, state in rows if not state.startswith("Z")]
 
 
 def _text(path: Path) -> str:

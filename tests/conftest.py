@@ -54,6 +54,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         os.environ.pop("DSV_LABS", None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests that boot hosts go to one worker: hosts have numbers, and two suites at once are slow."""
+    for item in items:
+        if "nfs_hosts" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("nfs"))
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder; no setting, credential or cache of whoever runs the tests is seen or touched."""

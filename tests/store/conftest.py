@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,38 @@ from tests.labs.s3_server import S3Server
 from tests.store import azure
 from tests.store.azure import Azurite
 from tests.store.buckets import Bucket
+from tests.store.opened import Opened, S
 from tests.store.servers_on_moto import GcsOnMoto, LaxServer, ServerOnMoto
+
+_DESCRIPTORS = Path("/proc/self/fd")  # empty where there is no /proc
+
+
+@pytest.fixture(autouse=True)
+def _stores_are_closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test that leaves a file or folder of its own open fails: descriptors would run out some day."""
+    base = str(tmp_path_factory.getbasetemp())
+    before = _open_below(base)
+    yield
+    assert _open_below(base) <= before
+
+
+def _open_below(base: str) -> set[tuple[str, str]]:
+    found = set()
+    for descriptor in _DESCRIPTORS.glob("*"):
+        with suppress(OSError):  # the one that lists them
+            found.add((descriptor.name, os.readlink(descriptor)))
+    return {one for one in found if one[1].startswith(base)}
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    with ExitStack() as stack:
+
+        def close_at_the_end(store: S) -> S:
+            stack.callback(store.close)
+            return store
+
+        yield close_at_the_end
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from dsv.store.credentials import aws_access
 from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
+from tests.store.opened import Opened
 from tests.store.wire import Wire, answer, s3_error, serving
 
 KEYS = {"AWS_ACCESS_KEY_ID": "from-the-environment", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -273,12 +274,12 @@ def test_what_is_no_stores_url(url: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_folders_by_path_and_by_url(tmp_path: Path) -> None:
+def test_folders_by_path_and_by_url(tmp_path: Path, opened: Opened) -> None:
     (tmp_path / "a b").mkdir()
-    first = open_store(str(tmp_path / "a b"))
+    first = opened(open_store(str(tmp_path / "a b")))
     first.put_if_absent("k", b"x")
     for url in (f"file://{tmp_path}/a%20b", f"file://localhost{tmp_path}/a%20b"):
-        again = open_store(url)
+        again = opened(open_store(url))
         assert again.get("k") == b"x" and again.url == first.url == str(tmp_path / "a b")
 
 
@@ -289,8 +290,8 @@ def test_a_memory_store_is_shared_by_name() -> None:
         open_store("memory://another-name").get("k")
 
 
-def test_every_opened_store_tries_again(tmp_path: Path) -> None:
-    stores: list[Store] = [open_store(str(tmp_path)), open_store("memory://x")]
+def test_every_opened_store_tries_again(tmp_path: Path, opened: Opened) -> None:
+    stores: list[Store] = [opened(open_store(str(tmp_path))), open_store("memory://x")]
     assert all(type(store) is Retrying for store in stores)
 
 
@@ -333,10 +334,10 @@ def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path) -> None:
     assert imported_by(static) & HEAVY == {"obstore"}
 
 
-def test_every_scheme_can_be_opened(tmp_path: Path) -> None:
+def test_every_scheme_can_be_opened(tmp_path: Path, opened: Opened) -> None:
     options = StoreOptions(
         access_key="a", secret_key="b", region="c", account="d", account_key="ZQ==", google_token="f"
     )
     urls = {"file": f"file://{tmp_path}", "memory": "memory://m"}
     for scheme in SCHEMES:
-        assert open_store(urls.get(scheme, f"{scheme}://bucket/p"), options).url
+        assert opened(open_store(urls.get(scheme, f"{scheme}://bucket/p"), options)).url

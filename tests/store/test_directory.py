@@ -20,6 +20,7 @@ from dsv.store.directory import DirectoryStore
 from dsv.store.directory_errors import as_store_error
 from dsv.store.open import open_store
 from dsv.store.temporary import TemporaryFiles
+from tests.store.opened import Opened
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -46,41 +47,41 @@ def umask() -> Callable[[int], None]:
 
 @pytest.mark.parametrize(("mask", "file", "folder"), [(0o022, 0o444, 0o755), (0o077, 0o400, 0o700)])
 def test_files_are_read_only_and_follow_the_umask(
-    root: Path, umask: Callable[[int], None], mask: int, file: int, folder: int
+    root: Path, umask: Callable[[int], None], mask: int, file: int, folder: int, opened: Opened
 ) -> None:
     umask(mask)
-    DirectoryStore(root).put_if_absent("a/b", b"x")
+    opened(DirectoryStore(root)).put_if_absent("a/b", b"x")
     assert mode(root / "a/b") == file
     assert mode(root / "a") == mode(root / ".tmp") == folder
 
 
-def test_a_groups_store_stays_the_groups(root: Path, umask: Callable[[int], None]) -> None:
+def test_a_groups_store_stays_the_groups(root: Path, umask: Callable[[int], None], opened: Opened) -> None:
     root.chmod(0o2770)
     umask(0o077)
-    DirectoryStore(root).put_if_absent("a/b/c", b"x")
+    opened(DirectoryStore(root)).put_if_absent("a/b/c", b"x")
     assert mode(root / "a/b/c") == 0o440
     for folder in ("a", "a/b", ".tmp"):
         assert mode(root / folder) == 0o2770
         assert (root / folder).stat().st_gid == root.stat().st_gid
 
 
-def test_a_folder_that_must_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_must_be_made(tmp_path: Path, opened: Opened) -> None:
     with pytest.raises(Unreachable, match="is not there") as caught:
         DirectoryStore(tmp_path / "deep/down/store")
     assert caught.value.hint and "dsv init" in caught.value.hint
-    store = DirectoryStore(tmp_path / "deep/down/store", create=True)
+    store = opened(DirectoryStore(tmp_path / "deep/down/store", create=True))
     assert store.put_if_absent("k", b"x") is Put.WON
-    assert DirectoryStore(tmp_path / "deep/down/store", create=True).get("k") == b"x"
+    assert opened(DirectoryStore(tmp_path / "deep/down/store", create=True)).get("k") == b"x"
 
 
-def test_the_store_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> None:
+def test_the_store_may_be_reached_through_a_link(root: Path, tmp_path: Path, opened: Opened) -> None:
     (tmp_path / "link").symlink_to(root)
-    DirectoryStore(tmp_path / "link").put_if_absent("k", b"x")
+    opened(DirectoryStore(tmp_path / "link")).put_if_absent("k", b"x")
     assert (root / "k").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("planted", ["a", "a/b"])
-def test_no_link_inside_is_followed(root: Path, tmp_path: Path, planted: str) -> None:
+def test_no_link_inside_is_followed(root: Path, tmp_path: Path, planted: str, opened: Opened) -> None:
     """Neither a folder nor a file that is a link leads out, to read or to write."""
     outside = tmp_path / "outside"
     (outside / "b").mkdir(parents=True)
@@ -88,7 +89,7 @@ def test_no_link_inside_is_followed(root: Path, tmp_path: Path, planted: str) ->
     (outside / "c").write_text("secret")
     (root / planted).parent.mkdir(exist_ok=True)
     (root / planted).symlink_to(outside)
-    store = DirectoryStore(root)
+    store = opened(DirectoryStore(root))
     before = sorted(str(path) for path in outside.rglob("*"))
     for key in (f"{planted}/c", planted):
         with pytest.raises(IntegrityError, match="not followed"):
@@ -105,10 +106,10 @@ def test_no_link_inside_is_followed(root: Path, tmp_path: Path, planted: str) ->
     assert sorted(str(path) for path in outside.rglob("*")) == before
 
 
-def test_what_is_no_plain_file_is_no_object(root: Path) -> None:
+def test_what_is_no_plain_file_is_no_object(root: Path, opened: Opened) -> None:
     os.mkfifo(root / "pipe")
     (root / "folder").mkdir()
-    store = DirectoryStore(root)
+    store = opened(DirectoryStore(root))
     with pytest.raises(IntegrityError, match="not a plain file"):
         store.get("pipe")
     with pytest.raises(NotFound):
@@ -118,34 +119,34 @@ def test_what_is_no_plain_file_is_no_object(root: Path) -> None:
     assert list(store.list("")) == []
 
 
-def test_what_others_left_in_the_folder_is_not_listed(root: Path) -> None:
-    store = DirectoryStore(root)
+def test_what_others_left_in_the_folder_is_not_listed(root: Path, opened: Opened) -> None:
+    store = opened(DirectoryStore(root))
     store.put_if_absent("a/real", b"x")
     for name in (".DS_Store", "a/.nfs0000000123", "a/notes (copy).txt", ".tmp/left", "a/über"):
         (root / name).write_text("x")
     assert [item.key for item in store.list("")] == ["a/real"]
 
 
-def test_nothing_is_left_behind(root: Path) -> None:
-    store = DirectoryStore(root)
+def test_nothing_is_left_behind(root: Path, opened: Opened) -> None:
+    store = opened(DirectoryStore(root))
     for number in range(3):
         store.put_if_absent(f"k{number % 2}", b"x")
     assert list((root / ".tmp").iterdir()) == []
 
 
-def test_leftovers_of_killed_writers_go_after_a_day(root: Path) -> None:
+def test_leftovers_of_killed_writers_go_after_a_day(root: Path, opened: Opened) -> None:
     temporary = root / ".tmp"
     temporary.mkdir()
     now = temporary.stat().st_mtime
     for name, age in (("old", 25 * 3600), ("young", 3600)):
         (temporary / name).write_text("x")
         os.utime(temporary / name, (now - age, now - age))
-    DirectoryStore(root).put_if_absent("k", b"x")
+    opened(DirectoryStore(root)).put_if_absent("k", b"x")
     assert [path.name for path in temporary.iterdir()] == ["young"]
 
 
 def test_a_file_swept_before_it_was_linked_is_written_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened
 ) -> None:
     """The writer stood still for a day between the two steps."""
     real, swept = TemporaryFiles._sweep_once, []
@@ -158,13 +159,13 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
             real(self, folder, newest)
 
     monkeypatch.setattr(TemporaryFiles, "_sweep_once", sweep_mine)
-    assert DirectoryStore(root).put_if_absent("a/k", b"x") is Put.WON
+    assert opened(DirectoryStore(root)).put_if_absent("a/k", b"x") is Put.WON
     assert swept and (root / "a/k").read_bytes() == b"x"
 
 
-def test_a_link_that_was_made_though_its_answer_was_lost(root: Path) -> None:
+def test_a_link_that_was_made_though_its_answer_was_lost(root: Path, opened: Opened) -> None:
     """NFS repeats the call and hears that the name exists: it exists for this very file."""
-    store = DirectoryStore(root)
+    store = opened(DirectoryStore(root))
     with store._temporary.holding(b"mine") as (holder, file):
         assert store._link(holder, file, ["a"], "k") is Put.WON
         assert store._link(holder, file, ["a"], "k") is Put.WON
@@ -172,7 +173,9 @@ def test_a_link_that_was_made_though_its_answer_was_lost(root: Path) -> None:
         assert store._link(holder, file, ["a"], "k") is Put.LOST
 
 
-def test_everything_is_synced_before_it_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_synced_before_it_counts(
+    root: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened
+) -> None:
     """The file before it gets its name, its folder after, and the parent of every folder made."""
     events: list[str] = []
     real_sync, real_link = os.fsync, os.link
@@ -191,13 +194,13 @@ def test_everything_is_synced_before_it_counts(root: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "link", link)
-    DirectoryStore(root).put_if_absent("a/b/k", b"x")
+    opened(DirectoryStore(root)).put_if_absent("a/b/k", b"x")
     assert events == ["sync the file", "link", "sync a/b", "sync a", "sync ."]
 
 
-def test_a_folder_that_upkeep_removes_meanwhile(root: Path) -> None:
+def test_a_folder_that_upkeep_removes_meanwhile(root: Path, opened: Opened) -> None:
     """Deleting the last object of a folder removes the folder; who writes into it makes it again."""
-    store = DirectoryStore(root)
+    store = opened(DirectoryStore(root))
     stop = threading.Event()
 
     def remove() -> None:
@@ -216,8 +219,8 @@ def test_a_folder_that_upkeep_removes_meanwhile(root: Path) -> None:
     assert not (root / "a").exists()
 
 
-def test_a_store_whose_folder_is_removed_is_unreachable_not_empty(root: Path) -> None:
-    store = DirectoryStore(root)
+def test_a_store_whose_folder_is_removed_is_unreachable_not_empty(root: Path, opened: Opened) -> None:
+    store = opened(DirectoryStore(root))
     root.rmdir()
     calls: list[Callable[[], object]] = [
         lambda: store.get("k"),
@@ -320,6 +323,6 @@ def test_a_folder_that_cannot_be_linked_into(root: Path) -> None:
     assert in_a_process(program, str(root), before=("unshare", "-m")) == "9 True []"
 
 
-def test_room_is_what_a_user_may_use(root: Path) -> None:
+def test_room_is_what_a_user_may_use(root: Path, opened: Opened) -> None:
     room = os.statvfs(root)
-    assert open_store(str(root)).free_bytes() == pytest.approx(room.f_bavail * room.f_frsize, rel=0.1)
+    assert opened(open_store(str(root))).free_bytes() == pytest.approx(room.f_bavail * room.f_frsize, rel=0.1)

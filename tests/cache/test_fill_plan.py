@@ -13,6 +13,7 @@ from dsv.cache.filling.plan import (
     blocks,
     cut_parts,
     estimated_room,
+    part_size,
     slice_bounds,
 )
 from dsv.cache.selection import Selection
@@ -60,6 +61,15 @@ def test_parts_are_not_much_larger_than_wished(
     for part in parts:
         if part.first < part.last:
             assert sum(heavy.get(number, 0) for number in range(part.first, part.last + 1)) <= limit
+
+
+def test_on_a_file_server_small_commits_are_shared_too() -> None:
+    small, large = [Load(0, 2000, 16 << 20, 16 << 20)], [Load(0, 100_000, 1 << 30, 1 << 30)]
+    assert len(cut_parts(small, *part_size(small, remote=False))) == 1
+    assert len(cut_parts(small, *part_size(small, remote=True))) == 16
+    assert max(part.entries for part in cut_parts(large, *part_size(large, remote=True))) <= 512
+    few = [Load(0, 100, 1 << 20, 1 << 20)]
+    assert len(cut_parts(few, *part_size(few, remote=True))) == 2
 
 
 def test_a_huge_commit_has_a_bounded_number_of_parts() -> None:

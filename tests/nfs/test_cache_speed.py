@@ -7,13 +7,15 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from tests.labs.nfs_hosts import NfsHosts
-from tests.nfs.crew import SEARCHED, Answer, Crew, Member
+from tests.nfs.crew import DSV, SEARCHED, Answer, Crew, Member
 
-FILES = int(os.environ.get("DSV_NFS_SPEED_FILES", "2000"))
+FILES = int(os.environ.get("DSV_NFS_SPEED_FILES", "1500"))
+TURNS = 1 if FILES < 2000 else 3
 SIZE = 8192
 
 
@@ -43,19 +45,27 @@ def timed(member: Member, *argv: str) -> Answer:
 
 
 def test_small_files_against_cp(crew: Crew, many: Path) -> None:
+    """Each in turn, so that whatever else the machine does meets all three alike. The program's start is included."""
     one, other = crew.up(0, 1)
     for member in (one, other):
         member.environ["DSV_STORE"] = str(many / "store")
         timed(member, "sh", "-c", f"find {many} -type f | xargs cat >/dev/null")
-    copied = timed(one, "cp", "-r", f"{many}/tree", f"/mnt/nfs/{crew.name}/copy").seconds
-    alone = one.dsv("cache", "many@v1", "--json").answer(300)
-    assert alone.item["files"] == FILES
-    assert one.dsv("evict", "--all").answer(300).status == 0
-    tasks = [member.dsv("cache", "many@v1", "--json") for member in (one, other)]
-    both = [task.answer(300) for task in tasks]
-    shares = [answer.item["fetched_bytes"] for answer in both]
-    together = max(answer.seconds for answer in both)
-    for what, seconds in (("cp -r", copied), ("one host", alone.seconds), ("two hosts", together)):
-        print(f"{what}: {FILES} files of 8 KB in {seconds:.1f} s, {FILES / seconds:.0f} files a second")
-    print(f"the two hosts fetched {shares} bytes; copying and filling include the program's start")
-    assert alone.seconds < 5 * copied
+    cache = (*DSV, "cache", "many@v1", "--json")
+    took: dict[str, list[float]] = {"cp -r": [], "one host": [], "two hosts": []}
+    for number in range(TURNS):
+        copy = timed(one, "cp", "-r", f"{many}/tree", f"/mnt/nfs/{crew.name}/copy{number}")
+        took["cp -r"].append(copy.seconds)
+        alone = timed(one, *cache)
+        assert alone.item["fetched_bytes"] == FILES * SIZE
+        took["one host"].append(alone.seconds)
+        assert len(one.dsv("evict", "--all", "--json").answer().json["evicted"]) == 1
+        tasks = [member.start(*cache) for member in (one, other)]
+        both = [task.answer() for task in tasks]
+        shares = [answer.item["fetched_bytes"] // SIZE for answer in both]
+        assert sum(shares) >= FILES and min(shares) > 0, f"they did not share the work: {shares}"
+        took["two hosts"].append(max(answer.seconds for answer in both))
+        assert len(one.dsv("evict", "--all", "--json").answer().json["evicted"]) == 1
+    for what, seconds in took.items():
+        rates = ", ".join(f"{FILES / each:.0f}" for each in seconds)
+        print(f"{what}: {FILES} files of 8 KB, {FILES / median(seconds):.0f} files a second ({rates})")
+    assert median(took["one host"]) < 1.5 * median(took["cp -r"])

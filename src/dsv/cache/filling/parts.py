@@ -57,6 +57,11 @@ class Board:
         return bool(self._newest)
 
     @property
+    def free(self) -> int:
+        """Parts that nobody had claimed when this was last looked at."""
+        return self.count - len(self._newest)
+
+    @property
     def done(self) -> int:
         return len(self._done)
 

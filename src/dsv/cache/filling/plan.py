@@ -19,6 +19,10 @@ Encoded = bytes
 PART_BYTES = 64 << 20
 PART_ENTRIES = 4096
 PART_ENTRIES_REMOTE = 512  # where each file is several round trips
+# There, a small commit too is cut into some parts, so that several hosts can share it.
+SHARES_REMOTE = 16
+LEAST_BYTES = 4 << 20
+LEAST_ENTRIES = 64
 # More would make the folder of claims slow to list.
 MAX_PARTS = 8192
 # File systems give out whole blocks.
@@ -99,6 +103,15 @@ class Plan(msgspec.Struct, frozen=True):
     def decode(cls, data: Encoded) -> Plan:
         """Raises `msgspec.DecodeError`."""
         return msgspec.json.decode(data, type=cls)
+
+
+def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:
+    """Bytes and entries that a part of these is to be worth, as `cut_parts` takes them."""
+    if not remote:
+        return PART_BYTES, PART_ENTRIES
+    size = sum(load.heavy for load in loads) // SHARES_REMOTE
+    entries = sum(load.entries for load in loads) // SHARES_REMOTE
+    return min(PART_BYTES, max(LEAST_BYTES, size)), min(PART_ENTRIES_REMOTE, max(LEAST_ENTRIES, entries))
 
 
 def cut_parts(

@@ -98,7 +98,7 @@ def make_plan(
         entries=sums.entries,
         need_bytes=sums.need_bytes,
         need_files=sums.need_files,
-        parts=cut_parts(loads, part_entries=shape.PART_ENTRIES_REMOTE if remote else shape.PART_ENTRIES),
+        parts=cut_parts(loads, *shape.part_size(loads, remote=remote)),
         donors=donors,
         sheet=matching is not None,
     )

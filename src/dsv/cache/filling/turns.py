@@ -9,6 +9,7 @@ from dsv.cache.filling.parts import Board, Claim
 
 _FIRST = 2  # parts
 _TURN = 5.0  # seconds
+_SHARE = 3  # on a file server a turn takes one part in so many of those that are left
 
 
 def do_free_parts(
@@ -21,7 +22,8 @@ def do_free_parts(
     """Gives `do` all parts that are free, until there are none or `stop` says so.
 
     What is fetched ahead is claimed ahead, where others could help with it. So on a file server, where writing is what
-    takes long, each turn is some seconds' worth of parts, and nothing is claimed for the next before it is done.
+    takes long, each turn is some seconds' worth of parts, and at most a third of what is left, so that all who share
+    the fill end at about the same time; and nothing is claimed for the next before it is done.
     """
     most = _FIRST if remote else board.count
     while True:
@@ -31,7 +33,10 @@ def do_free_parts(
         if not turn.claimed:
             return
         took = max(time.monotonic() - began, 0.01)
-        most = max(_FIRST, min(round(_TURN * turn.claimed / took), board.count))
+        most = round(_TURN * turn.claimed / took)
+        if remote:
+            most = min(most, board.free // _SHARE)
+        most = max(_FIRST, min(most, board.count))
 
 
 class _Turn:

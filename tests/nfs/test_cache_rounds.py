@@ -1,6 +1,6 @@
 """Random rounds of filling, running, holding, evicting, power cuts and cut networks over three hosts.
 
-Three rounds by default. DSV_NFS_ROUNDS=200 python -m pytest tests/nfs/test_cache_rounds.py -s  runs 200;
+Three rounds by default. DSV_NFS_ROUNDS=200 python -m pytest -n0 -s tests/nfs/test_cache_rounds.py  runs 200;
 DSV_NFS_SEED=7 chooses others. Each round prints what it does.
 """
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
@@ -16,17 +16,33 @@ _CONNECTIONS: Final = 16
 def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
     """What the two calls return, made at the same time. Raises what `one` raised, else what `other` did.
 
-    Both have ended when this returns or raises.
+    Both have ended by then; only a signal does not wait for them.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="dsv-ask") as pool:
-        second = pool.submit(other)
-        first = one()
-        return first, second.result()
+    with _Threads(2) as pool:
+        first, second = pool.submit(one), pool.submit(other)
+        futures: list[Future[Any]] = [first, second]
+        wait(futures)
+    return first.result(), second.result()
 
 
 def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
-    """What each of the calls returns, in their order; some are made at the same time. Raises the first one's error."""
+    """As `both`, with any number of calls; after a failure no further one is begun."""
     if len(calls) < 2:
         return [call() for call in calls]
-    with ThreadPoolExecutor(min(len(calls), _CONNECTIONS), thread_name_prefix="dsv-ask") as pool:
-        return list(pool.map(lambda call: call(), calls))
+    with _Threads(min(len(calls), _CONNECTIONS)) as pool:
+        futures: list[Future[_T]] = [pool.submit(call) for call in calls]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    return [future.result() for future in futures]
+
+
+class _Threads(ThreadPoolExecutor):
+    """Left without waiting: a wait for threads in the middle of a request is one that no signal ends."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, thread_name_prefix="dsv-ask")
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from dsv.store.together import both, together
+
+
+def test_they_are_made_at_the_same_time() -> None:
+    """Each waits for all the others to have begun."""
+    meeting = threading.Barrier(2, timeout=10)
+    assert both(lambda: (meeting.wait(), "one")[1], lambda: (meeting.wait(), 2)[1]) == ("one", 2)
+    larger = threading.Barrier(8, timeout=10)
+    calls = [partial(lambda number: (larger.wait(), number)[1], number) for number in range(8)]
+    assert together(calls) == list(range(8))
+
+
+def test_the_first_ones_error_counts_and_all_have_ended_by_then() -> None:
+    ended = []
+
+    def fails(name: str, after: threading.Event, then: threading.Event) -> None:
+        after.wait(10)
+        then.set()
+        ended.append(name)
+        raise ValueError(name)
+
+    one, other, begin = threading.Event(), threading.Event(), threading.Event()
+    begin.set()
+    with pytest.raises(ValueError, match="first"):
+        both(lambda: fails("first", other, one), lambda: fails("second", begin, other))
+    assert ended == ["second", "first"]
+
+
+def test_after_a_failure_nothing_further_is_begun() -> None:
+    begun: list[int] = []
+
+    def call(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            raise ValueError("three")
+        time.sleep(0.001)
+        return number
+
+    calls: list[Callable[[], int]] = [partial(call, number) for number in range(5_000)]
+    with pytest.raises(ValueError, match="three"):
+        together(calls)
+    assert len(begun) < len(calls)
+
+
+def test_nothing_and_one_thing_take_no_thread() -> None:
+    assert together([]) == []
+    assert together([threading.current_thread]) == [threading.main_thread()]

@@ -25,6 +25,7 @@ _REMOTE = {
     0x01021997,  # 9p
     0x5346414F,  # AFS
 }
+PROBE = ".now-"  # with which the names begin that are made to ask a folder for the time
 _FICLONE = 0x40049409
 _AT_FDCWD = -100
 _FORCE_SYNC = 0x2000  # AT_STATX_FORCE_SYNC
@@ -51,7 +52,7 @@ def server_time(folder: Path) -> float:
 
     Never makes the folder. Raises `OSError`; `FileNotFoundError` or ESTALE where it has gone.
     """
-    probe = folder / f".now-{os.urandom(8).hex()}"
+    probe = folder / f"{PROBE}{os.urandom(8).hex()}"
     os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         return folder.stat().st_mtime

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache.disk import explain, link_count, read_small, umask
+from dsv.cache.filesystem import PROBE
 from dsv.errors import Unsupported
 from dsv.model.ids import CommitId, StoreId
 
@@ -303,7 +304,7 @@ class CacheRoot:
         clock (NFSv4.2), but the server alone dates a folder. Raises `OSError`.
         """
         folder = folder or self.temporary
-        probe = folder / f".now-{os.urandom(8).hex()}"
+        probe = folder / f"{PROBE}{os.urandom(8).hex()}"
         for attempt in range(_TRIES):
             try:
                 lent = self.put_name(probe)

@@ -19,6 +19,7 @@ from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import list_names
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.eviction.removal import Remover
+from dsv.cache.filesystem import PROBE
 from dsv.cache.filling import site
 from dsv.cache.filling.publish import bury
 from dsv.cache.filling.workers import read_workers
@@ -59,6 +60,7 @@ class Sweeper:
         for name in list_names(self._root.trash):
             self._quietly(self._trash, name)
         self._drafts()
+        self._probes()
         return self.freed
 
     def _quietly(self, clear: Callable[[_T], None], what: _T) -> None:
@@ -157,6 +159,23 @@ class Sweeper:
                     else:
                         path.unlink()
 
+    def _probes(self) -> None:
+        """What somebody left who died while asking for the time; it would keep a dataset's folders for ever."""
+        root = self._root
+        self._quietly(self._remove_probes, root.path)
+        self._quietly(self._remove_probes, root.room)
+        for dataset in list_names(root.dot / "datasets"):
+            for above in (root.path, root.dot / "fill", root.dot / "claims"):
+                self._quietly(self._remove_probes, above / dataset)
+
+    def _remove_probes(self, folder: Path) -> None:
+        found = [path for path in folder.iterdir() if path.name.startswith(PROBE)]
+        for path in found:
+            if not _recent(path, self._now):
+                path.unlink(missing_ok=True)
+        if found and folder not in (self._root.path, self._root.room):
+            folder.rmdir()  # where nothing else is in it
+
     def _unlink(self, place: Place, name: str) -> None:
         (self._root.claims(place) / name).unlink(missing_ok=True)
 
@@ -168,7 +187,7 @@ def remove_empty(root: CacheRoot, place: Place) -> None:
     claims = root.claims(place)
     with contextlib.suppress(OSError):
         for path in claims.iterdir():
-            if path.name.startswith((".now-", ".dsv-")):  # of who died while asking for the time
+            if path.name.startswith((PROBE, ".dsv-")):  # of who died while asking for the time
                 path.rmdir() if path.is_dir() else path.unlink()
     for folder in (claims, claims.parent, root.visible(place).parent):
         with contextlib.suppress(OSError):

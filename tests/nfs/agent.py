@@ -7,6 +7,7 @@ which has dsv imported: a process of its own like any other, that begins a secon
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -88,6 +89,7 @@ def fork(name: str, act: Callable[[], object]) -> int:
             os.close(opened)
         os.close(begun)
         os.close(ready)
+        faulthandler.enable()
         result = act()
         status = result if isinstance(result, int) else 0
     except SystemExit as end:

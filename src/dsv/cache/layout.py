@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache.disk import explain, link_count, read_small, umask
-from dsv.cache.filesystem import PROBE
+from dsv.cache.filesystem import PROBE, look_anew
 from dsv.errors import Unsupported
 from dsv.model.ids import CommitId, StoreId
 
@@ -293,8 +293,19 @@ class CacheRoot:
             raise error
         if attempt > 2:
             time.sleep(random.random() * min(0.01 * attempt, 0.1))
+        self.look_up_anew(folder)
         with contextlib.suppress(FileNotFoundError):  # the folder above it was removed just then
             self.make_directory(folder)
+
+    def look_up_anew(self, folder: Path) -> None:
+        """Makes an NFS client ask whether a folder, and those above it in the cache, are still the ones that it knows.
+
+        It believes in one that another host has removed for half a minute, and takes it for there to be used.
+        """
+        for above in [*reversed(folder.parents), folder]:
+            if above.is_relative_to(self.path):
+                with contextlib.suppress(OSError):
+                    look_anew(above)
 
     def now(self, folder: Path | None = None) -> float:
         """Seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.

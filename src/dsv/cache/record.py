@@ -8,7 +8,6 @@ so sees it as it is, cannot be misled by a client that still remembers the visib
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import time
 from collections.abc import Iterable
@@ -111,8 +110,8 @@ def refresh(root: CacheRoot, place: Place) -> None:
 def reach(root: CacheRoot, folder: Path) -> None:
     """Makes a folder where missing, and makes sure that this host sees it as it is.
 
-    One's own change in a folder is what makes an NFS client forget what it believed of the names in it; and where the
-    folder itself has gone but is remembered, it takes a change in the one above. Raises `OSError`.
+    One's own change in a folder is what makes an NFS client forget what it believed of the names in it; where the
+    folder itself has gone but is remembered, those above it are looked at. Raises `OSError`.
     """
     for attempt in range(_TRIES):
         root.make_directory(folder)
@@ -122,6 +121,5 @@ def reach(root: CacheRoot, folder: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE) or attempt == _TRIES - 1:
                 raise
-        with contextlib.suppress(FileNotFoundError):
-            server_time(folder.parent)
+        root.look_up_anew(folder)
         time.sleep(0.02 * attempt)

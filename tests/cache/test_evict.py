@@ -22,7 +22,6 @@ from dsv.cache.eviction import sweep
 from dsv.cache.eviction.evict import Evicted, disk_now, ensure_room, evict, preview
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.eviction.removal import Remover
-from dsv.cache.filesystem import PROBE
 from dsv.cache.filling.request import Need
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.inventory import take_inventory
@@ -118,23 +117,6 @@ def test_the_sum_of_all_accounts_is_what_the_disk_holds(
         dry = preview(root, CacheSettings(), Wish(only=frozenset({chosen})))
         assert evict(root, CacheSettings(), Wish(only=frozenset({chosen}))).freed == dry.freed
     assert nothing_is_left(root)
-
-
-def test_what_somebody_left_who_died_asking_for_the_time_goes(
-    root: CacheRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root.write_once(root.binding("d"), b"")
-    folders = [root.path, root.room, root.path / "d", root.dot / "fill/d", root.dot / "claims/d"]
-    for folder in folders:
-        folder.mkdir(exist_ok=True)
-        (folder / f"{PROBE}0123").touch()
-    (root.path / "d/mine").touch()
-    evict(root, CacheSettings(), ALL)
-    assert all(any(folder.iterdir()) for folder in folders), "it may be at work"
-    monkeypatch.setattr(sweep, "ABANDONED", -1.0)
-    evict(root, CacheSettings(), ALL)
-    assert [folder.exists() for folder in folders] == [True, True, True, False, False]
-    assert list(root.path.rglob(f"{PROBE}*")) == []
 
 
 def test_what_a_killed_evictor_left_is_cleared_by_the_next(root: CacheRoot) -> None:

@@ -1,0 +1,34 @@
+"""What the killed have left goes, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cache.places import make_root
+
+from dsv.cache.eviction import sweep
+from dsv.cache.eviction.evict import evict
+from dsv.cache.eviction.policy import Wish
+from dsv.cache.filesystem import PROBE
+from dsv.cache.settings import CacheSettings
+
+ALL = Wish(everything=True)
+
+
+def test_what_somebody_left_who_died_asking_for_the_time_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_root(tmp_path / "cache")
+    root.write_once(root.binding("d"), b"")
+    folders = [root.path, root.room, root.path / "d", root.dot / "fill/d", root.dot / "claims/d"]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{PROBE}0123").touch()
+    (root.path / "d/mine").touch()
+    evict(root, CacheSettings(), ALL)
+    assert all(any(folder.iterdir()) for folder in folders), "it may be at work"
+    monkeypatch.setattr(sweep, "ABANDONED", -1.0)
+    evict(root, CacheSettings(), ALL)
+    assert [folder.exists() for folder in folders] == [True, True, True, False, False]
+    assert list(root.path.rglob(f"{PROBE}*")) == []

@@ -12,7 +12,7 @@ from dsv.cache.filling.planning import Planned, make_plan
 from dsv.cache.filling.publish import bury
 from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec, NoRoomBeside
 from dsv.cache.filling.shift import Means, Shift, need_of
-from dsv.cache.filling.site import Site, clear, discard, give_up, join, start
+from dsv.cache.filling.site import GONE, Site, clear, discard, give_up, join, start
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded
 from dsv.cache.filling.workers import Beat
@@ -75,7 +75,7 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
         if found is not None:
             return _result(found, fetched, linked, hit=not worked)
         site = join(root, place)
-        if site is not None and not site.tree.is_dir():
+        if site is not None and not site.is_open():
             bury(site)
             continue
         try:
@@ -115,6 +115,9 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
             shift.run()
     except FillEnded:
         pass
+    except OSError as error:  # it may have ended while this process was about to join it
+        if site is None or error.errno not in GONE or site.is_open():
+            raise
     finally:
         beat.stop()
         # Only now, as NFS can't remove a file that this host has open.

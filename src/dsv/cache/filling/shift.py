@@ -94,7 +94,7 @@ class Shift:
             )
             self._work(self._worker)
         except OSError as error:
-            if error.errno in GONE and not site.tree.is_dir():
+            if error.errno in GONE and not site.is_open():
                 raise FillEnded from error
             raise
         except NoRoom:
@@ -192,7 +192,7 @@ class Shift:
             self.hopeless = True
             raise
         if not self.published:
-            self.hopeless = self._site.tree.is_dir()  # an earlier fill is visible; nobody needs this one
+            self.hopeless = self._site.is_open()  # an earlier fill is visible; nobody needs this one
             raise FillEnded
 
     def _is_alone(self) -> bool:

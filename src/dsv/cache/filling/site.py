@@ -59,6 +59,11 @@ class Site:
         self.tree.stat()
         self.root.make_directory(path)
 
+    def is_open(self) -> bool:
+        """Whether it has neither been published nor given up, as the file server has it. Raises `OSError`."""
+        self.root.look_up_anew(self.folder)
+        return self.tree.is_dir()
+
     @property
     def tree(self) -> Path:
         return self.folder / "tree"
@@ -190,7 +195,7 @@ def publish(site: Site, record: Filled) -> bool:
             site.tree.rename(target)
         except OSError as error:
             if error.errno in GONE:
-                if site.tree.is_dir():  # an evictor removed the dataset's empty folder
+                if site.is_open():  # an evictor removed the dataset's empty folder
                     continue
                 return False
             if error.errno in _OCCUPIED:

@@ -99,7 +99,7 @@ class PartWorker:
 
     def meaning(self, error: OSError) -> Exception:
         """`FillEnded` where the error comes of the folder's having gone; else the error."""
-        if error.errno in GONE and not self._site.tree.is_dir():
+        if error.errno in GONE and not self._site.is_open():
             return FillEnded()
         return error
 

@@ -23,6 +23,7 @@ from tests.labs.docker_engine import ContainerEngine
 from tests.labs.machine import MissingError
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
+from tests.scheduling import ON_HOSTS, Scheduling
 
 # A busy machine is no failure of the code; pytest's own timeout ends what hangs.
 hypothesis.settings.register_profile("dsv", deadline=None)
@@ -54,12 +55,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         os.environ.pop("DSV_LABS", None)
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that boot hosts go to one worker: hosts have numbers, and two suites at once are slow."""
+    """A test that boots hosts must lie where the scheduler looks for it."""
     for item in items:
-        if "nfs_hosts" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("nfs"))
+        if "nfs_hosts" in getattr(item, "fixturenames", ()) and not ON_HOSTS.match(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid} boots hosts: name its file test_nfs*.py")
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,9 @@ _PAGE = b"<!DOCTYPE html><html><body><h1>Welcome!</h1>Please accept our terms.</
 
 @dataclass
 class Server:
-    """`objects` is what is stored. `trouble` says what the n-th request from now (from 1) gets."""
+    """`objects` is what is stored, `log` each request's method, path and range.
+
+    `trouble` says what the n-th request from now (from 1) gets."""
 
     endpoint: str
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server_state
         with state.lock:
             state.requests += 1
-            state.log.append(f"{self.command} {self.path}")
+            state.log.append(f"{self.command} {self.path} {self.headers.get('Range', '')}")
             trouble = state.trouble(state.requests)
         with suppress(OSError):  # a client may be gone at any moment
             if trouble in _CODES:

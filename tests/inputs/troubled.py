@@ -45,7 +45,8 @@ _PAGE = b"<!DOCTYPE html><html><body><h1>Welcome!</h1>Please accept our terms.</
 class Server:
     """`objects` is what is stored, `log` each request's method, path and range.
 
-    `trouble` says what the n-th request from now (from 1) gets."""
+    `trouble` says what the n-th request from now (from 1) gets.
+    """
 
     endpoint: str
     objects: dict[str, bytes] = field(default_factory=dict)

@@ -19,6 +19,9 @@ class _Binding(msgspec.Struct, frozen=True):
     store: str
 
 
+_BINDING = msgspec.json.Decoder(_Binding)
+
+
 def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
     """Gives the dataset's visible paths to this store, if they are nobody's yet.
 
@@ -42,7 +45,7 @@ def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
     """The store that filled this dataset first; None where none did. Raises `OSError`."""
     data = read_small(root.binding(dataset.component))
     try:
-        return None if data is None else StoreId.parse(msgspec.json.decode(data, type=_Binding).store)
+        return None if data is None else StoreId.parse(_BINDING.decode(data).store)
     except (msgspec.DecodeError, UsageError):
         return None
 

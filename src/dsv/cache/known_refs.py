@@ -25,6 +25,9 @@ class _Known(msgspec.Struct, frozen=True):
     seen: float
 
 
+_KNOWN = msgspec.json.Decoder(_Known)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownRef:
     """seen: when the store last said so, by the file server's clock."""
@@ -81,7 +84,7 @@ def _encode(commit: CommitId, seen: float) -> bytes:
 def _read(path: Path) -> KnownRef | None:
     data = read_small(path)
     try:
-        known = None if data is None else msgspec.json.decode(data, type=_Known)
+        known = None if data is None else _KNOWN.decode(data)
         return None if known is None else KnownRef(CommitId.parse(known.commit), known.seen)
     except (msgspec.DecodeError, UsageError):
         return None

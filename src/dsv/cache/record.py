@@ -52,6 +52,9 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     time: float = 0.0
 
 
+_FILLED = msgspec.json.Decoder(Filled)
+
+
 def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
     return root.claims(place) / f"{PREFIX}{fill}"
 
@@ -75,7 +78,7 @@ def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = Non
 def _read(path: Path) -> Filled | None:
     data = read_small(path)
     try:
-        return None if data is None else msgspec.json.decode(data, type=Filled)
+        return None if data is None else _FILLED.decode(data)
     except msgspec.DecodeError:
         return None
 

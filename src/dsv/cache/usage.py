@@ -29,6 +29,9 @@ class UsedRecord(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""
 
 
+_USED = msgspec.json.Decoder(UsedRecord)
+
+
 class ShareRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Room taken over from an evicted commit; counts only beside the fill of this id."""
 
@@ -36,6 +39,9 @@ class ShareRecord(msgspec.Struct, frozen=True, kw_only=True):
     fill: str
     bytes: int
     files: int
+
+
+_SHARE = msgspec.json.Decoder(ShareRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def last_used(root: CacheRoot, place: Place) -> float | None:
     """Seconds since 1970 by the file server's clock; None where no use was recorded. Raises `OSError`."""
     data = read_small(root.claims(place) / USED)
     try:
-        return None if data is None else msgspec.json.decode(data, type=UsedRecord).at
+        return None if data is None else _USED.decode(data).at
     except msgspec.DecodeError:
         return None
 
@@ -93,7 +99,7 @@ def shares(root: CacheRoot, place: Place, fill: str, names: tuple[str, ...]) -> 
         if data is None:
             continue
         try:
-            share = msgspec.json.decode(data, type=ShareRecord)
+            share = _SHARE.decode(data)
         except msgspec.DecodeError:
             continue
         if share.fill == fill:

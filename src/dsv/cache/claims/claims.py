@@ -64,6 +64,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"being used by {who}{where}"
 
 
+_LEASE_RECORD = msgspec.json.Decoder(LeaseRecord)
+
+
 class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that stays until it is taken back, or until `until`."""
 
@@ -82,6 +85,9 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
         why = f": {self.why}" if self.why else ""
         end = "" if self.until is None else f" until {at(self.until)}"
         return f"pinned by {self.user}{end}{why}"
+
+
+_PIN_RECORD = msgspec.json.Decoder(PinRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
         elif name.startswith((LEASE, PIN)):
             data = read_small(folder / name)
             try:
-                pins.append(msgspec.json.decode(data or b"", type=PinRecord))
+                pins.append(_PIN_RECORD.decode(data or b""))
             except msgspec.DecodeError:
                 with contextlib.suppress(FileNotFoundError):
                     unknown.append(Unknown(name, (folder / name).stat().st_mtime))
@@ -158,7 +164,7 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
         if data is None and not (folder / str(one)).exists():
             return None
         try:
-            record = msgspec.json.decode(data or b"", type=LeaseRecord)
+            record = _LEASE_RECORD.decode(data or b"")
             leases.append(msgspec.structs.replace(record, renewed=one.renewed))
         except msgspec.DecodeError:
             unknown.append(Unknown(str(one), one.renewed))

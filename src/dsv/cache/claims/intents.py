@@ -33,6 +33,9 @@ class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+_INTENT = msgspec.json.Decoder(IntentRecord)
+
+
 class Fired(enum.Enum):
     """What became of an evictor's rename."""
 
@@ -131,7 +134,7 @@ def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None
     """None where it was taken back, or can't be understood. Raises `OSError`."""
     data = read_small(root.claims(place) / name)
     try:
-        return None if data is None else msgspec.json.decode(data, type=IntentRecord)
+        return None if data is None else _INTENT.decode(data)
     except msgspec.DecodeError:
         return None
 

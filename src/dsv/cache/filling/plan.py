@@ -102,7 +102,10 @@ class Plan(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: Encoded) -> Plan:
         """Raises `msgspec.DecodeError`."""
-        return msgspec.json.decode(data, type=cls)
+        return _PLAN.decode(data)
+
+
+_PLAN = msgspec.json.Decoder(Plan)
 
 
 def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:

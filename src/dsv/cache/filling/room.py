@@ -32,6 +32,9 @@ class _Record(msgspec.Struct, frozen=True):
     time: float
 
 
+_RECORD = msgspec.json.Decoder(_Record)
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """One fill's room, in bytes of disk blocks and in inodes.
@@ -71,7 +74,7 @@ def reservations(root: CacheRoot) -> list[Reservation]:
     for fill in list_names(root.room):
         data = read_small(root.room / fill)
         try:
-            record = None if data is None else msgspec.json.decode(data, type=_Record)
+            record = None if data is None else _RECORD.decode(data)
         except msgspec.DecodeError:
             record = None
         if record is None:

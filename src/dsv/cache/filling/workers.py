@@ -48,6 +48,9 @@ class Worker(msgspec.Struct, frozen=True):
         return self.left or now - self.beat > EXPIRY or self.owner.surely_dead()
 
 
+_WORKER = msgspec.json.Decoder(Worker)
+
+
 @dataclass(slots=True)
 class Tally:
     """What this process has done so far; written by its worker threads, read by the beat."""
@@ -150,7 +153,7 @@ def read_worker(folder: Path, owner: str) -> Worker | None:
         if data is None:
             return None
         with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(data, type=Worker)
+            return _WORKER.decode(data)
     return None
 
 

@@ -75,14 +75,21 @@ class MetadataCache:
 
 
 def _make_folder(folder: Path) -> int:
-    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
+    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode.
+
+    It appears with these rights: who saw it with others would pass them on.
+    """
     try:
         return folder.stat().st_mode
     except FileNotFoundError:
         mode = _make_folder(folder.parent) & 0o2777
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            folder.chmod(mode)
+        draft = folder.parent / f".{Nonce.random()}"
+        draft.mkdir(0o700)
+        draft.chmod(mode)
+        try:
+            draft.rename(folder)
+        except OSError:  # another was faster, and has put something there
+            draft.rmdir()
         return mode
 
 

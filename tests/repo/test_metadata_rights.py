@@ -1,0 +1,28 @@
+"""Copies of metadata in a folder that users with different umasks share."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dsv.repo.metadata import MetadataCache
+
+
+def test_folders_have_the_rights_of_the_one_above_whoever_makes_them_at_once(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(60):
+                shared = tmp_path / str(number)
+                shared.mkdir()
+                shared.chmod(0o2775)
+                cache = MetadataCache(shared / "stores/1/objects")
+                list(pool.map(lambda kind, put=cache.put: put(kind, "00ff", b"x"), "abcdefgh"))
+                modes = {stat.S_IMODE(path.stat().st_mode) for path in shared.rglob("*") if path.is_dir()}
+                assert modes == {0o2775}
+                assert len(list(shared.rglob("00ff"))) > 0
+                assert list(shared.rglob(".*")) == []
+    finally:
+        os.umask(before)

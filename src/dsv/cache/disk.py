@@ -14,6 +14,8 @@ from dsv.cache.filesystem import look_anew
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
 
 _TRIES = 20
+GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+"""What is said of a path that another removed; an NFS server says ESTALE of what was open."""
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
-from dsv.cache.disk import explain, list_names
+from dsv.cache.disk import GONE, explain, list_names
 from dsv.cache.eviction.policy import Candidate
 from dsv.cache.filesystem import look_anew
 from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place
@@ -155,7 +155,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         look_anew(folder)
         with os.scandir(folder) as found:
             return list(found)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return []
 
 

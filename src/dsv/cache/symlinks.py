@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dsv.cache.disk import explain
+from dsv.cache.disk import GONE, explain
 from dsv.cache.layout import CacheRoot
 from dsv.errors import Conflict
 
@@ -38,7 +38,9 @@ def _check(folder: Path, levels: int) -> None:
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return
     for entry in found:
         if entry.is_symlink():

@@ -6,13 +6,13 @@ import errno
 import time
 
 from dsv.cache import filesystem
-from dsv.cache.disk import explain
+from dsv.cache.disk import GONE, explain
 from dsv.cache.filling import room
 from dsv.cache.filling.planning import Planned, make_plan
 from dsv.cache.filling.publish import bury
 from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec, NoRoomBeside
 from dsv.cache.filling.shift import Means, Shift, need_of
-from dsv.cache.filling.site import GONE, Site, clear, discard, give_up, join, start
+from dsv.cache.filling.site import Site, clear, discard, give_up, join, start
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded
 from dsv.cache.filling.workers import Beat

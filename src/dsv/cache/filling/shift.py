@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dsv.cache.disk import GONE
 from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.parts import Board, Claim
 from dsv.cache.filling.plan import Plan
@@ -15,7 +16,7 @@ from dsv.cache.filling.processes import Helpers, default_jobs
 from dsv.cache.filling.publish import complete
 from dsv.cache.filling.report import Reporter
 from dsv.cache.filling.request import EnsureRoom, HelperSpec, Need
-from dsv.cache.filling.site import GONE, Site
+from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.turns import do_free_parts
 from dsv.cache.filling.work import FillEnded, PartWorker

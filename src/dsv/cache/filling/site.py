@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.disk import list_names, read_small
+from dsv.cache.disk import GONE, list_names, read_small
 from dsv.cache.eviction.removal import Remover
 from dsv.cache.filesystem import server_time
 from dsv.cache.filling.plan import VERSION, Plan
@@ -39,7 +39,6 @@ from dsv.errors import Conflict, Unsupported
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
-GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 _PLAN_LIMIT = 16 << 20
 _TRIES = 10
 

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from dsv.cache import filesystem
+from dsv.cache.disk import GONE
 from dsv.cache.filling import existing
 from dsv.cache.filling.contents import Contents, Item, LinkRun
 from dsv.cache.filling.existing import State
 from dsv.cache.filling.parts import Board, Claim
 from dsv.cache.filling.placing import Job, Placer
 from dsv.cache.filling.plan import blocks
-from dsv.cache.filling.site import GONE, Site
+from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.workers import Tally
 from dsv.errors import Unreachable

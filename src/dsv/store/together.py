@@ -35,7 +35,12 @@ def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
         for future in futures:
             future.cancel()
         wait(futures)
-    return [future.result() for future in futures]
+    return _answers(futures)
+
+
+def _answers(futures: Sequence[Future[_T]]) -> list[_T]:
+    """One that was cancelled may stand before the failure for which it was: its thread had it, but had not begun."""
+    return [future.result() for future in sorted(futures, key=Future.cancelled)]
 
 
 class _Threads(ThreadPoolExecutor):

@@ -225,7 +225,7 @@ def test_what_restore_can_not_do(ann: Person) -> None:
         restored(ann, "nothing-here")
     with pytest.raises(UsageError):
         restored(ann, "tool.sh", source="@main:train")
-    with pytest.raises(UsageError):
+    with pytest.raises(NotFound, match="no dataset other"):
         restored(ann, "tool.sh", source="other@main")
     ann.write({"train/new/file": b"1"})
     shutil.rmtree(ann.workspace / "test")

@@ -102,5 +102,5 @@ def _bind(
             hint=f"dsv clone {dataset} OTHER-DIR",
         )
     return Workspace.create(
-        root, store=repository.store.url, store_id=repository.id, dataset=dataset, branch=branch
+        root, store=context.settings.store().called, store_id=repository.id, dataset=dataset, branch=branch
     )

@@ -58,7 +58,11 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             raise _exists(repository, dataset)
         # Bound first: interrupted between the two, the same command finishes.
         workspace = inside or Workspace.create(
-            folder, store=context.settings.store().url, store_id=repository.id, dataset=dataset, branch=MAIN
+            folder,
+            store=context.settings.store().called,
+            store_id=repository.id,
+            dataset=dataset,
+            branch=MAIN,
         )
         _create_dataset(context, repository, workspace, dataset, resumed=resumed)
         return Initialized(dataset, store.url, workspace.root, new_store)

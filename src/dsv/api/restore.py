@@ -169,6 +169,8 @@ def _source(
             hint=f"dsv restore {clean_path(target.path).decode(errors='replace')} --from @REV",
         )
     if target.dataset is not None and target.dataset != workspace.dataset:
+        # A word that is no dataset at all is told to be none; perhaps it is a branch here.
+        context.resolve(repository, target)
         raise UsageError(
             f"{workspace.root} is a workspace of {workspace.dataset}, not of {target.dataset}",
             subject=str(target),

@@ -68,6 +68,11 @@ class StoreChoice:
     profile: str | None = None
     ca_bundle: str | None = None
 
+    @property
+    def called(self) -> str:
+        """What a workspace keeps of it. A name brings along how the store is reached, today and when it has moved."""
+        return self.name or self.url
+
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
+from dsv.cache.filesystem import PROBE
+from dsv.cache.filling import site
 from dsv.cache.filling.fill import fill
+from dsv.cache.filling.planning import make_plan
+from dsv.cache.filling.publish import bury
 from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
-from dsv.cache.record import read_record
+from dsv.cache.record import read_record, record_path
 from dsv.cache.selection import Selection
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
 from dsv.model.entry import Kind
@@ -258,3 +262,31 @@ def test_symlinks_that_leave_the_tree_together_are_refused(root: CacheRoot, worl
         cache_it(root, world, commit)
     assert not (root.path / "xrays" / str(commit)).exists()
     assert not list(root.room.iterdir())
+
+
+def test_what_one_left_who_died_looking_for_a_fill_keeps_none_from_beginning(
+    root: CacheRoot, world: World
+) -> None:
+    commit = world.commit(ALL_KINDS)
+    root.prepare()
+    home = root.fill(FillRequest("xrays", commit, STORE).place)
+    root.make_directory(home)
+    (home / f"{PROBE}0123").touch()
+    world.check(commit, cache_it(root, world, commit).path)
+
+
+def test_a_fill_that_was_given_up_and_cleared_away_is_not_recorded_for_another(
+    root: CacheRoot, world: World
+) -> None:
+    """By one who was about to join it, while the commit is visible by another fill."""
+    commit = world.commit(ALL_KINDS)
+    request = FillRequest("xrays", commit, STORE)
+    cache_it(root, world, commit)
+    source = FakeSource(world.folder, str(commit))
+    planned = make_plan(root, request, source, remote=False)
+    site.start(root, request.place, planned.plan, planned.sheet, planned.moves, lambda _: None)
+    joined = site.join(root, request.place)
+    assert joined is not None
+    site.give_up(joined)
+    bury(joined)
+    assert not record_path(root, request.place, joined.fill).exists()

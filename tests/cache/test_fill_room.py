@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
+from tests.cache.places import make_root, place, publish
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
 
 from dsv.cache.claims.leases import Lease
@@ -237,3 +238,15 @@ def test_a_donor_in_use_is_taken_from_for_all_that(tmp_path: Path, world: World)
     assert root.visible(used).exists()
     assert not root.visible(spare).exists()
     assert result.linked_files == 35
+
+
+def test_what_goes_free_is_known_before_anything_goes(tmp_path: Path) -> None:
+    """By its record the old commit stands for all of its files; but one that stays links them."""
+    root = make_root(tmp_path / "cache")
+    files = {f"{number}": bytes(100_000) for number in range(10)}
+    old = publish(root, place(1), files, age=50)
+    publish(root, place(2), files, age=5, links=old)
+    settings = CacheSettings(limits=Limits(max_size=15 * 102_400))
+    with Lease.take(root, place(2), "run"), pytest.raises(NoRoom, match="max_size"):
+        ensure_room(root, settings, "xrays", Need(place(3), 6 * 102_400, 6))
+    assert old.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cache.places import make_root
+from tests.cache.places import make_root, place
 
 from dsv.cache.eviction import sweep
 from dsv.cache.eviction.evict import evict
@@ -32,3 +32,12 @@ def test_what_somebody_left_who_died_asking_for_the_time_goes(
     evict(root, CacheSettings(), ALL)
     assert [folder.exists() for folder in folders] == [True, True, True, False, False]
     assert list(root.path.rglob(f"{PROBE}*")) == []
+
+
+def test_the_folder_of_a_fill_in_which_only_that_is_left_goes(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "cache")
+    home = root.fill(place())
+    root.make_directory(home)
+    (home / f"{PROBE}0123").touch()
+    evict(root, CacheSettings(), Wish())
+    assert list((root.dot / "fill").iterdir()) == []

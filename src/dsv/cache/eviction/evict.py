@@ -157,9 +157,8 @@ def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Ne
     if not _planner(root, take_inventory(root), settings, wish).finish().exceeded:
         return EvictionResult()
     leftovers = sweep(root, settings, wish)
-    foreseen = preview(root, settings, wish, exact=False)
-    if foreseen.exceeded:
-        foreseen = preview(root, settings, wish)  # records are estimates, and to be refused it takes more
+    # Exactly: by the records a commit goes free with all that it wrote, also where others that stay link it.
+    foreseen = preview(root, settings, wish)
     if foreseen.exceeded:
         raise _no_room(settings, need, foreseen)
     result = evict(root, settings, wish)

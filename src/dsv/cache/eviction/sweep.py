@@ -71,6 +71,9 @@ class Sweeper:
         """Gives up a fill that nobody has worked on for as long as a commit may stay unused."""
         found = site.join(self._root, place)
         if found is None:
+            home = self._root.fill(place)
+            home.rmdir()
+            home.parent.rmdir()
             return
         workers = read_workers(found.workers)
         if any(not worker.gone(self._now) for worker in workers.values()):

@@ -29,7 +29,7 @@ import msgspec
 
 from dsv.cache.disk import GONE, list_names, read_small
 from dsv.cache.eviction.removal import Remover
-from dsv.cache.filesystem import server_time
+from dsv.cache.filesystem import PROBE, server_time
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
@@ -147,6 +147,8 @@ def join(root: CacheRoot, place: Place) -> Site | None:
         with contextlib.suppress(FileNotFoundError):
             server_time(home)
         names = list_names(home)
+        if not names:
+            _remove_probes(home)
     for name in names:
         folder = home / name
         data = read_small(folder / "plan", _PLAN_LIMIT)
@@ -161,6 +163,14 @@ def join(root: CacheRoot, place: Place) -> Site | None:
             raise _newer(place)
         return Site(root, place, name.removeprefix(PREFIX), folder, plan)
     return None
+
+
+def _remove_probes(home: Path) -> None:
+    """What somebody left who died while asking for the time: no fill could ever appear where it lies."""
+    with contextlib.suppress(OSError):
+        for path in home.iterdir():
+            if path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)
 
 
 def _newer(place: Place) -> Unsupported:
@@ -212,8 +222,12 @@ def publish(site: Site, record: Filled) -> bool:
 
 
 def was_published(site: Site) -> bool:
-    """Whether a fill without a tree ended by being published; else it was given up."""
-    return not (site.folder / "dead").is_dir()
+    """Whether a fill without a tree ended by being published, and is still to be cleared away.
+
+    Else it was given up, or whoever cleared it away has recorded it. Looked at in this order: the folder goes with what
+    is in it, and another commit may be visible since.
+    """
+    return not (site.folder / "dead").is_dir() and site.folder.is_dir()
 
 
 def give_up(site: Site) -> bool:

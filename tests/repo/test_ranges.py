@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -49,3 +51,23 @@ def test_what_is_asked_for_ahead_is_bounded_by_number_and_by_bytes(size: int) ->
 def test_small_things_still_come_in_large_ranges() -> None:
     found = list(spans(Asked(10_000, 1000), 8 << 20))
     assert [len(span.items) for span in found] == [4144, 4144, 1712]
+
+
+def test_a_signal_ends_it_at_once_while_the_store_is_silent() -> None:
+    answer = threading.Event()
+
+    class Silent(MemoryStore):
+        def get_range(self, key: str, start: int, length: int) -> memoryview:
+            interrupt.start()
+            answer.wait(20)
+            return super().get_range(key, start, length)
+
+    interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    assert threading.current_thread() is threading.main_thread()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(RangeReader(Silent()).read(spans(Asked(1, 1), LIMIT)))
+        assert not answer.is_set()
+        assert any(thread.name.startswith("dsv-read") for thread in threading.enumerate()), "still asking"
+    finally:
+        answer.set()

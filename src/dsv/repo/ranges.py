@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
@@ -100,6 +100,7 @@ class RangeReader:
         if upcoming is None:
             return
         pool = ThreadPoolExecutor(self._connections, thread_name_prefix="dsv-read")
+        waiting = False
         try:
             while upcoming is not None or reading:
                 while upcoming is not None and (
@@ -111,6 +112,9 @@ class RangeReader:
                     held += upcoming.weight
                     upcoming = next(source, None)
                 _, place, span, future = reading[0]
+                waiting = True
+                wait((future,))
+                waiting = False
                 data = future.result()
                 if not place:
                     self.fetched_bytes += 0 if data is None else span.size
@@ -123,9 +127,8 @@ class RangeReader:
                     heappop(reading)
                     held -= span.weight
         finally:
-            for _, _, _, future in reading:
-                future.cancel()
-            pool.shutdown(wait=True)
+            # Only a signal ends the wait itself; a store that does not answer is then not waited for again.
+            pool.shutdown(wait=not waiting, cancel_futures=True)
 
     def _has_room(self, queued: int, held: int, weight: int) -> bool:
         return queued < 2 * self._connections and held + weight <= self._budget

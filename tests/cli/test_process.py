@@ -148,6 +148,18 @@ def test_a_full_disk_behind_stdout_is_told(dsv: Dsv) -> None:
         assert "No space left" in result.err or "no space left" in result.err
 
 
+def test_a_full_disk_behind_stderr_changes_no_exit_code(dsv: Dsv) -> None:
+    if not Path("/dev/full").exists():
+        return
+    (dsv.cwd / "a").write_bytes(b"a")
+    with Path("/dev/full").open("wb") as full:
+        made = dsv.process("init", "pets", stderr=full)
+        synced = dsv.process("sync", stderr=full)
+        refused = dsv.process("ls", "nothing", "--debug", stderr=full)
+    assert [result.code for result in (made, synced, refused)] == [0, 0, 3]
+    assert synced.out == dsv.ok("resolve").out
+
+
 def test_closed_descriptors_are_no_place_for_other_files(dsv: Dsv) -> None:
     script = f"exec {' '.join(PROGRAM)} config author Ann >&- 2>&- <&-"
     assert (

@@ -6,16 +6,13 @@ that starts. It doesn't depend on how busy a machine is, so one call more for ea
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.cli.runner import PROGRAM, Dsv
 from tests.counts.people import path_of, person, write
+from tests.strace import needs_strace
 
 FEW, MANY = 200, 1200
 # Calls by which threads wait for each other and memory is had: they come as the scheduler likes.
@@ -29,6 +26,8 @@ MOST = {
     "cold cache": 4.5,  # open, write, utimensat, close
     "cache of the next commit": 2.5,  # link, and a look whether it is what it was
     "cache hit": 0.03,  # nothing
+    "evict with nothing due": 0.03,  # nothing: no tree is looked at
+    "cached": 0.03,  # nothing
     "cat": 0.03,  # nothing
 }
 
@@ -54,26 +53,16 @@ def count(home: Path, files: int) -> Iterator[tuple[str, int]]:
     assert who.process("tag", "v1").code == 0
     yield "cold cache", traced(who, "cache", "scans@v1", "-q")
     yield "cache hit", traced(who, "cache", "scans@v1", "-q")
+    yield "evict with nothing due", traced(who, "evict")
+    yield "cached", traced(who, "cached")
     write(who.cwd, range(0, files, 100), 1024, 2)
     assert who.process("sync", "-q").code == 0
     yield "cache of the next commit", traced(who, "cache", "scans", "-q")
 
 
 def test_a_file_costs_no_more_than_it_needs(tmp_path: Path) -> None:
-    _needs_strace()
+    needs_strace()
     few, many = (dict(count(tmp_path / str(files), files)) for files in (FEW, MANY))
     each = {work: (many[work] - few[work]) / (MANY - FEW) for work in MOST}
     print(each)
     assert {work: calls for work, calls in each.items() if calls > MOST[work]} == {}
-
-
-def _needs_strace() -> None:
-    if shutil.which("strace") is None:
-        reason = "needs strace (apt install strace)"
-    elif subprocess.run(["strace", "-c", "true"], capture_output=True, check=False).returncode:
-        reason = "strace may not trace here (ptrace is not allowed)"
-    else:
-        return
-    if os.environ.get("DSV_REQUIRE_LABS") == "1":
-        pytest.fail(f"{reason}, and DSV_REQUIRE_LABS=1 allows no skip")
-    pytest.skip(reason)

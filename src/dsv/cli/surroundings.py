@@ -8,7 +8,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,25 @@ class Surroundings:
         return self.folder("XDG_STATE_HOME", ".local/state")
 
 
+class _Lossy(io.FileIO):
+    """Drops what it can't take. A log on a full disk, or a reader who has gone, changes no result and no exit code."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return memoryview(data).nbytes
+
+
 def of_process() -> Surroundings:
     """The surroundings of this process. stdout is unbuffered: what is written has been written."""
     _occupy_closed_descriptors()
     # Names that are no UTF-8 leave as the bytes they came as.
     if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors="backslashreplace")
+        lossy = io.BufferedWriter(_Lossy(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(lossy, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     return Surroundings(
         environ=os.environ,
         stdout=cast(BinaryIO, io.FileIO(1, "w", closefd=False)),

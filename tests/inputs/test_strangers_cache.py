@@ -316,3 +316,39 @@ def test_a_cache_of_a_team(outside: Path, synced: Mapping[str, bytes]) -> None:
     assert gone.code == 0, gone
     assert not Path(whole.out.strip()).exists()
     assert not Path(first.out.strip()).exists()
+
+
+def test_files_of_another_user_that_the_kernel_lets_nobody_link(
+    outside: Path, synced: Mapping[str, bytes]
+) -> None:
+    """They are copied, which takes room and no request; one's own are linked all the same."""
+    if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
+        pytest.skip("fs.protected_hardlinks is off")
+    scene = Scene(outside)
+    scene.reset(synced)
+    writer = scene.newcomer()
+    writer.ok("tag", "v1", "set")
+    writer.ok("clone", "set", "clone")
+    for number in (2, 3):
+        write(writer.cwd / "clone", {"more": str(number).encode() * 5000})
+        writer.at(writer.cwd / "clone").ok("sync")
+        writer.ok("tag", f"v{number}", "set")
+    cache = outside / "cache"
+    cache.mkdir()
+    os.chown(cache, 0, TEAM)
+    cache.chmod(0o2770)
+    ann, other = user(scene, ANN), user(scene, BEN)
+    ann, other = (each.at(each.cwd, DSV_CACHE=str(cache)) for each in (ann, other))
+    one, two, three = (
+        as_user(who, uid, "cache", f"set@v{number}", "--json").json["items"][0]
+        for number, (who, uid) in enumerate(((ann, ANN), (other, BEN), (other, BEN)), 1)
+    )
+    # The large one gives its chunks, each of them checked, and counts as new.
+    assert (two["linked_files"], three["linked_files"]) == (2, 3)
+    assert two["fetched_bytes"] < 1000 and three["fetched_bytes"] < 1000
+    for name in ("a.bin", "b/large.bin", "text.txt"):
+        first, second, third = (Path(item["path"], name).stat() for item in (one, two, three))
+        assert (first.st_uid, second.st_uid) == (ANN, BEN), name
+        assert first.st_ino != second.st_ino == third.st_ino, name
+    assert read_folder(Path(two["path"])) == {**FILES, "more": b"2" * 5000}
+    assert as_user(ann, ANN, "evict", "--all").code == 0

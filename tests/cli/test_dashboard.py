@@ -1,0 +1,63 @@
+"""`dsv cached` while a commit is filled, after that was broken off, and while a run uses one."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from pathlib import Path
+
+from dsv.cache.claims.leases import Lease
+from dsv.cache.layout import CacheRoot, Place
+from tests.cache import filler
+from tests.cache.fake_source import File, World
+from tests.cli.runner import Dsv, assert_documented
+
+FILES = [File(f"d/{number:03d}", 50_000, str(number)) for number in range(100)]
+ALL = 100 * 50_000
+
+
+def test_a_fill_is_shown_with_who_fills_and_how_far(dsv: Dsv, tmp_path: Path) -> None:
+    world, root = World(tmp_path / "world"), CacheRoot(tmp_path / "cache")
+    root.path.mkdir()
+    person, commit = dsv.at(dsv.cwd, DSV_CACHE=str(root.path)), world.commit(FILES)
+    process = filler.start(root, world.folder, commit, part_bytes=1 << 20, pause=0.05)
+    deadline = time.monotonic() + 60
+    while not ((report := person.ok("cached", "--json").json)["fills"] and report["fills"][0]["files_done"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert_documented("cached", report, without="checked.")
+    (fill,) = report["fills"]
+    assert (fill["dataset"], fill["commit"], fill["live"]) == ("xrays", str(commit), True)
+    assert (fill["files"], fill["bytes"]) == (100, ALL)
+    assert 0 < fill["files_done"] < 100 and 0 < fill["bytes_done"] < ALL
+    assert 0 < fill["room_left"] == report["room"]["reserved_bytes"] < ALL * 1.1
+    (worker,) = fill["workers"]
+    assert worker.startswith(f"{getpass.getuser()}@{socket.gethostname()}")
+    text = person.ok("cached").out
+    assert f"xrays@{str(commit)[:12]}: " in text and f"of 100 files, filled by {worker}" in text
+    assert " reserved, " in text
+    process.kill()
+    process.communicate()
+    (broken,) = person.ok("cached", "--json").json["fills"]
+    assert (broken["live"], broken["room_left"]) == (False, 0)
+    assert "broken off, the next to ask goes on" in person.ok("cached").out
+    filler.finish(filler.start(root, world.folder, commit))
+    assert person.ok("cached", "--json").json["fills"] == []
+
+
+def test_who_uses_a_commit_is_shown_with_host_and_run_and_until_when(dsv: Dsv, tmp_path: Path) -> None:
+    world, root = World(tmp_path / "world"), CacheRoot(tmp_path / "cache")
+    root.path.mkdir()
+    person, commit = dsv.at(dsv.cwd, DSV_CACHE=str(root.path)), world.commit(FILES[:3])
+    filler.finish(filler.start(root, world.folder, commit))
+    lease = Lease.take(root, Place("xrays", str(commit)), "run", run="20261120-132145-1f2e3d4c", job="77")
+    with lease:
+        (shown,) = person.ok("cached", "--json").json["items"][0]["leases"]
+        assert {key: shown[key] for key in ("purpose", "host", "run", "job")} == {
+            "purpose": "run", "host": socket.gethostname(), "run": "20261120-132145-1f2e3d4c", "job": "77",
+        }  # fmt: skip
+        assert shown["until"].endswith("Z")
+        line = f"  run 20261120-132145-1f2e3d4c by {shown['user']}@{shown['host']} in job 77 until "
+        assert line in person.ok("cached").out
+    assert person.ok("cached", "--json").json["items"][0]["leases"] == []

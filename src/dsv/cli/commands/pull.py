@@ -18,9 +18,9 @@ from dsv.cli.declare import command
         "branch": "the branch that the workspace follows",
         "before": "the base before",
         "commit": "the base now",
-        "created": "paths that are new here",
-        "replaced": "paths that have other content now",
-        "removed": "paths that went",
+        "created": "how many paths are new here",
+        "replaced": "how many have other content now",
+        "removed": "how many went",
         "any_change": "false where the workspace was up to date",
     },
 )

@@ -25,9 +25,9 @@ from dsv.model.names import Target
     ],
     result={
         "commit": "the commit that the files come from",
-        "created": "paths that were missing",
-        "replaced": "paths that had other content",
-        "removed": "paths that the commit doesn't have",
+        "created": "how many paths were missing",
+        "replaced": "how many had other content",
+        "removed": "how many went, as the commit does not have them",
     },
 )
 def restore(

@@ -28,6 +28,7 @@ MAX_ROWS = 1 << 20
 _FOOTER = struct.Struct("<QI4s32s8s")
 FOOTER_SIZE = _FOOTER.size
 _ROW = 1 + 1 + 32 + 3 * 4
+_GROWTH = 8 << 20  # bytes by which a builder's memory grows at most, beyond what is needed
 _KINDS = bytes(ObjectKind)
 _CODECS = tuple(Codec)
 _ID_TYPES: dict[int, type[Id]] = {
@@ -40,10 +41,16 @@ _ID_TYPES: dict[int, type[Id]] = {
 
 
 class PackBuilder:
-    """Appends objects; `finish` gives the pack's bytes without copying them again."""
+    """Appends objects; `finish` gives the pack's bytes without copying them again.
 
-    def __init__(self) -> None:
-        self._data = bytearray(MAGIC)
+    `memory` is that of an earlier pack, which nobody reads any more, to be filled again: new memory costs a page fault
+    for every 4 KiB, which adds up to more than copying the bytes into it.
+    """
+
+    def __init__(self, memory: bytearray | None = None) -> None:
+        self._data = bytearray(1 << 16) if memory is None else memory
+        self._data[: len(MAGIC)] = MAGIC
+        self._end = len(MAGIC)
         self._kinds = bytearray()
         self._codecs = bytearray()
         self._ids = bytearray()
@@ -56,19 +63,19 @@ class PackBuilder:
     @property
     def size(self) -> int:
         """Bytes of the pack if it were finished now."""
-        return len(self._data) + _ROW * len(self._kinds) + FOOTER_SIZE
+        return self._end + _ROW * len(self._kinds) + FOOTER_SIZE
 
     def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> int:
         """Appends an object and returns its offset. `length` is the object's when unpacked.
 
         A locator is added directly behind the object it belongs to, under that one's id.
         """
-        offset, size = len(self._data), len(stored)
+        offset, size = self._end, len(stored)
         if not size or not 0 < length <= OBJECT_MAX or (codec is Codec.RAW and size != length):
             raise ValueError(f"a pack can't hold an object of {length} bytes, stored as {size}")
         if self.size + size + _ROW > PACK_MAX or len(self._kinds) == MAX_ROWS:
             raise ValueError("the pack is full")
-        self._data += stored
+        self._append(stored, size)
         self._kinds.append(kind)
         self._codecs.append(codec)
         self._ids += object_id
@@ -83,16 +90,24 @@ class PackBuilder:
             raise ValueError("a pack holds at least one object")
         if len(self._ids) != 32 * len(self._kinds):
             raise ValueError("an object's id has 32 bytes")
-        data = self._data
-        table = len(data)
-        for column in (self._kinds, self._codecs, self._ids):
-            data += column
-        for numbers in (self._offsets, self._stored, self._lengths):
-            data += little(numbers)
-        data += struct.pack("<QI4x", table, len(self._kinds))
-        data += blake3(data).digest()
-        data += MAGIC
-        return memoryview(data).toreadonly()
+        table = self._end
+        numbers = [little(column) for column in (self._offsets, self._stored, self._lengths)]
+        tail: list[Buffer] = [self._kinds, self._codecs, self._ids, *numbers]
+        for column in tail:
+            self._append(column, len(column))
+        self._append(struct.pack("<QI4x", table, len(self._kinds)), 16)
+        with memoryview(self._data) as view, view[: self._end] as hashed:
+            digest = blake3(hashed).digest()
+        self._append(digest + MAGIC, 40)
+        return memoryview(self._data)[: self._end].toreadonly()
+
+    def _append(self, data: Buffer, size: int) -> None:
+        end = self._end + size
+        lacking = end - len(self._data)
+        if lacking > 0:
+            self._data.extend(bytes(max(lacking, min(len(self._data), _GROWTH))))
+        self._data[self._end : end] = data
+        self._end = end
 
 
 class Footer(NamedTuple):

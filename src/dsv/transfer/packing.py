@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dsv.model.codec import Codec
@@ -16,6 +18,7 @@ from dsv.store.base import Buffer
 
 # What a killed sync may have to send again: invariant 4 of docs/format.md.
 IN_FLIGHT = 64 << 20
+_SPARES = 2  # packs' memory kept: what is in flight, while the next one fills
 
 Row = tuple[ObjectKind, Id, Location]
 OnStored = Callable[[PackId, int, list[Row]], None]
@@ -26,8 +29,32 @@ class SealedPack:
     """A finished pack that is not stored yet."""
 
     id: PackId
-    data: Buffer
+    data: memoryview
     rows: list[Row]
+
+
+class Memory:
+    """That of packs which are stored, to be filled again. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._spare: deque[bytearray] = deque(maxlen=_SPARES)
+
+    def take(self) -> bytearray | None:
+        """None where there is none to spare."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return None
+
+    def give(self, view: memoryview) -> None:
+        """Takes back a pack that is stored. What still reads it, as a request that was given up may, keeps it."""
+        memory = view.obj
+        view.release()
+        if isinstance(memory, bytearray) and len(memory) >= PACK_TARGET:
+            with suppress(BufferError):  # it can't change its length while anybody reads it
+                memory.append(0)
+                memory.pop()
+                self._spare.append(memory)
 
 
 class Sender:
@@ -36,9 +63,10 @@ class Sender:
     The first failure is raised by the next call of any method; nothing is sent after it.
     """
 
-    def __init__(self, session: Session, on_stored: OnStored) -> None:
+    def __init__(self, session: Session, on_stored: OnStored, memory: Memory) -> None:
         self._session = session
         self._on_stored = on_stored
+        self._memory = memory
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="dsv-send")
         self._room = threading.Condition()
         self._in_flight = 0
@@ -76,6 +104,7 @@ class Sender:
         try:
             self._session.put_pack(pack.id, pack.data)
             self._on_stored(pack.id, size, pack.rows)
+            self._memory.give(pack.data)
         finally:
             with self._room:
                 self._in_flight -= size
@@ -87,8 +116,9 @@ class Sender:
 class PackStream:
     """A row of packs of one sort (data, or metadata); an object's place is known as soon as it is added."""
 
-    def __init__(self, seal: Callable[[SealedPack], None]) -> None:
+    def __init__(self, seal: Callable[[SealedPack], None], memory: Memory | None = None) -> None:
         self._seal = seal
+        self._memory = memory
         self._start()
 
     def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> Location:
@@ -127,5 +157,5 @@ class PackStream:
 
     def _start(self) -> None:
         self._id = PackId.random()
-        self._builder = PackBuilder()
+        self._builder = PackBuilder(self._memory.take() if self._memory else None)
         self._rows: list[Row] = []

@@ -22,7 +22,7 @@ from dsv.repo.session import Session
 from dsv.repo.trees import Leaf
 from dsv.store.base import Buffer
 from dsv.transfer.catalog import INDEX_ROWS, Catalog
-from dsv.transfer.packing import PackStream, Row, SealedPack, Sender
+from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
 
 
 class Journal(Protocol):
@@ -72,8 +72,9 @@ class Uploader:
         self._catalog = Catalog(session)
         self._compressor = Compressor()
         self._cutter = FileCutter()
-        self._sender = Sender(session, self._journal.pack_uploaded)
-        self._data = PackStream(self._send_data)
+        memory = Memory()
+        self._sender = Sender(session, self._journal.pack_uploaded, memory)
+        self._data = PackStream(self._send_data, memory)
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
         self._index_bytes = 0

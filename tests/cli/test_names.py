@@ -130,7 +130,7 @@ def test_a_store_for_a_single_writer_is_a_choice_that_every_sync_repeats(dsv: Ds
     person.ok("init", "pets", "--single-writer")
     for content in (b"beta\n", b"gamma\n"):
         write_files(person.cwd, {"a.txt": content})
-        assert "make sure that nobody else syncs to it now" in person.ok("sync").err
+        assert "make sure that nobody else syncs to it now" in person.ok("sync", "--quiet").err
     person.at(person.home).ok("clone", "pets", "copy")
     copy = person.at(person.home / "copy")
     assert "make sure that nobody else syncs to it now" in copy.ok("sync").err

@@ -63,6 +63,7 @@ class Synced:
 
     files, bytes: of the whole commit. uploaded_bytes, uploaded_objects: everything that this sync wrote to the store.
     skipped: what was left out by `skip_unsupported`.
+    single_writer: the store can't tell two writers apart, and who synced has to be told so each time.
     """
 
     commit: CommitId | None
@@ -78,6 +79,7 @@ class Synced:
     uploaded_bytes: int = 0
     uploaded_objects: int = 0
     skipped: tuple[Problem, ...] = ()
+    single_writer: bool = False
 
 
 def sync(context: Context, request: SyncRequest) -> Synced:
@@ -91,10 +93,6 @@ def sync(context: Context, request: SyncRequest) -> Synced:
         branch = request.branch or workspace.branch
         repository = context.open_repository(store, Target(workspace.dataset, Rev(branch)))
         check_binding(workspace, repository)
-        if repository.format.single_writer:
-            context.progress.note(
-                f"{store.url} can't tell two writers apart: make sure that nobody else syncs to it now"
-            )
         return _Sync(context, request, workspace, repository, store, lock).run()
 
 
@@ -298,6 +296,7 @@ class _Sync:
             commit_id, parent, dataset, self._branch, commit.files, commit.bytes, **self._counts,
             any_change=True, uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won,
             skipped=tuple(self._problems),
+            single_writer=self._repository.format.single_writer,
         )  # fmt: skip
 
     def _without_change(self, base: CommitId | None, tree: TreeReader | None, head: Head | None) -> Synced:
@@ -318,6 +317,7 @@ class _Sync:
         return Synced(
             base, parent, dataset, self._branch, files, size,
             uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won, skipped=tuple(self._problems),
+            single_writer=self._repository.format.single_writer,
         )  # fmt: skip
 
     def _follow(self) -> None:

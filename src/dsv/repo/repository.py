@@ -18,7 +18,7 @@ from dsv.repo.damage import read_record
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects
 from dsv.repo.refs import Refs
-from dsv.store.base import Put, Store
+from dsv.store.base import Store
 from dsv.store.together import both
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
@@ -136,8 +136,8 @@ class Repository:
             features=() if ordered else (Feature(UNORDERED_LISTING, FeatureRule.REFUSE),),
             single_writer=single_writer,
         )
-        if store.put_if_absent(keys.format_key(0), first.encode()) is Put.WON:
-            store.put_if_absent(keys.README_KEY, readme_text().encode())
+        store.put_if_absent(keys.format_key(0), first.encode())
+        store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
         return cls.open(store, metadata, clock)
 
     @classmethod

@@ -49,7 +49,7 @@ def root_missing(url: str) -> NoAnswer:
     return NoAnswer(
         f"the store's folder {url} is not there",
         subject=url,
-        hint=f"check that it is mounted (ls -ld {url}), or make a new store with: dsv init --store {url}",
+        hint=f"check that it is mounted (ls -ld {url}); where it has moved, name the new place with --store",
         maybe_done=False,
     )
 

@@ -81,6 +81,8 @@ def sync(
         done = publish(context, request)
     for problem in done.skipped:
         call.warn(f"left out {problem}")
+    if done.single_writer:
+        call.warn("this store can't tell two writers apart: make sure that nobody else syncs to it now")
     if call.json:
         call.document(_document(done))
         return

@@ -185,7 +185,7 @@ class FakeSource:
             _TREES[commit] = FakeTree(self._world.files(commit))
         return _TREES[commit]
 
-    def files(self, wanted: Iterable[Wanted]) -> Stream:
+    def files(self, wanted: Iterable[Wanted], *, ahead: int = 0) -> Stream:
         waiting: deque[Wanted] = deque()
         for one in wanted:
             waiting.append(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,14 +48,19 @@ def chunks(seen: Seen) -> int:
     return sum(request.down for request in seen.requests if request.what.startswith("GET lake/packs/"))
 
 
-def test_each_byte_leaves_the_store_once(server: ObservedServer, tmp_path: Path) -> None:
+@pytest.fixture
+def people(server: ObservedServer, tmp_path: Path) -> list[Dsv]:
+    """Four who share a cache, and have never seen the dataset that is in the store."""
     store = f"s3://{server.s3.bucket()}/lake"
     ann = person(tmp_path / "ann", store, server.s3.env)
     write(ann.cwd, range(FILES), SIZE, 1)
     for arguments in (["init", "scans"], ["sync"], ["tag", "v1"]):
         assert ann.process(*arguments).code == 0
     shared = {**server.s3.env, "DSV_CACHE": str(tmp_path / "cache")}
-    people = [person(tmp_path / f"p{number}", store, shared) for number in range(4)]
+    return [person(tmp_path / f"p{number}", store, shared) for number in range(4)]
+
+
+def test_each_byte_leaves_the_store_once(server: ObservedServer, people: list[Dsv]) -> None:
     with server.watch(0.02) as seen:
         running = [fill(who) for who in people]
         answers = [process.communicate(timeout=120)[0] for process in running]
@@ -63,3 +69,18 @@ def test_each_byte_leaves_the_store_once(server: ObservedServer, tmp_path: Path)
     print(f"{chunks(seen) / CONTENT:.3f} of the content, {seen.down - chunks(seen)} bytes besides")
     assert CONTENT <= chunks(seen) <= 1.05 * CONTENT + 4 * METADATA
     assert sum(item["fetched_bytes"] > 0 for item in items) > 1, "one of them did it all"
+
+
+@pytest.mark.parametrize("quarter", [1, 2, 3])
+def test_a_death_costs_one_part(server: ObservedServer, people: list[Dsv], quarter: int) -> None:
+    with server.watch(0.02) as seen:
+        doomed, *others = (fill(who) for who in people)
+        deadline = time.monotonic() + 60
+        while chunks(seen) < quarter * CONTENT // 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        doomed.kill()
+        doomed.communicate()
+        answers = [process.communicate(timeout=120)[0] for process in others]
+    assert len({json.loads(answer)["items"][0]["path"] for answer in answers}) == 1
+    print(f"{(chunks(seen) - CONTENT) / PART:.2f} parts more than the content")
+    assert CONTENT <= chunks(seen) <= 1.05 * CONTENT + 1.1 * PART + 4 * METADATA

@@ -29,6 +29,8 @@ from dsv.repo.ranges import RangeReader, spans
 
 # The weight of one ranged read, and so the most bytes that it asks for (a single larger chunk aside).
 SPAN = 8 << 20
+# What is read before it is used may weigh as much.
+READ_AHEAD = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class _Piece:
 class Fetcher:
     """Fetches files of one store. Used from one thread; the reads happen in others."""
 
-    def __init__(self, objects: Objects, *, connections: int = 8, budget: int = 64 << 20) -> None:
+    def __init__(self, objects: Objects, *, connections: int = 8, budget: int = READ_AHEAD) -> None:
+        """budget: the weight of what is read ahead or waits to be used, about its bytes in memory."""
         self._objects = objects
         self._connections = connections
         self._budget = budget
@@ -99,7 +102,8 @@ class Fetcher:
         self._readers.append(reader)
         local = _DonorFiles()
         try:
-            for where, piece, stored in reader.read(spans(self._remote(wanted, plan, local), SPAN)):
+            span = min(SPAN, self._budget // 2)
+            for where, piece, stored in reader.read(spans(self._remote(wanted, plan, local), span)):
                 while plan[0] is not piece:
                     yield self._local(plan.popleft(), local)
                 plan.popleft()

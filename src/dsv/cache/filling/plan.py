@@ -13,6 +13,8 @@ from itertools import accumulate
 
 import msgspec
 
+from dsv.repo.ranges import ITEM
+
 Encoded = bytes
 
 # A part is worth about a second of work, so that the death of its claimer costs little and many can share a fill.
@@ -106,6 +108,12 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 _PLAN = msgspec.json.Decoder(Plan)
+
+
+def read_ahead(plan: Plan) -> int:
+    """What a worker may hold that is not on disk yet: as much as the heaviest part weighs, which is what its death
+    may cost."""
+    return max((part.bytes + ITEM * part.entries for part in plan.parts), default=0)
 
 
 def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:

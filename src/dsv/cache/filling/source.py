@@ -10,8 +10,9 @@ from dsv.model.ids import ChunkId, CommitId, RecipeId
 from dsv.model.location import Location
 from dsv.repo.repository import Repository
 from dsv.repo.trees import Leaf, LocatedSegment, TreeReader
-from dsv.transfer.download import Fetcher, Wanted, donor_chunks
+from dsv.transfer.download import READ_AHEAD, Fetcher, Wanted, donor_chunks
 
+LEAST_AHEAD = 1 << 20  # bytes; less would make a request of every few files
 Stream = Generator[tuple[Wanted, Iterator[bytes]], None, None]
 
 
@@ -35,10 +36,11 @@ class Source(Protocol):
 
     def tree(self, commit: CommitId) -> Tree: ...
 
-    def files(self, wanted: Iterable[Wanted]) -> Stream:
+    def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
         """Each wanted file with its verified content in pieces, in the order asked for.
 
         Asks ahead of what it yields, in the same thread, and may be called while another call is going on.
+        ahead: bytes of memory that this may take.
         """
         ...
 
@@ -69,8 +71,9 @@ class StoreSource:
     def tree(self, commit: CommitId) -> TreeReader:
         return TreeReader(self.repository.objects, commit)
 
-    def files(self, wanted: Iterable[Wanted]) -> Stream:
-        fetcher = Fetcher(self.repository.objects, connections=self._connections)
+    def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
+        budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
+        fetcher = Fetcher(self.repository.objects, connections=self._connections, budget=budget)
         self._fetchers.append(fetcher)
         yield from fetcher.files(wanted)
 

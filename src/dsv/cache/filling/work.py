@@ -17,7 +17,7 @@ from dsv.cache.filling.contents import Contents, Item, LinkRun
 from dsv.cache.filling.existing import State
 from dsv.cache.filling.parts import Board, Claim
 from dsv.cache.filling.placing import Job, Placer
-from dsv.cache.filling.plan import blocks
+from dsv.cache.filling.plan import blocks, read_ahead
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.workers import Tally
@@ -57,6 +57,7 @@ class PartWorker:
         self._jobs: list[Job] = []
         self._asked: deque[Job] = deque()
         self._since_tick = 0
+        self._ahead = read_ahead(site.plan)
         self.unplanned = 0
         """Bytes of disk used where the plan had counted on links."""
         try:
@@ -105,7 +106,7 @@ class PartWorker:
         return error
 
     def _write_all(self, wanted: Iterator[Wanted]) -> None:
-        with contextlib.closing(self._source.files(wanted)) as files:
+        with contextlib.closing(self._source.files(wanted, ahead=self._ahead)) as files:
             for one, pieces in files:
                 job = self._asked.popleft()
                 entry = one.entry
@@ -221,7 +222,7 @@ class PartWorker:
         self._placer.end(job)
         again = Job(job.claim, check=True)
         asked, self._asked = self._asked, deque()
-        with contextlib.closing(self._source.files(self._orders_of(again))) as files:
+        with contextlib.closing(self._source.files(self._orders_of(again), ahead=self._ahead)) as files:
             for one, pieces in files:
                 self._placer.write(again, one.entry, pieces)
         self._placer.pool.drain()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dsv.cache.disk import umask
+from dsv.cache.filesystem import begin_write_back
 from dsv.cache.layout import CacheRoot
 
 # 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.
@@ -23,6 +24,7 @@ _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDERS = 128
+_LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
 Buffer = bytes | bytearray | memoryview
 
 
@@ -171,11 +173,16 @@ def start_file(
 ) -> int:
     """Creates and writes it; returns a descriptor for `finish_file`. Raises `FileExistsError`, `OSError`."""
     descriptor = os.open(name, _CREATE, rights.executable if runs else rights.file, dir_fd=folder)
+    at = 0
     try:
         for piece in pieces:
+            size = len(piece)
             written = os.write(descriptor, piece)
-            if written != len(piece):
+            if written != size:
                 _write_rest(descriptor, memoryview(piece)[written:])
+            if size >= _LARGE_PIECE:
+                begin_write_back(descriptor, at, size)
+            at += size
     except BaseException:
         os.close(descriptor)
         raise

@@ -77,7 +77,8 @@ def _measure(options: argparse.Namespace) -> None:
     if "directory" in parts:
         for shape, what in ((small, "small"), (LARGE, "large")):
             names = f"{what} files to a folder", f"{what} files from a folder"
-            measure(Transfer(shape, *names, [dsv, copy, restic], False), book, below, rounds)
+            synced = Copy("cp -r; sync -f", synced=True)
+            measure(Transfer(shape, *names, [dsv, copy, synced, restic], False), book, below, rounds)
     if "later" in parts:
         later.measure(small, dsv, book, below, rounds)
     if "big" in parts:

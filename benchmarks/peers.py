@@ -93,9 +93,10 @@ class Dsv:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """`cp -r`: what the disk and the kernel can do with one thread."""
+    """`cp -r`: what the disk and the kernel can do with one thread. `synced`: the disk has it all at the end."""
 
     name: str = "cp -r"
+    synced: bool = False
 
     def version(self) -> str:
         return _first_line("cp", "--version")
@@ -104,13 +105,16 @@ class Copy:
         pass
 
     def up(self, job: Job) -> list[Command]:
-        return [job.command("cp", "-r", job.data, job.depot)]
+        return [job.command("cp", "-r", job.data, job.depot), *self._sync(job, job.depot)]
 
     def arrive(self, job: Job) -> None:
         pass
 
     def down(self, job: Job) -> list[Command]:
-        return [job.command("cp", "-r", job.depot, job.back)]
+        return [job.command("cp", "-r", job.depot, job.back), *self._sync(job, job.back)]
+
+    def _sync(self, job: Job, path: Path) -> list[Command]:
+        return [job.command("sync", "-f", path)] if self.synced else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,9 @@ def _goals_of_transfers() -> Iterator[Goal]:
         yield Goal(f"{wide}: dsv / s5cmd", "≤ 1", _ratio(wide, "dsv", "s5cmd"), _at_most(1))
     work = "small files from a folder"
     yield Goal(f"{work}: dsv / cp -r", "≤ 1", _ratio(work, "dsv", "cp -r"), _at_most(1))
+    for shape in ("small", "large"):
+        work = f"{shape} files from a folder"
+        yield Goal(f"{work}: dsv / cp -r; sync -f", "≤ 1", _ratio(work, "dsv", "cp -r; sync -f"), _at_most(1))
 
 
 def _goals_of_changes() -> Iterator[Goal]:

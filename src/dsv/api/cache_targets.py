@@ -104,20 +104,19 @@ class Targets:
             found = self._known(target, selection, branches=True)
             if found is None and not self._offline:
                 found = self._ask(target, selection)
-            for certain in (False, True):
-                places = [] if found is None else find_places(self.root, found.dataset, certain=certain)
-                wanted = [place for place in places if found is not None and place.commit == found.commit]
-                if found is not None and selection.keys:
-                    wanted = [place for place in wanted if place == found.place]
-                if wanted:
-                    return wanted
+            places = [] if found is None else find_places(self.root, found.dataset)
         except OSError as error:
             raise explain(error, self.root.path) from error
-        raise NotFound(
-            f"{target} is not in the cache {self.root.path}",
-            subject=str(target),
-            hint="dsv cached shows what is",
-        )
+        wanted = [place for place in places if found is not None and place.commit == found.commit]
+        if found is not None and selection.keys:
+            wanted = [place for place in wanted if place == found.place]
+        if not wanted:
+            raise NotFound(
+                f"{target} is not in the cache {self.root.path}",
+                subject=str(target),
+                hint="dsv cached shows what is",
+            )
+        return wanted
 
     @property
     def repository(self) -> Repository:

@@ -14,7 +14,7 @@ from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.disk import GONE, explain, list_names
 from dsv.cache.eviction.policy import Candidate
-from dsv.cache.filesystem import look_anew, server_time
+from dsv.cache.filesystem import look_anew
 from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
@@ -104,20 +104,13 @@ def server_now(root: CacheRoot) -> float:
         return time.time()
 
 
-def find_places(root: CacheRoot, dataset: DatasetName, *, certain: bool = False) -> list[Place]:
-    """What of one dataset is visible. Raises `OSError`.
-
-    `certain`: an NFS client's memory is made void by a change of one's own where one may make it. A server's clock
-    is coarse, and of two changes in one tick a client that saw the first is not told of the second.
-    """
-    folder = root.path / dataset.component
+def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
+    """What of one dataset is visible. Raises `OSError`."""
+    if not root.exists():
+        return []
     with contextlib.suppress(FileNotFoundError):
         look_anew(root.path)  # the dataset's folder may have come a moment ago
-    if certain:
-        for changed in (root.path, folder):
-            with contextlib.suppress(OSError):
-                server_time(changed)
-    names = list_names(folder)
+    names = list_names(root.path / dataset.component)
     places = (Place.parse(dataset.component, name) for name in names)
     return [place for place in places if place is not None]
 

@@ -160,6 +160,10 @@ class CacheRoot:
     def exists(self) -> bool:
         """Raises `Denied`, `Unreachable`."""
         try:
+            if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
+                for folder in (self.path.parent, self.path):
+                    with contextlib.suppress(FileNotFoundError):
+                        look_anew(folder)
             return self.dot.is_dir()
         except OSError as error:
             raise explain(error, self.path) from error

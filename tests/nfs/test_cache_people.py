@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from collections.abc import Iterator
@@ -92,6 +93,26 @@ def test_two_users_of_a_group_with_different_umasks(crew: Crew, lake: Path) -> N
     assert len(as_user(one, 2001, "evict", "small@v1", "--json", umask="077").json["evicted"]) == 1
     assert len(as_user(other, 2002, "evict", "tiny@v1", "--json", umask="022").json["evicted"]) == 1
     assert crew.visible() == []
+
+
+@pytest.mark.parametrize("protected", ["0", "1"])
+def test_files_that_the_kernel_lets_nobody_else_link(crew: Crew, lake: Path, protected: str) -> None:
+    """With fs.protected_hardlinks, what another user has cached is copied; without, it is linked."""
+    (host,) = crew.up(0)
+    make_root(crew, host, f"2001:{GROUP}", "2775")
+    sysctl = "/proc/sys/fs/protected_hardlinks"
+    before = host.run("cat", sysctl).out.strip()
+    assert host.run("sh", "-c", f"echo {protected} > {sysctl}").status == 0
+    try:
+        assert as_user(host, 2001, "cache", "small@v1", "--json").item["hit"] is False
+        part = as_user(host, 2002, "cache", "small@v1:d3", "--json").item
+    finally:
+        host.run("sh", "-c", f"echo {before} > {sysctl}")
+    assert part["fetched_bytes"] == 0, part
+    found = crew.seen / Path(part["path"]).relative_to(crew.cache)
+    assert_same(found / "d3", lake / "small/d3")
+    shared = {(found / "d3" / name).stat().st_nlink > 1 for name in os.listdir(found / "d3")}
+    assert shared == {protected == "0"}
 
 
 def test_who_may_only_read_uses_what_is_there(crew: Crew) -> None:

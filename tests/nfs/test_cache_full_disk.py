@@ -1,0 +1,65 @@
+"""A file server whose disk others fill while dsv does: on NFS a write is refused late, when a file is closed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.labs import nfs_hosts as labs
+from tests.labs.nfs_hosts import NfsHosts
+from tests.nfs.crew import Crew, Times, assert_same, listed, until
+
+SPARE = 40 << 20  # bytes that the disk has beyond the dataset
+
+
+@pytest.fixture
+def small(tmp_path: Path, lake: Path, nfs_hosts: NfsHosts) -> Iterator[Crew]:
+    """A file server with a disk that holds the dataset and little more; `nfs_hosts` for the reason where there can't
+    be one."""
+    folder = tmp_path / "small"
+    export = folder / "export"
+    export.mkdir(parents=True)
+    image = tmp_path / "disk"
+    size = sum(size for _, size, _ in listed(lake / "large").values())
+    with image.open("wb") as file:
+        file.truncate(size + SPARE)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-F", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, export], check=True)
+    try:
+        try:
+            lab = labs.up(folder)
+            shutil.copytree(lake / "store", lab.out / "lake/store")
+            crew = Crew(lab)
+            crew.begin("full")
+            yield crew
+            crew.down()
+        finally:
+            labs.down(folder)
+    finally:
+        subprocess.run(["umount", export], check=True)
+
+
+def test_a_disk_that_others_fill_meanwhile(small: Crew, lake: Path) -> None:
+    """Exit 7 with the figures, nothing visible, no room kept; and with room again it goes on to the end."""
+    crew = small
+    one, other = crew.up(0, 1)
+    others_file = crew.lab.export / "of-others"
+    tasks = [host.dsv("cache", "large@v1", "--json", times=Times(part_files=8)) for host in (one, other)]
+    until(lambda: crew.files_being_filled() > 2, 60, "files of the fill")
+    with others_file.open("wb") as file:
+        left = os.statvfs(crew.lab.export)
+        os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize - (1 << 20))
+    answers = [task.answer(240) for task in tasks]
+    for answer in answers:
+        assert answer.status == 7, answer
+        assert "MB are free" in answer.json["error"]["message"], answer
+    assert crew.visible() == []
+    assert list((crew.seen / ".dsv/room").iterdir()) == []
+    others_file.unlink()
+    assert one.dsv("cache", "large@v1", "--json").answer().item["files"] > 0
+    assert_same(crew.seen / crew.visible()[0], lake / "large")

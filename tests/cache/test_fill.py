@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -186,8 +187,6 @@ def test_a_large_changed_file_takes_its_other_chunks_from_the_cached_version(
 def test_where_no_link_can_be_made_the_bytes_are_copied_and_not_fetched(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
-    import errno
-
     files = [File("large", (2 << 20) + 1, "l"), *many(20)]
     cache_it(root, world, world.commit(files))
     world.forget()
@@ -206,6 +205,28 @@ def test_where_no_link_can_be_made_the_bytes_are_copied_and_not_fetched(
     world.check(commit, result.path)
     assert result.fetched_bytes == 10
     assert needs[0].bytes >= (2 << 20) + 22 * 4096  # planned as what it is: copies
+
+
+def test_a_file_that_has_as_many_names_as_it_can(root: CacheRoot, world: World) -> None:
+    """ext4 allows 65,000, so a file that stays in every version reaches it; then one more copy is made."""
+    files = [File("everywhere", 100, "e"), *many(20)]
+    first = cache_it(root, world, world.commit(files)).path
+    world.forget()
+    names = root.path / ".names"
+    names.mkdir()
+    try:
+        for number in range(66_000):
+            os.link(first / "everywhere", names / str(number))
+    except OSError as error:
+        assert error.errno == errno.EMLINK
+    else:
+        pytest.skip("this file system's link limit, if it has one, is above 66,000")
+    commit = world.commit([*files, File("new", 10, "n")])
+    result = cache_it(root, world, commit)
+    world.check(commit, result.path)
+    assert result.fetched_bytes == 10
+    assert (result.path / "everywhere").stat().st_nlink == 1
+    assert (result.path / "f/0/00000").stat().st_nlink > 1
 
 
 def test_no_room_is_found_before_the_first_byte(root: CacheRoot, world: World) -> None:

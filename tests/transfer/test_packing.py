@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from dsv.model.codec import Codec
 from dsv.model.ids import ChunkId
 from dsv.model.location import ObjectKind
@@ -36,10 +38,19 @@ def test_memory_is_taken_again_once_its_pack_is_stored() -> None:
 def test_memory_that_somebody_still_reads_is_left_to_him() -> None:
     memory = Memory()
     whole = packed([b"x" * PACK_TARGET])
-    reader = whole[100:200]
+    part = whole[100:200]
     memory.give(whole)
     assert memory.take() is None
-    assert reader == b"x" * 100
+    assert part == b"x" * 100
+
+
+def test_nor_is_memory_taken_from_a_request_that_goes_on() -> None:
+    memory = Memory()
+    whole = packed([b"x" * PACK_TARGET])
+    request = pickle.PickleBuffer(whole)  # holds it as a client's request does
+    memory.give(whole)
+    assert memory.take() is None
+    assert len(request.raw()) == len(whole)
 
 
 def test_the_memory_of_small_packs_is_not_kept() -> None:

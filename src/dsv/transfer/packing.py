@@ -49,9 +49,9 @@ class Memory:
     def give(self, view: memoryview) -> None:
         """Takes back a pack that is stored. What still reads it, as a request that was given up may, keeps it."""
         memory = view.obj
-        view.release()
         if isinstance(memory, bytearray) and len(memory) >= PACK_TARGET:
-            with suppress(BufferError):  # it can't change its length while anybody reads it
+            with suppress(BufferError):  # a view can't be released, nor a length changed, while anybody reads
+                view.release()
                 memory.append(0)
                 memory.pop()
                 self._spare.append(memory)

@@ -19,8 +19,9 @@ from tests.counts.people import path_of, person, write
 FILES, SIZE = 2000, 8192
 CHANGED = range(0, FILES, 100)  # one in a hundred, each in another folder
 LARGE = 64 << 20
-# A round trip of this many seconds: requests that are sent at once overlap, however busy the machine.
+# A round trip of this many seconds: requests that are sent at once overlap, unless the machine is very busy.
 ROUND_TRIP = 0.06
+TRIES = 3
 
 CONTENT = FILES * SIZE
 # A file's name, id and place: once in a segment, once in an index, once in its pack's table.
@@ -132,21 +133,37 @@ class Works:
 
 
 def test_no_work_asks_for_more_than_it_needs(tmp_path: Path) -> None:
-    """One test for all: each work needs what the ones before it left."""
+    """One test for all: each work needs what the ones before it left.
+
+    Requests that are sent at once may come one after the other on a busy machine, and never the other way round: of
+    several tries the fewest round trips count.
+    """
     pytest.importorskip("moto.server", reason="needs moto[server]")
+    fewest: dict[str, int] = {}
+    for attempt in range(TRIES):
+        too_much = [
+            f"{work}: {found}, and should be within {WORKS[work]}\n{seen}"
+            for work, (found, seen) in observed(tmp_path / str(attempt), fewest).items()
+            if not found.within(WORKS[work])
+        ]
+        if not too_much:
+            return
+    pytest.fail("\n\n".join(too_much))
+
+
+def observed(folder: Path, fewest: dict[str, int]) -> dict[str, tuple[Most, Seen]]:
+    """What each work asked for, with the fewest round trips that it has taken so far."""
     server = ObservedServer()
     try:
-        works = Works(server, tmp_path)
+        works = Works(server, folder)
         works.small_files()
         works.large_file()
     finally:
         server.close()
     assert works.seen.keys() == WORKS.keys()
-    too_much = []
-    for work, most in WORKS.items():
-        seen = works.seen[work]
-        found = Most(len(seen), seen.rounds, seen.up, seen.down)
-        print(f"{work}: {found}\n{seen}\n")
-        if not found.within(most):
-            too_much.append(f"{work}: {found}, and should be within {most}\n{seen}")
-    assert not too_much, "\n\n".join(too_much)
+    result = {}
+    for work, seen in works.seen.items():
+        fewest[work] = min(seen.rounds, fewest.get(work, seen.rounds))
+        result[work] = Most(len(seen), fewest[work], seen.up, seen.down), seen
+        print(f"{work}: {result[work][0]}\n{seen}\n")
+    return result

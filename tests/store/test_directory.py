@@ -68,7 +68,7 @@ def test_a_groups_store_stays_the_groups(root: Path, umask: Callable[[int], None
 def test_a_folder_that_must_be_made(tmp_path: Path, opened: Opened) -> None:
     with pytest.raises(Unreachable, match="is not there") as caught:
         DirectoryStore(tmp_path / "deep/down/store")
-    assert caught.value.hint and "dsv init" in caught.value.hint
+    assert caught.value.hint and "ls -ld" in caught.value.hint and "--store" in caught.value.hint
     store = opened(DirectoryStore(tmp_path / "deep/down/store", create=True))
     assert store.put_if_absent("k", b"x") is Put.WON
     assert opened(DirectoryStore(tmp_path / "deep/down/store", create=True)).get("k") == b"x"

@@ -107,8 +107,9 @@ class Beat:
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self._write(left=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            with contextlib.suppress(OSError):  # what a lost one may say has been heard
+                os.close(descriptor)
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
@@ -135,9 +136,12 @@ class Beat:
             # An NFS client that was cut off for longer than the server's lease has lost what it had open.
             if error.errno not in (errno.EIO, errno.ESTALE):
                 raise
-            again = os.open(self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            os.close(self._descriptor)
-            self._descriptor = again
+            lost = self._descriptor
+            self._descriptor = os.open(
+                self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+            with contextlib.suppress(OSError):  # closing it may say once more that it is lost
+                os.close(lost)
             self._put(data)
 
     def _put(self, data: bytes) -> None:

@@ -107,6 +107,36 @@ def test_making_room_is_no_reason_to_go_by_age_and_keeps_its_donors() -> None:
     assert "needed by what is being cached" in [due.reason for due in plan.kept]
 
 
+def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
+    rules = {"scans": DatasetRule(max_size=150), "xrays": DatasetRule(max_size=300)}
+    owner = CacheSettings(datasets=rules)
+    entries = [
+        candidate(1, 50, 100, "scans", claim="pinned by ann"), candidate(2, 40, 100, "scans", claim="in use"),
+        candidate(3, 30, 100), candidate(4, 20, 100),
+    ]  # fmt: skip
+    room = Wish(need=Extent(100, 1), dataset="xrays")
+    plan = plan_eviction(entries, owner, ROOMY, NOW, room)
+    assert plan.evicted == [] and plan.exceeded == []
+    assert plan_eviction(entries, owner, ROOMY, NOW).exceeded == ["scans takes 200 B, its max_size is 150 B"]
+    loose = [replace(one, claim=None) for one in entries]
+    assert plan_eviction(loose, owner, ROOMY, NOW, room).evicted == [], "it needs nothing of them"
+    more = plan_eviction(loose, owner, ROOMY, NOW, replace(room, need=Extent(150, 1)))
+    assert [due.candidate for due, _ in more.evicted] == [loose[2]], "its own max_size counts"
+    whole = owner.tightened(Limits(max_size=450))
+    assert [due.candidate for due, _ in plan_eviction(loose, whole, ROOMY, NOW, room).evicted] == [loose[0]]
+    held = [replace(one, claim="in use") for one in entries]
+    assert plan_eviction(held, whole, ROOMY, NOW, room).exceeded == [
+        "the cache takes 500 B with 100 B still to come, max_size is 450 B"
+    ]
+
+
+def test_a_datasets_max_size_counts_for_its_first_commit_too() -> None:
+    owner = CacheSettings(datasets={"scans": DatasetRule(max_size=150)})
+    wish = Wish(need=Extent(200, 1), dataset="scans")
+    assert plan_eviction([], owner, ROOMY, NOW, wish).exceeded == ["scans takes 200 B, its max_size is 150 B"]
+    assert plan_eviction([], owner, ROOMY, NOW, replace(wish, need=Extent(150, 1))).exceeded == []
+
+
 def test_named_and_everything() -> None:
     entries = [candidate(1, 10), candidate(2, 20, claim="pinned by ann"), candidate(3, 30)]
     named = plan_eviction(entries, settings(), ROOMY, NOW, Wish(only=frozenset(e.place for e in entries[:2])))

@@ -53,7 +53,8 @@ class Wish:
     """What an eviction is for.
 
     only: these and nothing else, by name. everything: all that may go. need: room that must be left
-    afterwards, for `place`, a commit of `dataset`; age is no reason to go then. keep: what must stay for it.
+    afterwards, for `place`, a commit of `dataset`; neither age nor another dataset's own max_size is a reason
+    to go then. keep: what must stay for it.
     """
 
     only: frozenset[Place] | None = None
@@ -202,11 +203,16 @@ class Planner:
         return self._disk.reserved + need
 
     def _datasets_over(self) -> dict[str, str]:
-        """Each dataset above its own max_size, with the sentence that says so."""
+        """Each dataset above its own max_size, with the sentence that says so.
+
+        Where room is made for a commit that is its dataset alone, whether anything of it is cached or not:
+        what is too much of another, and stays as it is in use, takes no room that this one could have.
+        """
+        rooms, wanted = self._room.datasets, self._wish.dataset
         found = {}
-        for name, room in self._room.datasets.items():
+        for name in rooms if wanted is None else [wanted]:
             most = self._settings.rule(name).max_size
-            size = room.bytes + self._coming(name).bytes
+            size = rooms.get(name, _NOTHING).bytes + self._coming(name).bytes
             if most is not None and size > most:
                 found[name] = f"{name} takes {format_bytes(size)}, its max_size is {format_bytes(most)}"
         return found

@@ -8,6 +8,8 @@ head of `main`. OUT must not exist yet. It takes Python 3.11 and the packages bl
 msgspec. Every byte is checked against its id before it is written, every path before it is used, and OUT appears
 when all of it is there. The format is described in docs/format.md of dsv's repository; this file is a second
 description, kept apart on purpose from the code that writes stores.
+
+The exit code is 0, or 1 with one sentence that says why not, or 2 where the arguments are not these three.
 """
 
 from __future__ import annotations
@@ -24,8 +26,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import zstandard
-from blake3 import blake3
+decode_msgpack: Callable[[bytes], Any]
+MsgpackError: type[Exception]
+try:
+    import zstandard
+    from blake3 import blake3
+
+    try:
+        decode_msgpack, MsgpackError = importlib.import_module("msgpack").unpackb, ValueError
+    except ImportError:
+        msgspec = importlib.import_module("msgspec")
+        decode_msgpack, MsgpackError = msgspec.msgpack.decode, msgspec.DecodeError
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(
+        f"reader: a package that it needs can't be imported: {error}\n"
+        f"hint: {sys.executable} -m pip install blake3 zstandard msgpack"
+    )
 
 CHUNK, RECIPE, SEGMENT, NODE = 1, 2, 3, 4
 KINDS = {CHUNK: "chunk", RECIPE: "recipe", SEGMENT: "segment", NODE: "node"}
@@ -121,24 +139,14 @@ def body_of(data: bytes, kind: str) -> bytes:
     raise StoreError(f"a {kind} is damaged: it does not begin as one")
 
 
-def msgpack_reader() -> tuple[Callable[[bytes], Any], type[Exception]]:
-    """A function that decodes msgpack, and what it raises."""
-    try:
-        return importlib.import_module("msgpack").unpackb, ValueError
-    except ImportError:
-        module = importlib.import_module("msgspec")
-        return module.msgpack.decode, module.DecodeError
-
-
 def record(data: bytes | None, kind: str, *expected: object) -> list[Any]:
     """The fields of a small record, each of the type expected: a Python type, `ID` or `ID_OR_NIL`."""
-    decode, damage = msgpack_reader()
     try:
         body = body_of(data or b"", kind)[:-8]
         if data is None or blake3(data[:-8]).digest(8) != data[-8:]:
             raise StoreError(f"a {kind} is damaged: its check is not that of its bytes")
-        fields = decode(body)
-    except (damage, RecursionError) as error:
+        fields = decode_msgpack(body)
+    except (MsgpackError, RecursionError) as error:
         raise StoreError(f"a {kind} is damaged: {error}") from None
     if not isinstance(fields, list) or len(fields) != len(expected):
         raise StoreError(f"a {kind} is damaged: it does not have {len(expected)} fields")

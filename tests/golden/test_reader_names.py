@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from dsv.model.records import Feature, FeatureRule, FormatEntry
 from dsv.reader import StoreError
 from tests.golden.building import StoreMaker, name_of
 from tests.golden.stores import named, refused, stored
-from tests.golden.test_golden import GOLDEN
+from tests.golden.test_golden import GOLDEN, STORE
 
 
 @pytest.mark.parametrize(
@@ -100,3 +104,35 @@ def test_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.startswith("reader: ")
     assert reader.main(["--help"]) == 2
     assert "usage: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("installed", "lacking"),
+    [
+        ((), "zstandard"),
+        (("zstandard",), "blake3"),
+        (("zstandard", "blake3"), "msgspec"),
+        (("zstandard", "blake3", "msgspec"), None),
+    ],
+)
+def test_without_a_package_that_it_needs(
+    tmp_path: Path, installed: tuple[str, ...], lacking: str | None
+) -> None:
+    """In a Python that has these packages, and no others."""
+    (tmp_path / "packages").mkdir()
+    for name in installed:
+        folder = Path(str(importlib.import_module(name).__file__)).parent
+        (tmp_path / "packages" / name).symlink_to(folder)
+    done = subprocess.run(
+        [sys.executable, "-S", reader.__file__, str(STORE), "demo/letters", str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "packages")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / "out").exists() == (lacking is None)
+    assert done.returncode == (0 if lacking is None else 1), done.stderr
+    if lacking is not None:
+        sentence, hint = done.stderr.splitlines()
+        assert sentence.startswith("reader: ") and f"'{lacking}'" in sentence
+        assert hint == f"hint: {sys.executable} -m pip install blake3 zstandard msgpack"

@@ -44,6 +44,18 @@ def test_less_than_a_tenth_is_not_worth_it() -> None:
     assert Compressor().pack(data)[0] is Codec.RAW
 
 
+def test_after_many_in_vain_few_are_tried_until_one_shrinks() -> None:
+    compressor = Compressor()
+    text = [b"all alike " * 100] * 3
+    noise = [NOISE[at * 100 : at * 100 + 100] for at in range(200)]
+    assert [compressor.pack_next(data)[0] for data in [*noise, *noise]] == [Codec.RAW] * 400
+    codecs = [compressor.pack_next(data)[0] for data in text * 3]
+    assert codecs.count(Codec.RAW) <= 3 and set(codecs[3:]) == {Codec.ZSTD}
+    few = [compressor.pack_next(data)[0] for data in [*noise[:50], *text, *noise[:50], *text]]
+    assert few.count(Codec.ZSTD) == 6  # a mixture is tried one by one
+    assert compressor.pack(text[0])[0] is Codec.ZSTD
+
+
 def bomb(size: int) -> bytes:
     """A small frame of zeros that says truthfully how large it is."""
     writer = zstandard.ZstdCompressor(level=1).compressobj(size=size)

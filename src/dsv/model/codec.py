@@ -17,6 +17,10 @@ _SMALLEST = 64
 _SAMPLED_ABOVE = 64 << 10
 _SAMPLES = 4
 _SAMPLE = 4 << 10
+# After so many contents in a row that zstd could not shrink, as in a folder of images, only one of a few is tried,
+# until one shrinks again: trying costs as much as hashing does.
+_IN_A_ROW = 64
+_ONE_OF = 4
 _WINDOW_MAX = 32 << 20  # bytes of history a frame may ask a reader to hold
 
 
@@ -30,6 +34,7 @@ class Compressor:
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
+        self._in_vain = 0
 
     def pack(self, data: Buffer) -> tuple[Codec, Buffer]:
         """The codec to note and the bytes to store: `data` itself where zstd saves less than a tenth."""
@@ -39,6 +44,15 @@ class Compressor:
         if len(packed) * 10 > len(data) * 9:
             return Codec.RAW, data
         return Codec.ZSTD, packed
+
+    def pack_next(self, data: Buffer) -> tuple[Codec, Buffer]:
+        """`pack`, of one of many contents in tree order, of which neighbours are alike."""
+        if self._in_vain >= _IN_A_ROW and self._in_vain % _ONE_OF:
+            self._in_vain += 1
+            return Codec.RAW, data
+        packed = self.pack(data)
+        self._in_vain = self._in_vain + 1 if packed[0] is Codec.RAW else 0
+        return packed
 
     def _promising(self, data: Buffer) -> bool:
         view = memoryview(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache.eviction.removal import Remover
+from dsv.cache.filling import processes
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.filling.room import reservations
@@ -87,6 +89,18 @@ def test_a_killed_helper_costs_what_it_had_under_way(root: CacheRoot, world: Wor
     os.kill(helper, signal.SIGKILL)
     world.check(commit, Path(filler.finish(process)["path"]))
     assert len(world.fetched()) <= len(FILES) + 2
+
+
+def test_helpers_import_nothing_from_where_the_command_was_given(
+    root: CacheRoot, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "signal", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the data')")
+    monkeypatch.chdir(tmp_path)
+    order = {"path": sys.path, "root": str(root.path), "dataset": "xrays", "name": "0" * 64, "fill": "none"}
+    helper = processes._start(order)
+    helper.communicate()
+    assert helper.returncode == 0  # there is no such fill, and it got as far as looking for it
 
 
 def test_helpers_end_with_who_started_them(root: CacheRoot, world: World) -> None:

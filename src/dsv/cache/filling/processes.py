@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.plan import Plan
 from dsv.cache.filling.request import HelperSpec
 from dsv.cache.filling.site import Site
+from dsv.transfer.processors import processors
 
 # One more process pays for its start with this much work, in entries and in bytes to write.
 _ENTRIES_EACH = 16_000
@@ -24,7 +24,7 @@ BEGAN = "began\n"  # what a helper says before its first claim
 
 def default_jobs(plan: Plan, kind: FileSystem) -> int:
     """How many processes suit this machine and this fill."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = processors()
     worth = max(plan.entries // _ENTRIES_EACH, plan.need_bytes // _BYTES_EACH)
     # On a file server a process waits more than it computes, and has threads for that.
     most = max(1, cores // 2) if kind.remote else cores
@@ -94,7 +94,10 @@ def _has_begun(process: subprocess.Popen[bytes]) -> bool:
 def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
     """The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dsv.cache.filling.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        # -P: what lies in the folder where the command was given is data, whatever its name.
+        [sys.executable, "-P", "-m", "dsv.cache.filling.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):

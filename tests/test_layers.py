@@ -42,7 +42,7 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
     for name in names
 }
 # A process of its own that a fill starts, and talks to by pipes.
-PROGRAMS = {PACKAGE / "cache" / "filling" / "worker.py"}
+PROGRAMS = {PACKAGE / "cache/filling/worker.py", PACKAGE / "worktree/ahead/process.py"}
 NOT_FOR_VALUES = {
     "pathlib",
     "time",

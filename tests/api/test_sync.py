@@ -9,6 +9,8 @@ import pytest
 
 from dsv.errors import Conflict, NoRoom, Unsupported
 from dsv.model.names import BranchName
+from dsv.repo.repository import Repository
+from dsv.repo.trees import TreeReader
 from tests.api.people import Person
 
 FILES = {
@@ -61,6 +63,34 @@ def test_a_second_sync_uploads_what_changed(ann: Person) -> None:
     assert 0 < second.uploaded_bytes < 300_000
     assert second.commit is not None
     assert ann.read(second.commit) == ann.files()
+
+
+def test_with_reading_processes_the_commits_are_the_same(tmp_path: Path) -> None:
+    """Over a first sync, a change of every tenth file, and one that removes and retypes."""
+    ann, eve = (Person(tmp_path / name, str(tmp_path / "store" / name), name) for name in ("ann", "eve"))
+    source = random.Random(5)
+    first = {f"d{n % 5}/{n:04}": source.randbytes(n % 300) * (1 + n % 9) for n in range(1500)}
+    second = {path: source.randbytes(100) for path in list(first)[::10]}
+    roots = []
+    for person, jobs in ((ann, 1), (eve, 3)):
+        person.init()
+        person.write({**FILES, **first})
+        commits = [person.sync(jobs=jobs)]
+        person.write(second)
+        commits.append(person.sync(jobs=jobs))
+        (person.workspace / "d1/0001").unlink()
+        (person.workspace / "d2/0002").unlink()
+        person.write({"d2/0002@": b"0007"})
+        commits.append(person.sync(jobs=jobs))
+        assert [(done.added, done.changed, done.removed) for done in commits] == [
+            (1506, 0, 0), (0, 150, 0), (0, 1, 1)
+        ]  # fmt: skip
+        assert not person.sync(jobs=jobs).any_change
+        with person.context().store() as store:
+            repository = Repository.open(store, None)
+            roots.append([TreeReader(repository.objects, done.commit).commit.root for done in commits])
+        assert person.read(commits[-1].commit) == person.files()
+    assert roots[0] == roots[1]
 
 
 def test_touching_is_no_change(ann: Person) -> None:

@@ -11,6 +11,7 @@ from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
 from dsv.worktree.descent import Descent
 from dsv.worktree.examine import hash_content
+from dsv.worktree.folder import row_of
 from dsv.worktree.problem import Problem
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
@@ -77,7 +78,8 @@ class World:
             steady = read_steadily(descent, item.path, hash_content)
         assert not isinstance(steady, Problem)
         self.reads += 1
-        entry = survey.record(item, steady.stat, steady.value, recipe_for(steady.stat.st_size, steady.value))
+        recipe = recipe_for(steady.stat.st_size, steady.value)
+        entry = survey.record(item, row_of(steady.stat), steady.stat.st_dev, steady.value, recipe)
         assert entry is not None
         return entry
 

@@ -28,10 +28,12 @@ from dsv.repo.session import Session
 from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
 from dsv.repo.trees import TreeReader
 from dsv.store.counting import Counting
+from dsv.transfer.processors import processors
 from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.ahead.readers import Content, Readers, suitable
 from dsv.worktree.descent import Descent
 from dsv.worktree.examine import read
-from dsv.worktree.folder import Relation
+from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.journal import Journal
 from dsv.worktree.lock import Lock
 from dsv.worktree.problem import Problem, refusal
@@ -48,13 +50,17 @@ SAVE_EVERY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on."""
+    """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on.
+
+    jobs: processes that read small files; None for what suits the work and the machine.
+    """
 
     paths: tuple[bytes, ...] = ()
     message: str = ""
     branch: BranchName | None = None
     allow_removals: bool = False
     skip_unsupported: bool = False
+    jobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +164,11 @@ class _Sync:
             Session.open(self._repository, self._context.writer) as session,
             Uploader(session, self._journal) as uploader,
         ):
-            self._expect(survey)
+            files = self._expect(survey)
             uploader.resume(self._journal.left.packs, self._journal.left.recipes)
-            with Descent(self._workspace.root) as descent:
-                written = write_tree(uploader, tree, self._changes(survey, uploader, descent))
+            with self._readers(files) as readers, Descent(self._workspace.root) as descent:
+                work = readers.over(survey.work())
+                written = write_tree(uploader, tree, self._changes(survey, work, uploader, descent))
             self._refuse_problems()
             if tree is not None and written.root == tree.commit.root:
                 return self._without_change(base, tree, head)
@@ -190,15 +197,28 @@ class _Sync:
                     return True
         return False
 
-    def _changes(self, survey: Survey, uploader: Uploader, descent: Descent) -> Iterator[TreeChange]:
+    def _readers(self, files: int) -> Readers:
+        jobs = self._request.jobs
+        return Readers(self._workspace.root, suitable(files, processors()) if jobs is None else jobs - 1)
+
+    def _changes(
+        self,
+        survey: Survey,
+        work: Iterator[tuple[Pending | Gone, Content | None]],
+        uploader: Uploader,
+        descent: Descent,
+    ) -> Iterator[TreeChange]:
         """What differs from the base, in tree order, with its content uploaded."""
         progress = self._context.progress
-        for item in survey.work():
+        for item, content in work:
             if isinstance(item, Gone):
                 self._counts["removed"] += 1
                 yield TreeChange(item.path, None)
                 continue
-            change = self._change(survey, item, uploader, descent)
+            if content is not None:
+                change = _store(survey, item, content, uploader)
+            else:
+                change = self._change(survey, item, uploader, descent)
             progress.advance(files=1, bytes=item.size)
             if change is not None:
                 self._counts["added" if item.relation is Relation.ABSENT else "changed"] += 1
@@ -226,7 +246,8 @@ class _Sync:
             self._problems.append(found)
             return None
         stored = found.value
-        entry = survey.record(item, found.stat, stored.file_id, stored.recipe_id)
+        row, device = row_of(found.stat), found.stat.st_dev
+        entry = survey.record(item, row, device, stored.file_id, stored.recipe_id)
         assert entry is not None
         return None if entry == item.base else TreeChange(item.path, entry, stored.location)
 
@@ -243,8 +264,11 @@ class _Sync:
         if self._problems and not self._request.skip_unsupported:
             raise refusal(self._problems, str(self._workspace.root))
 
-    def _expect(self, survey: Survey) -> None:
-        """Says how much there is to do. Raises `NoRoom` where a directory store can't take what is new."""
+    def _expect(self, survey: Survey) -> int:
+        """Says how much there is to do, and gives the number of paths.
+
+        Raises `NoRoom` where a directory store can't take what is new.
+        """
         files, needed = survey.totals()
         self._context.progress.start(files, needed)
         free = self._store.free_bytes()
@@ -254,6 +278,7 @@ class _Sync:
                 subject=self._store.url,
                 hint="free some room there, or sync some paths only: dsv sync PATH",
             )
+        return files
 
     def _publish(
         self,
@@ -341,6 +366,12 @@ class _Sync:
             subject=f"{self._workspace.dataset}@{self._branch}",
             hint="dsv pull, or publish beside it: dsv sync --branch NAME",
         )
+
+
+def _store(survey: Survey, item: Pending, content: Content, uploader: Uploader) -> TreeChange | None:
+    stored = uploader.add_packed(content.file_id, content.size, content.codec, content.stored)
+    entry = survey.record(item, content.row, content.device, content.file_id)
+    return None if entry == item.base else TreeChange(item.path, entry, stored.location)
 
 
 def _upload(uploader: Uploader, descriptor: int, size: int) -> tuple[Stored, int]:

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from dsv.errors import IntegrityError
 from dsv.model.chunking import SINGLE_CHUNK_MAX, FileCutter
-from dsv.model.codec import Compressor
+from dsv.model.codec import Codec, Compressor
 from dsv.model.entry import Entry
 from dsv.model.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.model.location import Location, ObjectKind
@@ -110,6 +110,14 @@ class Uploader:
         chunk_id = ChunkId.hash(data)
         return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
+    def add_packed(self, file_id: FileId, size: int, codec: Codec, stored: Buffer) -> Stored:
+        """`add_bytes`, of what was hashed and compressed already; `stored` is copied before this returns."""
+        chunk_id = ChunkId(file_id)
+        location = self._catalog.find(ObjectKind.CHUNK, chunk_id)
+        if location is None:
+            location = self._add_chunk(chunk_id, codec, stored, size)
+        return Stored(size, file_id, None, location)
+
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
         """Stores a larger content; `readinto` fills a buffer and says with how many bytes, 0 at the end."""
         whole = blake3()
@@ -179,12 +187,15 @@ class Uploader:
     def _chunk(self, chunk_id: ChunkId, data: Buffer) -> Location:
         found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
         if found is None:
-            codec, stored = self._compressor.pack(data)
-            found = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, len(data))
-            self._catalog.add(ObjectKind.CHUNK, chunk_id, found)
-            if len(self._catalog) >= INDEX_ROWS:
-                self.finish()
+            found = self._add_chunk(chunk_id, *self._compressor.pack_next(data), len(data))
         return found
+
+    def _add_chunk(self, chunk_id: ChunkId, codec: Codec, stored: Buffer, length: int) -> Location:
+        location = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, length)
+        self._catalog.add(ObjectKind.CHUNK, chunk_id, location)
+        if len(self._catalog) >= INDEX_ROWS:
+            self.finish()
+        return location
 
     def _recipe(self, ids: bytes, lengths: list[int], places: list[Location]) -> tuple[RecipeId, Location]:
         """Stores the recipe, sub-recipes first, each with the places of what it lists."""

@@ -11,7 +11,7 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
 from dsv.model.progress import NoProgress, Progress
 from dsv.worktree.descent import Descent
-from dsv.worktree.folder import Relation
+from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.oserrors import about
 from dsv.worktree.problem import Problem
 from dsv.worktree.status import Differences, What, difference, retyped
@@ -58,7 +58,7 @@ def read(survey: Survey, item: Pending, descent: Descent) -> Problem | None:
     if isinstance(steady, Problem):
         return steady
     item.size = steady.stat.st_size
-    item.known = survey.record(item, steady.stat, steady.value)
+    item.known = survey.record(item, row_of(steady.stat), steady.stat.st_dev, steady.value)
     item.kind = Kind.EXECUTABLE if steady.stat.st_mode & 0o100 else Kind.FILE
     if item.known is None:  # a large file: only its upload works out the recipe that a tree needs
         item.known = Entry(item.path, item.kind, item.size, steady.value)

@@ -15,7 +15,7 @@ from dsv.worktree.problem import Problem, Trouble
 
 T = TypeVar("T")
 TRIES = 3
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # An open file keeps its inode.
 _times = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_mode")
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
@@ -29,6 +29,11 @@ class Steady(Generic[T]):
     stat: os.stat_result
 
 
+def same_times(before: os.stat_result, after: os.stat_result) -> bool:
+    """Whether nobody wrote to a file, nor changed its mode, between two looks at one descriptor."""
+    return _times(before) == _times(after)
+
+
 def read_steadily(
     descent: Descent, path: bytes, read: Callable[[int, int], tuple[T, int]]
 ) -> Steady[T] | Problem:
@@ -40,7 +45,7 @@ def read_steadily(
     above, name = split(path)
     for _ in range(TRIES):
         try:
-            descriptor = os.open(name, _FLAGS, dir_fd=descent.at(above))
+            descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
             try:
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
@@ -53,7 +58,7 @@ def read_steadily(
             if error.errno in _GONE:
                 break
             return Problem(path, f"it can't be read: {error.strerror or error}", Trouble.UNREADABLE)
-        if size == after.st_size and _times(before) == _times(after):
+        if size == after.st_size and same_times(before, after):
             return Steady(value, after)
     else:
         return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)

@@ -6,7 +6,6 @@ commit, `align` reads its tree once, and from then on the state does.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from dsv.worktree.folder import (
     TRUSTED,
     Folder,
     Relation,
-    row_of,
     with_relation,
 )
 from dsv.worktree.problem import Problem
@@ -178,17 +176,17 @@ class Survey:
             gone = next(missing, None)
 
     def record(
-        self, item: Pending, stat: os.stat_result, file_id: FileId, recipe_id: RecipeId | None = None
+        self, item: Pending, row: bytes, device: int, file_id: FileId, recipe_id: RecipeId | None = None
     ) -> Entry | None:
-        """Remembers what was read. `stat` is from before and after the reading; gives the entry for a tree.
+        """Remembers what was read, and gives the entry for a tree.
 
-        None where `recipe_id` is needed and missing, as after mere hashing: then it must be read again to be
-        stored.
+        `row` is the stat from before and after the reading, as `row_of` gives it, `device` its st_dev. None where
+        `recipe_id` is needed and missing, as after mere hashing: then it must be read again to be stored.
         """
         folder, at = self.state.edit(item.folder), item.at
-        row = row_of(stat)
         folder.rows[at * ROW.size : (at + 1) * ROW.size] = row
-        kind = Kind.EXECUTABLE if stat.st_mode & 0o100 else Kind.FILE
+        _, size, _, _, mode = ROW.unpack(row)
+        kind = Kind.EXECUTABLE if mode & 0o100 else Kind.FILE
         folder.kinds[at] = kind
         relation, base_kind = RELATIONS[folder.marks[at]], BASE_KINDS[folder.marks[at]]
         if relation is Relation.SAME:
@@ -198,14 +196,14 @@ class Survey:
                 recipe_id = RecipeId(folder.recipes[at])
             if base_kind is not kind:
                 relation = Relation.DIFFERS
-        if stat.st_size > SINGLE_CHUNK_MAX and recipe_id is None:
+        if size > SINGLE_CHUNK_MAX and recipe_id is None:
             folder.set_id(at, NO_ID, None)
             folder.marks[at] = with_relation(0, relation, base_kind)
             return None
         folder.set_id(at, file_id, recipe_id)
-        known = TRUSTED if self.state.vouches(row, foreign=stat.st_dev != self._device) else READ
+        known = TRUSTED if self.state.vouches(row, foreign=device != self._device) else READ
         folder.marks[at] = with_relation(known, relation, base_kind)
-        return Entry(item.path, kind, stat.st_size, file_id, recipe_id)
+        return Entry(item.path, kind, size, file_id, recipe_id)
 
     def relate(self, item: Pending, base: Entry | None) -> None:
         """Sets how a path stands to the base, which has this entry there, or none."""

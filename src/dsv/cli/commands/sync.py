@@ -9,10 +9,17 @@ import typer
 from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
+from dsv.cli.declare import command, text, whole
 from dsv.cli.paths import workspace_paths
 from dsv.model.names import BranchName
 from dsv.model.units import format_bytes
+
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "-j", "--jobs", parser=whole(1), metavar="N", help="Processes that read small files; else what suits."
+    ),
+]
 
 
 @command(
@@ -55,6 +62,7 @@ def sync(
     skip_unsupported: Annotated[
         bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
     ] = False,
+    jobs: Jobs = None,
     author: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +85,7 @@ def sync(
             branch=None if branch is None else BranchName.parse(branch),
             allow_removals=allow_removals,
             skip_unsupported=skip_unsupported,
+            jobs=jobs,
         )
         done = publish(context, request)
     for problem in done.skipped:

@@ -1,0 +1,105 @@
+"""A batch of small files: what is asked of a reading process, and what it answers.
+
+Contents lie in memory that both processes map, in a slot for each batch; all else goes over a pipe, in columns.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+
+import msgspec
+from blake3 import blake3
+
+from dsv.model.chunking import SINGLE_CHUNK_MAX
+from dsv.model.codec import Codec, Compressor
+from dsv.worktree.descent import Descent, split
+from dsv.worktree.folder import ROW, row_of
+from dsv.worktree.steady import OPEN_FLAGS, same_times
+
+FILES = 256
+"""A batch has at most so many."""
+SLOT = 4 << 20
+"""Bytes of a batch's memory, with one more for each file than it should have: where it has grown, that shows."""
+PATHS = 64 << 10
+"""Bytes of a batch's paths: so little, and so many orders at a time, that a pipe takes them without anybody waiting."""
+LARGEST = SINGLE_CHUNK_MAX
+"""Bytes of the largest file that is read in a batch: its content is one chunk."""
+UNREAD = 255
+"""In `Batch.codecs`: whoever asked reads this one alone, and finds out what is the matter with it."""
+_NO_ROW, _NO_ID = bytes(ROW.size), bytes(32)
+
+
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """Which files to read. paths: joined by NUL, in tree order. sizes: of each, in bytes, none of them 0."""
+
+    slot: int
+    paths: bytes
+    sizes: list[int]
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """What was read, a column each, in the order's order.
+
+    rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
+    ids: 32 bytes each. codecs: a byte each. stored: bytes of each that lie in the slot, one behind the other.
+    """
+
+    slot: int
+    rows: bytes
+    devices: bytes
+    ids: bytes
+    codecs: bytes
+    stored: bytes
+
+
+def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
+    """Reads the files, each once, and leaves what is to be stored of them in `memory`, a slot's.
+
+    A file that is not there, not readable, or not steady while it is read is left `UNREAD`.
+    """
+    rows, ids, codecs = list[bytes](), list[bytes](), bytearray()
+    devices, stored = array("Q"), array("I")
+    end = 0
+    for path, size in zip(order.paths.split(b"\0"), order.sizes, strict=True):
+        place = memory[end : end + size + 1]
+        info = _read(descent, path, size, place)
+        if info is None:
+            rows.append(_NO_ROW)
+            devices.append(0)
+            ids.append(_NO_ID)
+            codecs.append(UNREAD)
+            stored.append(0)
+            continue
+        data = place[:size]
+        codec, packed = compressor.pack_next(data)
+        rows.append(row_of(info))
+        devices.append(info.st_dev)
+        ids.append(blake3(data).digest())
+        codecs.append(codec)
+        stored.append(len(packed))
+        if codec is not Codec.RAW:
+            memory[end : end + len(packed)] = packed
+        end += len(packed)
+    return Batch(
+        order.slot, b"".join(rows), devices.tobytes(), b"".join(ids), bytes(codecs), stored.tobytes()
+    )
+
+
+def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> os.stat_result | None:
+    """Fills `place` with a file of this size; its stat, or None."""
+    above, name = split(path)
+    try:
+        descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
+        try:
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode) or before.st_size != size:
+                return None
+            count = os.readv(descriptor, (place,))
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return after if count == size and same_times(before, after) else None

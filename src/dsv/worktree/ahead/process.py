@@ -1,0 +1,38 @@
+"""`python -m dsv.worktree.ahead.process ROOT PIPE MEMORY`: a reading process, started by `readers`.
+
+It answers orders until its pipe is closed, which the death of who started it does too. It decides nothing: what it
+can't read, or finds changing, is left to who asked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from dsv.model.codec import Compressor
+from dsv.worktree.ahead.batch import SLOT, Order, read_batch
+from dsv.worktree.descent import Descent
+
+_orders = msgspec.msgpack.Decoder(Order)
+
+
+def main() -> None:
+    root, pipe, memory = sys.argv[1:]
+    slots = memoryview(mmap.mmap(int(memory), 0))
+    compressor = Compressor()
+    with Connection(int(pipe)) as asked, Descent(Path(root)) as descent:
+        while True:
+            try:
+                order = _orders.decode(asked.recv_bytes())
+                place = slots[order.slot * SLOT : (order.slot + 1) * SLOT]
+                asked.send_bytes(msgspec.msgpack.encode(read_batch(descent, compressor, order, place)))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+
+
+if __name__ == "__main__":
+    main()

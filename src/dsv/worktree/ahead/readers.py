@@ -1,0 +1,272 @@
+"""The reading processes of one sync, and the order in which their work comes back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
+
+from dsv.model.codec import Codec, Compressor
+from dsv.model.entry import Kind
+from dsv.model.ids import FileId
+from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, UNREAD, Batch, Order, read_batch
+from dsv.worktree.descent import Descent
+from dsv.worktree.folder import ROW
+from dsv.worktree.survey import Gone, Pending
+
+_SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
+_OWN_SLOTS = 2
+_TURNS = 64  # cut in advance at most, as of some nothing is to be read
+# A process pays for its start, which takes as long as reading some thousand small files, with so many paths.
+_WORTH = 4096
+_MOST = 4
+_CODECS = tuple(Codec)
+_batches = msgspec.msgpack.Decoder(Batch)
+
+
+class Content(NamedTuple):
+    """A file's content, ready to be stored. row, device: see `Survey.record`.
+
+    size: in bytes. stored: what `codec` made of it; good until the next content is asked for.
+    """
+
+    row: bytes
+    device: int
+    size: int
+    file_id: FileId
+    codec: Codec
+    stored: memoryview
+
+
+def suitable(files: int, processors: int) -> int:
+    """How many further processes suit so much work and this machine."""
+    return min(processors - 1, _MOST) if files >= _WORTH else 0
+
+
+class Readers:
+    """`over` gives work as it came, with contents. A context manager, which ends the processes.
+
+    While the next content is not there yet, it reads later ones itself, so that no processor idles. Without a process
+    it gives no content at all, and of one that died none either: who stores the files then reads them.
+    """
+
+    def __init__(self, root: Path, count: int) -> None:
+        """`count` processes, or as many as can be had."""
+        self._readers: list[_Reader] = []
+        self._turns: deque[_Turn] = deque()
+        self._own: list[memoryview] = []
+        self._compressor = Compressor()
+        self._descent = Descent(root)
+        with suppress(OSError):  # no process, or no memory: slower, and else the same
+            for _ in range(count):
+                self._readers.append(_Reader(root))
+                self._own = [memoryview(bytearray(SLOT)) for _ in range(_OWN_SLOTS)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._descent.close()
+        for reader in self._readers:
+            reader.end()
+
+    def over(self, work: Iterator[Pending | Gone]) -> Iterator[tuple[Pending | Gone, Content | None]]:
+        """The same items in the same order. To be called once."""
+        if not self._readers:
+            yield from ((item, None) for item in work)
+            return
+        upcoming = _cut(work)
+        while self._send(upcoming):
+            turn = self._turns.popleft()
+            if turn.reader is not None:
+                self._read_meanwhile(turn.reader, upcoming)
+                turn.batch = turn.reader.answer()
+            yield from _paired(turn)
+            self._release(turn)
+
+    def _send(self, upcoming: Iterator[_Turn]) -> bool:
+        """Gives the processes as much as they have room for; whether there is a turn left."""
+        for reader in self._readers:
+            while reader.free and len(self._turns) < _TURNS and (turn := next(upcoming, None)) is not None:
+                self._turns.append(turn)
+                if turn.sizes:
+                    reader.ask(turn)
+        if not self._turns and (turn := next(upcoming, None)) is not None:  # every process has died
+            self._turns.append(turn)
+        return bool(self._turns)
+
+    def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[_Turn]) -> None:
+        """Reads what no process was given yet, until the next content is there."""
+        while self._own and not reader.has_answered and (turn := next(upcoming, None)) is not None:
+            self._turns.append(turn)
+            if turn.sizes:
+                turn.memory = self._own.pop()
+                turn.batch = read_batch(self._descent, self._compressor, turn.order(0), turn.memory)
+
+    def _release(self, turn: _Turn) -> None:
+        if turn.reader is not None:
+            turn.reader.release(turn)
+        elif turn.memory is not None:
+            self._own.append(turn.memory)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A run of the work, and who reads what is small in it, whose sizes and paths these are."""
+
+    items: list[Pending | Gone] = field(default_factory=list)
+    paths: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    room: int = SLOT
+    names: int = PATHS
+    reader: _Reader | None = None
+    slot: int = 0
+    memory: memoryview | None = None
+    batch: Batch | None = None
+
+    def add(self, item: Pending | Gone) -> bool:
+        """False where it is full."""
+        if not _is_small(item):
+            if len(self.items) - len(self.paths) == FILES:
+                return False
+            self.items.append(item)
+            return True
+        assert isinstance(item, Pending)
+        self.room -= item.size + 1
+        self.names -= len(item.path) + 1
+        if self.paths and (self.room < 0 or self.names < 0 or len(self.paths) == FILES):
+            return False
+        self.items.append(item)
+        self.paths.append(item.path)
+        self.sizes.append(item.size)
+        return True
+
+    def order(self, slot: int) -> Order:
+        return Order(slot, b"\0".join(self.paths), self.sizes)
+
+
+class _Reader:
+    """One process. free: slots that nobody uses; none once it has died."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises `OSError` where no process, or no memory to share, can be had."""
+        ours, theirs = Pipe()
+        with theirs, _shared_memory(_SLOTS * SLOT) as shared:
+            self._memory = memoryview(mmap.mmap(shared, 0))
+            program = [sys.executable, "-P", "-m", "dsv.worktree.ahead.process"]
+            given = (theirs.fileno(), shared)
+            # In a process group of its own it does not hear a Ctrl-C that is meant for who started it.
+            self._process = subprocess.Popen(
+                [*program, os.fspath(root.absolute()), *map(str, given)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=given, process_group=0,
+            )  # fmt: skip
+        self._pipe: Connection = ours
+        self.free = list(range(_SLOTS))
+
+    def ask(self, turn: _Turn) -> None:
+        """Has what is small of the turn read into a free slot."""
+        turn.reader, turn.slot = self, self.free.pop()
+        turn.memory = self._memory[turn.slot * SLOT : (turn.slot + 1) * SLOT]
+        try:
+            self._pipe.send_bytes(msgspec.msgpack.encode(turn.order(turn.slot)))
+        except OSError:
+            self.free.clear()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether `answer` need not wait."""
+        return self._pipe.poll(0)
+
+    def answer(self) -> Batch | None:
+        """What became of the oldest turn that it was asked for; None where the process has died."""
+        try:
+            return _batches.decode(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self.free.clear()
+            return None
+
+    def release(self, turn: _Turn) -> None:
+        """Whoever asked has no more use for what lies in its slot."""
+        if turn.batch is not None:
+            self.free.append(turn.slot)
+
+    def end(self) -> None:
+        """Ends the process, whatever it is at."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _is_small(item: Pending | Gone) -> bool:
+    return (
+        isinstance(item, Pending)
+        and item.known is None
+        and item.kind <= Kind.EXECUTABLE
+        and 0 < item.size <= LARGEST
+    )
+
+
+def _cut(work: Iterator[Pending | Gone]) -> Iterator[_Turn]:
+    turn = _Turn()
+    for item in work:
+        if not turn.add(item):
+            yield turn
+            turn = _Turn()
+            turn.add(item)
+    if turn.items:
+        yield turn
+
+
+def _paired(turn: _Turn) -> Iterator[tuple[Pending | Gone, Content | None]]:
+    if turn.batch is None or turn.memory is None:
+        yield from ((item, None) for item in turn.items)
+        return
+    contents = _contents(turn.batch, turn.sizes, turn.memory)
+    for item in turn.items:
+        yield item, next(contents) if _is_small(item) else None
+
+
+def _contents(batch: Batch, sizes: list[int], memory: memoryview) -> Iterator[Content | None]:
+    devices, stored = array("Q", batch.devices), array("I", batch.stored)
+    end = 0
+    for at, (size, codec, length) in enumerate(zip(sizes, batch.codecs, stored, strict=True)):
+        if codec == UNREAD:
+            yield None
+            continue
+        yield Content(
+            batch.rows[at * ROW.size : (at + 1) * ROW.size],
+            devices[at],
+            size,
+            FileId(batch.ids[at * 32 : (at + 1) * 32]),
+            _CODECS[codec],
+            memory[end : end + length],
+        )
+        end += length
+
+
+@contextmanager
+def _shared_memory(size: int) -> Iterator[int]:
+    """The descriptor of a file without a name, of zeros, to be mapped."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("dsv")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)

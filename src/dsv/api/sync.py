@@ -46,6 +46,7 @@ from dsv.worktree.workspace import Workspace
 
 # How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
 SAVE_EVERY = 60.0
+_TELL_FILES, _TELL_BYTES = 16, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class _Sync:
         descent: Descent,
     ) -> Iterator[TreeChange]:
         """What differs from the base, in tree order, with its content uploaded."""
-        progress = self._context.progress
+        files = size = 0
         for item, content in work:
             if isinstance(item, Gone):
                 self._counts["removed"] += 1
@@ -219,14 +220,22 @@ class _Sync:
                 change = _store(survey, item, content, uploader)
             else:
                 change = self._change(survey, item, uploader, descent)
-            progress.advance(files=1, bytes=item.size)
             if change is not None:
                 self._counts["added" if item.relation is Relation.ABSENT else "changed"] += 1
                 yield change
-            if time.monotonic() - self._saved > SAVE_EVERY:
-                survey.state.save()
-                self._saved = time.monotonic()
-        progress.finish()
+            files, size = files + 1, size + item.size
+            if files == _TELL_FILES or size >= _TELL_BYTES:
+                self._tell(survey, files, size)
+                files = size = 0
+        self._tell(survey, files, size)
+        self._context.progress.finish()
+
+    def _tell(self, survey: Survey, files: int, size: int) -> None:
+        """Once for several small files, as it is much beside the work for one of them."""
+        self._context.progress.advance(files=files, bytes=size)
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            survey.state.save()
+            self._saved = time.monotonic()
 
     def _change(
         self, survey: Survey, item: Pending, uploader: Uploader, descent: Descent

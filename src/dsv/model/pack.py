@@ -73,7 +73,8 @@ class PackBuilder:
         offset, size = self._end, len(stored)
         if not size or not 0 < length <= OBJECT_MAX or (codec is Codec.RAW and size != length):
             raise ValueError(f"a pack can't hold an object of {length} bytes, stored as {size}")
-        if self.size + size + _ROW > PACK_MAX or len(self._kinds) == MAX_ROWS:
+        rows = len(self._kinds)
+        if offset + size + _ROW * (rows + 1) + FOOTER_SIZE > PACK_MAX or rows == MAX_ROWS:
             raise ValueError("the pack is full")
         self._append(stored, size)
         self._kinds.append(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import NodeId, SegmentId
@@ -15,8 +15,7 @@ from dsv.model.tree import Child, Cutter, Node, check_follows, group, parent
 from dsv.repo.trees import Leaf, TreeReader
 
 
-@dataclass(frozen=True, slots=True)
-class TreeChange:
+class TreeChange(NamedTuple):
     """A path's new entry and where its content lies, or None where the path goes."""
 
     path: bytes

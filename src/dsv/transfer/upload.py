@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blake3 import blake3
 
@@ -50,8 +49,7 @@ class NoJournal:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A file's content, as the store holds it. `location` is that of its chunk, or of its recipe; None if empty."""
 
     size: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,20 +14,17 @@ from dsv.store.base import Put
 from dsv.store.directory import DirectoryStore
 
 
-def race(root: str, me: str, hosts: str, keys: str) -> dict[str, object]:
-    """Meets the other hosts in the store itself, then puts every key; tells which it won."""
+def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, object]:
+    """Meets the other hosts in the store itself, then puts every key, in a folder of its own where `below` has one;
+    tells which it won.
+    """
+    os.umask(0o077)
     store = DirectoryStore(root)
+    names = [f"{key}{below}" for key in range(int(keys))]
     store.put_if_absent(f"ready/{me}", b"")
     wait_until(lambda: len(list(store.list("ready/"))) == int(hosts))
-    won = [
-        key
-        for key in map(str, range(int(keys)))
-        if store.put_if_absent(f"race/{key}", me.encode()) is Put.WON
-    ]
-    return {
-        "won": won,
-        "seen": {key: store.get(f"race/{key}").decode() for key in map(str, range(int(keys)))},
-    }
+    won = [name for name in names if store.put_if_absent(f"race/{name}", me.encode()) is Put.WON]
+    return {"won": won, "seen": {name: store.get(f"race/{name}").decode() for name in names}}
 
 
 def write_late(root: str, *keys: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 from pathlib import Path
 
@@ -30,21 +31,30 @@ def result(host: Host) -> dict[str, object]:
 @pytest.fixture
 def folder(nfs_hosts: NfsHosts, request: pytest.FixtureRequest) -> Path:
     """A store's folder on the server's side; hosts see it under /mnt/nfs."""
-    path = nfs_hosts.export / f"store-{request.node.name}"
+    path = nfs_hosts.export / f"store-{request.node.name}".replace("[", "-").replace("]", "")
     path.mkdir()
     return path
 
 
-def test_one_of_several_hosts_wins_each_key(nfs_hosts: NfsHosts, folder: Path) -> None:
+@pytest.mark.parametrize(("mode", "below"), [(0o700, ""), (0o2770, "/deep/key")], ids=["own", "group"])
+def test_one_of_several_hosts_wins_each_key(nfs_hosts: NfsHosts, folder: Path, mode: int, below: str) -> None:
+    """In a group's store they make the folders at the same time too, and replace each other's empty ones."""
+    folder.chmod(mode)
     root, count = f"/mnt/nfs/{folder.name}", 100
-    hosts = [start(nfs_hosts, number, "race", root, str(number), "3", str(count)) for number in (1, 2, 3)]
+    hosts = [
+        start(nfs_hosts, number, "race", root, str(number), "3", str(count), below) for number in (1, 2, 3)
+    ]
     results = [result(host) for host in hosts]
     winners = {key: str(number) for number, found in enumerate(results, 1) for key in found["won"]}  # type: ignore[attr-defined]
     assert sum(len(found["won"]) for found in results) == len(winners) == count  # type: ignore[arg-type]
     assert len(set(winners.values())) > 1, "there was no race"
-    assert {path.name: path.read_text() for path in (folder / "race").iterdir()} == winners
+    race = folder / "race"
+    there = {str(path.relative_to(race)): path.read_text() for path in race.rglob("*") if path.is_file()}
+    assert there == winners
     assert all(found["seen"] == winners for found in results)
     assert list((folder / ".tmp").iterdir()) == []
+    below_it = [path for path in folder.rglob("*") if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in below_it} == {mode}
 
 
 def test_another_hosts_objects_are_seen_at_once(nfs_hosts: NfsHosts, folder: Path) -> None:

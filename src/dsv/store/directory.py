@@ -29,7 +29,7 @@ from dsv.store.base import (
     is_component,
 )
 from dsv.store.directory_errors import NO_HARD_LINKS, no_hard_links, os_errors, root_missing
-from dsv.store.freshness import ask_again
+from dsv.store.freshness import ask_again, unless_gone
 from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles, make_folder, sync_folder
 
 _FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
@@ -88,9 +88,10 @@ class DirectoryStore:
                 return Put.LOST
             for _ in range(_ATTEMPTS):
                 # Gone again where upkeep swept a file that took a day to get here.
-                with suppress(FileNotFoundError), self._temporary.holding(data) as (holder, file):
+                with unless_gone(), self._temporary.holding(data) as (holder, file):
                     return self._link_in(holder, file, folders, name)
                 self._check_root()
+                ask_again(self._root)
         raise NoAnswer(f"{key} in {self.url} could not be written: its folder keeps vanishing", subject=key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
@@ -145,9 +146,10 @@ class DirectoryStore:
     def _opened(self, key: str) -> Iterator[int]:
         """A descriptor of the object's file. A name that seems absent is asked for again: see freshness."""
         folders, name = _split(check_key(key))
-        try:
+        descriptor = None
+        with unless_gone():
             descriptor = self._open_file(folders, name, fresh=False)
-        except FileNotFoundError:
+        if descriptor is None:
             try:
                 descriptor = self._open_file(folders, name, fresh=True)
             except FileNotFoundError:
@@ -169,27 +171,27 @@ class DirectoryStore:
 
     def _has(self, folders: _Folders, name: str) -> bool:
         """Whether the name is known to be taken, so that no large file is written for nothing."""
-        try:
-            with self._folder(folders) as folder:
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    self._sync_above(folders, folder)
-                    return True
-        except FileNotFoundError:
-            return False
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with unless_gone(), self._folder(folders) as folder:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._sync_above(folders, folder)
+            return True
+        return False
 
     def _link_in(self, holder: int, file: TemporaryFile, folders: _Folders, name: str) -> Put:
-        """Links the file, making its folder again as often as whoever deletes removes it."""
-        for _ in range(_ATTEMPTS):
-            with suppress(FileNotFoundError):
-                return self._link(holder, file, folders, name)
+        """Links the file, making its folder again as often as others remove it, or replace it while it is empty."""
+        for attempt in range(_ATTEMPTS):
+            with unless_gone():
+                return self._link(holder, file, folders, name, fresh=attempt > 0)
             os.stat(file.name, dir_fd=holder, follow_symlinks=False)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def _link(self, holder: int, file: TemporaryFile, folders: _Folders, name: str) -> Put:
+    def _link(
+        self, holder: int, file: TemporaryFile, folders: _Folders, name: str, *, fresh: bool = False
+    ) -> Put:
         """Gives the file its name; what the name says afterwards is durable, whoever won."""
-        with self._folder(folders, make=True) as folder:
+        with self._folder(folders, fresh=fresh, make=True) as folder:
             try:
                 os.link(file.name, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
                 won = True

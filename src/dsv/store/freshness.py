@@ -8,7 +8,10 @@ Elsewhere the call costs a microsecond and changes nothing.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -41,3 +44,16 @@ def ask_again(descriptor: int) -> None:
         function(descriptor, b"", _AT_EMPTY_PATH | _AT_STATX_FORCE_SYNC, _STATX_BASIC_STATS, buffer)
     else:
         os.fstat(descriptor)
+
+
+@contextmanager
+def unless_gone() -> Iterator[None]:
+    """Ends the body in silence where a file or folder is not there, or not any more.
+
+    Of an open folder that was removed the kernel says ENOENT, and ESTALE where another host of NFS removed it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsv.store.base import Buffer
+from dsv.store.freshness import ask_again
 
 FOLDER: Final = ".tmp"
 _STALE_SECONDS: Final = 24 * 3600
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TAKEN: Final = {errno.ENOTEMPTY, errno.EEXIST}
 _READABLE_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -108,12 +110,38 @@ class TemporaryFiles:
 
 
 def make_folder(parent: int, name: str, sharing: Sharing) -> None:
-    """Makes a folder, which is not durable yet; one that another just made is fine."""
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o777, dir_fd=parent)
-        if sharing.folder_bits:
-            mode = stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-            os.chmod(name, mode | sharing.folder_bits, dir_fd=parent)
+    """Makes a folder, which is not durable yet; one that another just made is fine.
+
+    A group's has its mode when it appears: who dies half way leaves nothing that locks the others out, but at
+    most an empty folder with a hidden name.
+    """
+    if not sharing.folder_bits:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o777, dir_fd=parent)
+        return
+    draft = f".{os.urandom(16).hex()}"  # beside it, to inherit what it would
+    os.mkdir(draft, 0o777, dir_fd=parent)
+    try:
+        mode = stat.S_IMODE(os.stat(draft, dir_fd=parent, follow_symlinks=False).st_mode)
+        os.chmod(draft, mode | sharing.folder_bits, dir_fd=parent)
+        # Replaces one that another just made while that is empty: who was to link into it finds it gone, as
+        # where a deleter removed it, and looks again.
+        os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException as error:
+        with suppress(FileNotFoundError):
+            os.rmdir(draft, dir_fd=parent)
+        if not isinstance(error, OSError) or not (error.errno in _TAKEN or _is_there(parent, name)):
+            raise
+
+
+def _is_there(parent: int, name: str) -> bool:
+    """Asked where a rename was refused: in a sticky folder even an empty one of another user's stays."""
+    ask_again(parent)
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def sync_folder(folder: int) -> None:

@@ -65,6 +65,15 @@ def test_init_of_a_dataset_that_exists_leads_to_clone(pets: Dsv) -> None:
     assert list(other.iterdir()) == []
 
 
+def test_sync_says_that_it_counts_paths_and_then_files(pets: Dsv) -> None:
+    files = pets.ok("sync", "--json").json["files"]
+    (pets.cwd / "link").symlink_to("a.txt")
+    (pets.cwd / "empty").mkdir()
+    (pets.cwd / "new.txt").write_bytes(b"new\n")
+    said = pets.ok("sync").err
+    assert f"pets@main: 3 paths added, 0 changed, 0 removed; now {files + 1} files, " in said
+
+
 def test_sync_prints_the_commit_id_and_nothing_else(pets: Dsv) -> None:
     (pets.cwd / "a.txt").write_bytes(b"beta\n")
     (pets.cwd / "new.txt").write_bytes(b"new\n")
@@ -72,7 +81,7 @@ def test_sync_prints_the_commit_id_and_nothing_else(pets: Dsv) -> None:
     before = pets.ok("resolve").out.strip()
     result = pets.ok("sync", "-m", "second")
     assert re.fullmatch(r"[0-9a-f]{64}\n", result.out)
-    assert "1 added, 1 changed, 1 removed" in result.err
+    assert "1 path added, 1 changed, 1 removed" in result.err
     assert pets.ok("sync", "-q").err == ""
     again = pets.ok("sync", "--json").json
     assert_documented("sync", again)

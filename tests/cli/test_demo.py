@@ -49,7 +49,7 @@ def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
     printed = "".join(item["output"] for item in document["items"])
     assert "120 pictures of commit" in printed
     assert "pictures=120" in printed
-    assert "1 added, 1 changed, 1 removed" in printed
+    assert "1 path added, 1 changed, 1 removed" in printed
     assert "stays: held by" in printed
     assert left_behind(visitor) == []
 

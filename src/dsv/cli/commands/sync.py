@@ -123,6 +123,8 @@ def _summary(done: Synced) -> str:
     where = f"{done.dataset}@{done.branch}"
     if not done.any_change:
         return f"nothing changed since the base of {where}"
-    changes = f"{done.added:,} added, {done.changed:,} changed, {done.removed:,} removed"
+    # Symlinks and empty folders are paths, and no files.
+    paths = "path" if done.added == 1 else "paths"
+    changes = f"{done.added:,} {paths} added, {done.changed:,} changed, {done.removed:,} removed"
     total = f"{done.files:,} files, {format_bytes(done.bytes)}"
     return f"{where}: {changes}; now {total}; {format_bytes(done.uploaded_bytes)} uploaded"

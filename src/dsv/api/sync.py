@@ -6,18 +6,15 @@ the journal; where the ref had just been written, the journal knows.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dsv.api.changes import Changes
 from dsv.api.context import Context, check_binding
 from dsv.api.names import check_new_branch
 from dsv.api.removals import check_removals
 from dsv.errors import Conflict, NoRoom
-from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, FileId, Nonce
+from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import BranchName, DatasetName, Rev, Target
 from dsv.model.records import RefEntry
 from dsv.model.units import format_bytes
@@ -25,28 +22,22 @@ from dsv.repo.naming import naming
 from dsv.repo.refs import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
+from dsv.repo.tree_edit import WrittenTree, write_tree
 from dsv.repo.trees import TreeReader
 from dsv.store.counting import Counting
 from dsv.transfer.processors import processors
-from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.ahead.readers import Content, Readers, suitable
+from dsv.transfer.upload import Uploader
+from dsv.worktree.ahead.readers import Readers, suitable
 from dsv.worktree.descent import Descent
 from dsv.worktree.examine import read
-from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.journal import Journal
 from dsv.worktree.lock import Lock
 from dsv.worktree.problem import Problem, refusal
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
 from dsv.worktree.status import difference
-from dsv.worktree.steady import read_steadily
-from dsv.worktree.survey import Gone, Pending, Survey
+from dsv.worktree.survey import Survey
 from dsv.worktree.workspace import Workspace
-
-# How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
-SAVE_EVERY = 60.0
-_TELL_FILES, _TELL_BYTES = 16, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +112,7 @@ class _Sync:
         self._lock = lock
         self._branch = request.branch or workspace.branch
         self._journal = Journal.open(workspace.journal_path, workspace.store_id)
-        self._counts = {"added": 0, "changed": 0, "removed": 0}
         self._problems: list[Problem] = []
-        self._saved = time.monotonic()
 
     def run(self) -> Synced:
         with self._journal:
@@ -167,14 +156,17 @@ class _Sync:
         ):
             files = self._expect(survey)
             uploader.resume(self._journal.left.packs, self._journal.left.recipes)
-            with self._readers(files) as readers, Descent(self._workspace.root) as descent:
-                work = readers.over(survey.work())
-                written = write_tree(uploader, tree, self._changes(survey, work, uploader, descent))
+            root, jobs = self._workspace.root, self._request.jobs
+            processes = suitable(files, processors()) if jobs is None else jobs - 1
+            with Readers(root, processes) as readers, Descent(root) as descent:
+                changes = Changes(survey, uploader, descent, self._context.progress)
+                written = write_tree(uploader, tree, changes.over(readers))
+            self._problems += changes.problems
             self._refuse_problems()
             if tree is not None and written.root == tree.commit.root:
                 return self._without_change(base, tree, head)
             uploader.finish()
-            return self._publish(session, survey, tree, head, written)
+            return self._publish(session, survey, tree, head, written, changes)
 
     def _heads(self, base: CommitId | None) -> tuple[Head | None, CommitId | None]:
         """The branch's newest entry, and the commit that it must name for this sync to follow it."""
@@ -197,68 +189,6 @@ class _Sync:
                 if read(survey, item, descent) is not None or difference(item.base, item.known) is not None:
                     return True
         return False
-
-    def _readers(self, files: int) -> Readers:
-        jobs = self._request.jobs
-        return Readers(self._workspace.root, suitable(files, processors()) if jobs is None else jobs - 1)
-
-    def _changes(
-        self,
-        survey: Survey,
-        work: Iterator[tuple[Pending | Gone, Content | None]],
-        uploader: Uploader,
-        descent: Descent,
-    ) -> Iterator[TreeChange]:
-        """What differs from the base, in tree order, with its content uploaded."""
-        files = size = 0
-        for item, content in work:
-            if isinstance(item, Gone):
-                self._counts["removed"] += 1
-                yield TreeChange(item.path, None)
-                continue
-            if content is not None:
-                change = _store(survey, item, content, uploader)
-            else:
-                change = self._change(survey, item, uploader, descent)
-            if change is not None:
-                self._counts["added" if item.relation is Relation.ABSENT else "changed"] += 1
-                yield change
-            files, size = files + 1, size + item.size
-            if files == _TELL_FILES or size >= _TELL_BYTES:
-                self._tell(survey, files, size)
-                files = size = 0
-        self._tell(survey, files, size)
-        self._context.progress.finish()
-
-    def _tell(self, survey: Survey, files: int, size: int) -> None:
-        """Once for several small files, as it is much beside the work for one of them."""
-        self._context.progress.advance(files=files, bytes=size)
-        if time.monotonic() - self._saved > SAVE_EVERY:
-            survey.state.save()
-            self._saved = time.monotonic()
-
-    def _change(
-        self, survey: Survey, item: Pending, uploader: Uploader, descent: Descent
-    ) -> TreeChange | None:
-        known = item.known
-        if known is not None:
-            if not known.is_file:
-                return TreeChange(item.path, known)
-            assert known.file_id is not None
-            stored = uploader.find(known.size, known.file_id, known.recipe_id)
-            if stored is not None:
-                return TreeChange(item.path, known, stored.location)
-        found = read_steadily(
-            descent, item.path, lambda descriptor, size: _upload(uploader, descriptor, size)
-        )
-        if isinstance(found, Problem):
-            self._problems.append(found)
-            return None
-        stored = found.value
-        row, device = row_of(found.stat), found.stat.st_dev
-        entry = survey.record(item, row, device, stored.file_id, stored.recipe_id)
-        assert entry is not None
-        return None if entry == item.base else TreeChange(item.path, entry, stored.location)
 
     def _report(self, survey: Survey) -> None:
         for one, other in survey.clashes:
@@ -296,6 +226,7 @@ class _Sync:
         tree: TreeReader | None,
         head: Head | None,
         written: WrittenTree,
+        changes: Changes,
     ) -> Synced:
         context, dataset = self._context, self._workspace.dataset
         parent = None if tree is None else tree.commit_id
@@ -327,7 +258,8 @@ class _Sync:
         self._journal.clear()
         counts = self._store.counts
         return Synced(
-            commit_id, parent, dataset, self._branch, commit.files, commit.bytes, **self._counts,
+            commit_id, parent, dataset, self._branch, commit.files, commit.bytes,
+            added=changes.added, changed=changes.changed, removed=changes.removed,
             any_change=True, uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won,
             skipped=tuple(self._problems),
             single_writer=self._repository.format.single_writer,
@@ -375,25 +307,6 @@ class _Sync:
             subject=f"{self._workspace.dataset}@{self._branch}",
             hint="dsv pull, or publish beside it: dsv sync --branch NAME",
         )
-
-
-def _store(survey: Survey, item: Pending, content: Content, uploader: Uploader) -> TreeChange | None:
-    stored = uploader.add_packed(content.file_id, content.size, content.codec, content.stored)
-    entry = survey.record(item, content.row, content.device, content.file_id)
-    return None if entry == item.base else TreeChange(item.path, entry, stored.location)
-
-
-def _upload(uploader: Uploader, descriptor: int, size: int) -> tuple[Stored, int]:
-    if size > SINGLE_CHUNK_MAX:
-        stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
-        return stored, stored.size
-    # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
-    data = os.read(descriptor, size + 1)
-    while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
-        data += more
-    if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
-        return Stored(size, FileId.hash(data), None, None), len(data)
-    return uploader.add_bytes(data), len(data)
 
 
 def _show(path: bytes) -> str:

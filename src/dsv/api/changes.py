@@ -1,0 +1,101 @@
+"""What a sync changes in its base's tree: each path that may differ is read where that is needed, and uploaded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from dsv.model.chunking import SINGLE_CHUNK_MAX
+from dsv.model.ids import FileId
+from dsv.model.progress import Progress
+from dsv.repo.tree_edit import TreeChange
+from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.ahead.readers import Content, Readers
+from dsv.worktree.descent import Descent
+from dsv.worktree.folder import Relation, row_of
+from dsv.worktree.problem import Problem
+from dsv.worktree.steady import read_steadily
+from dsv.worktree.survey import Gone, Pending, Survey
+
+# How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
+SAVE_EVERY = 60.0
+# Progress is told of several small files at a time, as telling is much beside the work for one of them.
+_TELL_FILES, _TELL_BYTES = 16, 1 << 20
+
+
+class Changes:
+    """`over` is to be called once. added, changed, removed: paths so far. problems: files that could not be read."""
+
+    def __init__(self, survey: Survey, uploader: Uploader, descent: Descent, progress: Progress) -> None:
+        self.added = self.changed = self.removed = 0
+        self.problems: list[Problem] = []
+        self._survey = survey
+        self._uploader = uploader
+        self._descent = descent
+        self._progress = progress
+        self._saved = time.monotonic()
+
+    def over(self, readers: Readers) -> Iterator[TreeChange]:
+        """What differs from the base, in tree order, with its content uploaded."""
+        files = size = 0
+        for item, content in readers.over(self._survey.work()):
+            if isinstance(item, Gone):
+                self.removed += 1
+                yield TreeChange(item.path, None)
+                continue
+            change = self._of(item) if content is None else self._store(item, content)
+            if change is not None:
+                if item.relation is Relation.ABSENT:
+                    self.added += 1
+                else:
+                    self.changed += 1
+                yield change
+            files, size = files + 1, size + item.size
+            if files == _TELL_FILES or size >= _TELL_BYTES:
+                self._tell(files, size)
+                files = size = 0
+        self._tell(files, size)
+        self._progress.finish()
+
+    def _of(self, item: Pending) -> TreeChange | None:
+        known = item.known
+        if known is not None:
+            if not known.is_file:
+                return TreeChange(item.path, known)
+            assert known.file_id is not None
+            stored = self._uploader.find(known.size, known.file_id, known.recipe_id)
+            if stored is not None:
+                return TreeChange(item.path, known, stored.location)
+        found = read_steadily(self._descent, item.path, self._upload)
+        if isinstance(found, Problem):
+            self.problems.append(found)
+            return None
+        stored = found.value
+        row, device = row_of(found.stat), found.stat.st_dev
+        entry = self._survey.record(item, row, device, stored.file_id, stored.recipe_id)
+        assert entry is not None
+        return None if entry == item.base else TreeChange(item.path, entry, stored.location)
+
+    def _store(self, item: Pending, content: Content) -> TreeChange | None:
+        stored = self._uploader.add_packed(content.file_id, content.size, content.codec, content.stored)
+        entry = self._survey.record(item, content.row, content.device, content.file_id)
+        return None if entry == item.base else TreeChange(item.path, entry, stored.location)
+
+    def _upload(self, descriptor: int, size: int) -> tuple[Stored, int]:
+        if size > SINGLE_CHUNK_MAX:
+            stored = self._uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
+            return stored, stored.size
+        # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
+        data = os.read(descriptor, size + 1)
+        while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+            data += more
+        if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
+            return Stored(size, FileId.hash(data), None, None), len(data)
+        return self._uploader.add_bytes(data), len(data)
+
+    def _tell(self, files: int, size: int) -> None:
+        self._progress.advance(files=files, bytes=size)
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self._survey.state.save()
+            self._saved = time.monotonic()

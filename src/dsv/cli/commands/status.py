@@ -90,7 +90,8 @@ def _write(call: Call, found: Status) -> None:
         call.warn(found.suspicious)
     where = f"{found.workspace.dataset}@{found.workspace.branch}"
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
-    call.say(f"{where}, {base}: {'no differences' if not count else f'{count:,} paths differ'}")
+    differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
+    call.say(f"{where}, {base}: {differences}")
 
 
 def _document(found: Status) -> dict[str, object]:

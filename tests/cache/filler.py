@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.cache.fake_source import STORE, FakeSource
 
-from dsv.cache.filling import plan, workers
+from dsv.cache.filling import plan, workers, write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, HelperSpec, Need
 from dsv.cache.layout import CacheRoot
@@ -24,12 +25,14 @@ from dsv.model.ids import CommitId
 PROJECT = Path(__file__).parents[2]
 
 
-def start(root: CacheRoot, world: Path, commit: CommitId, **options: Any) -> subprocess.Popen[bytes]:
-    """Options: `part_bytes`, `expiry`, `jobs`, `umask`, `user` and `group` (ids), `selection`, and those of
-    `FakeSource`."""
+def start(
+    root: CacheRoot, world: Path, commit: CommitId, *, under: Sequence[str] = (), **options: Any
+) -> subprocess.Popen[bytes]:
+    """Options: `part_bytes`, `expiry`, `sync_step`, `jobs`, `umask`, `user` and `group` (ids), `selection`, and those
+    of `FakeSource`. under: a command that runs it."""
     order = {"root": str(root.path), "world": str(world), "commit": str(commit), **options}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.cache.filler", json.dumps(order)],
+        [*under, sys.executable, "-m", "tests.cache.filler", json.dumps(order)],
         cwd=PROJECT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -49,6 +52,7 @@ def finish(process: subprocess.Popen[bytes], timeout: float = 120) -> dict[str, 
 def main(order: dict[str, Any]) -> int:
     plan.PART_BYTES = order.pop("part_bytes", plan.PART_BYTES)
     workers.EXPIRY = order.pop("expiry", workers.EXPIRY)
+    write_back.STEP = order.pop("sync_step", write_back.STEP)
     os.umask(order.pop("umask", 0o022))
     group, user = order.pop("group", None), order.pop("user", None)
     if user is not None:

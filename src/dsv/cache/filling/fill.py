@@ -131,8 +131,8 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
 def _leave(site: Site, shift: Shift) -> None:
     if shift.published:
         clear(site)
-    elif shift.hopeless:
-        give_up(site)
+    elif shift.hopeless and not give_up(site):
+        bury(site)
 
 
 def _begin(request: FillRequest, means: Means, beat: Beat) -> Site | None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
-
-from dsv.cache import filesystem
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names
-from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.site import Site, clear, publish, was_published
+from dsv.cache.filling.write_back import WriteBack
 from dsv.cache.record import Filled, record_path, write_record
 from dsv.errors import IntegrityError
 from dsv.model.paths import link_escapes, show
 
 
-def complete(site: Site, owner: Owner, kind: FileSystem) -> bool:
+def complete(site: Site, owner: Owner, write_back: WriteBack | None) -> bool:
     """Publishes a fill whose parts are all done; False where another ended it before. The caller clears up.
 
     Before the rename everything is on stable storage: over NFS each file was when it was closed, elsewhere on a
-    remote file system with each part; on a local one it is synced here, once. Raises `IntegrityError` where a symlink
-    leaves the tree, `Conflict`, `OSError`.
+    remote file system with each part; on a local one `write_back` sees to it here. Raises `IntegrityError` where a
+    symlink leaves the tree, `Lost`, `Conflict`, `OSError`.
     """
     _check_links(site)
-    if not kind.remote:
-        _sync(site)
+    if write_back is not None:
+        write_back.finish()
     return publish(site, _record(site, owner))
 
 
@@ -70,11 +67,3 @@ def _check_links(site: Site) -> None:
             subject=str(site.place),
             hint="no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits",
         )
-
-
-def _sync(site: Site) -> None:
-    descriptor = os.open(site.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        filesystem.sync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from dsv.cache.filling.source import Source
 from dsv.cache.filling.turns import do_free_parts
 from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.workers import Beat, Worker, read_workers
+from dsv.cache.filling.write_back import WriteBack
 from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
 from dsv.model.progress import Progress
@@ -71,6 +72,7 @@ class Shift:
         self._looked_at_room = time.monotonic()
         self._helpers: Helpers | None = None
         self._worker: PartWorker | None = None
+        self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
         self.hopeless = False
 
@@ -87,6 +89,8 @@ class Shift:
         site, means = self._site, self._means
         self._reporter.start()
         try:
+            if not means.kind.remote:
+                self._write_back = WriteBack(site)
             now = self._board.refresh()
             self._resume(now)
             self._helpers = Helpers(site, means.helper, self._jobs())
@@ -94,7 +98,11 @@ class Shift:
                 site, means.source, self._board, self._beat.tally, means.kind, self._tick
             )
             self._work(self._worker)
+        except FillEnded:
+            self._check_disk()
+            raise
         except OSError as error:
+            self._check_disk()
             if error.errno in GONE and not site.is_open():
                 raise FillEnded from error
             raise
@@ -107,6 +115,9 @@ class Shift:
             self._stop_helpers(now=not self.published)
             if self._worker is not None:
                 self._worker.close()
+            if self._write_back is not None:
+                self._write_back.close()
+                self.hopeless = self.hopeless or self._write_back.lost
             self._reporter.finish()
 
     def _work(self, worker: PartWorker) -> None:
@@ -148,8 +159,15 @@ class Shift:
                 self._make_room()
                 todo, check = tuple(worker.unfinished), True
 
+    def _check_disk(self) -> None:
+        """Where a fill ended because the disk lost something, that is what has to be said."""
+        if self._write_back is not None:
+            self._write_back.check()
+
     def _tick(self) -> None:
         self._reporter.update()
+        if self._write_back is not None:
+            self._write_back.advance(self._beat.tally.small)
         if time.monotonic() - self._looked_at_room > _ROOM_EVERY:
             self._make_room(0)
 
@@ -188,7 +206,7 @@ class Shift:
 
     def _publish(self) -> None:
         try:
-            self.published = complete(self._site, self._beat.owner, self._means.kind)
+            self.published = complete(self._site, self._beat.owner, self._write_back)
         except IntegrityError:
             self.hopeless = True
             raise

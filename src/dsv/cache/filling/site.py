@@ -232,13 +232,20 @@ def was_published(site: Site) -> bool:
 
 def give_up(site: Site) -> bool:
     """Ends a fill that nobody works on; False where it ended before. What it wrote is deleted. Raises `OSError`."""
+    if not condemn(site):
+        return False
+    clear(site)
+    return True
+
+
+def condemn(site: Site) -> bool:
+    """Ends a fill: from here on nobody can publish it. False where it ended before. Raises `OSError`."""
     try:
-        site.tree.rename(site.folder / "dead")  # from here on nobody can publish it
+        site.tree.rename(site.folder / "dead")
     except OSError as error:
         if error.errno not in GONE:
             raise
         return False
-    clear(site)
     return True
 
 

@@ -21,6 +21,7 @@ from dsv.cache.filling.plan import blocks, read_ahead
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.workers import Tally
+from dsv.cache.filling.writer import LARGE_PIECE
 from dsv.errors import Unreachable
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
@@ -267,8 +268,11 @@ class PartWorker:
         tally.entries += 1
         tally.bytes += entry.size
         if written:
-            tally.written += blocks(entry.size)
+            size = blocks(entry.size)
+            tally.written += size
             tally.made += 1
+            if size < LARGE_PIECE:
+                tally.small += size
         self._since_tick += 1 + (entry.size >> 14)
         if self._since_tick >= _TICK_EVERY:
             self._pace(0)

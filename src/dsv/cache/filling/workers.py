@@ -53,7 +53,10 @@ _WORKER = msgspec.json.Decoder(Worker)
 
 @dataclass(slots=True)
 class Tally:
-    """What this process has done so far; written by its worker threads, read by the beat."""
+    """What this process has done so far; written by its worker threads, read by the beat.
+
+    small: bytes of `written` in files too small to send each of them to the disk at once.
+    """
 
     entries: int = 0
     bytes: int = 0
@@ -61,6 +64,7 @@ class Tally:
     made: int = 0
     fetched: int = 0
     linked: int = 0
+    small: int = 0
 
 
 class Beat:

@@ -24,7 +24,7 @@ _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDERS = 128
-_LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
+LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
 Buffer = bytes | bytearray | memoryview
 
 
@@ -180,7 +180,7 @@ def start_file(
             written = os.write(descriptor, piece)
             if written != size:
                 _write_rest(descriptor, memoryview(piece)[written:])
-            if size >= _LARGE_PIECE:
+            if size >= LARGE_PIECE:
                 begin_write_back(descriptor, at, size)
             at += size
     except BaseException:

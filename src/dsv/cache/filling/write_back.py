@@ -1,0 +1,84 @@
+"""Getting a fill's bytes to the disk: while it goes on, so that its end waits for less, and at its end, for certain.
+
+The kernel tells of bytes that it could not write once to each descriptor that is open at the time, and to the first
+one that is opened later; after that nobody can tell. So one descriptor is opened before there is anything to be lost,
+and a fill that has lost something is given up at once: nobody who came later could find out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from dsv.cache import filesystem
+from dsv.cache.filling.site import Site, condemn
+from dsv.errors import Unreachable
+
+# Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
+STEP = 32 << 20
+
+
+class Lost(Unreachable):
+    """The disk could not write something of a fill, whoever wrote it; the fill has ended."""
+
+
+class WriteBack:
+    """Syncs the local file system that a fill's tree is on. For one thread; `close` it afterwards."""
+
+    def __init__(self, site: Site) -> None:
+        """Raises `OSError`."""
+        self._site = site
+        self._descriptor = os.open(site.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._begun_at = 0
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self._error is not None
+
+    def advance(self, written: int) -> None:
+        """Has the disk begin, if there is something worth it and it is not at work yet. Raises `Lost`.
+
+        written: bytes so far in files of which nothing was sent to the disk when they were written.
+        """
+        self.check()
+        if written - self._begun_at < STEP or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._begun_at = written
+        self._thread = threading.Thread(target=self._sync, name="dsv-sync", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Returns when all that was written before is on stable storage. Raises `Lost`."""
+        self._settle()
+        if self._error is None:
+            self._sync()
+        self.check()
+
+    def check(self) -> None:
+        """Raises `Lost` where a sync has failed so far."""
+        if self._error is not None:
+            raise Lost(
+                f"cannot fill {self._site.place}: {self._site.root.path} lost what was written to it: "
+                f"{self._error.strerror}",
+                subject=str(self._site.place),
+                hint="look at what the kernel says of that disk (dmesg), then try again",
+            ) from self._error
+
+    def close(self) -> None:
+        self._settle()
+        os.close(self._descriptor)
+
+    def _settle(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sync(self) -> None:
+        try:
+            filesystem.sync(self._descriptor)
+        except OSError as error:
+            self._error = error
+            with contextlib.suppress(OSError):  # who hears of the error gives it up, too
+                condemn(self._site)

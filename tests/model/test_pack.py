@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -13,7 +15,16 @@ from dsv.model.codec import Codec
 from dsv.model.ids import ChunkId, Id, PackId, RecipeId, SegmentId
 from dsv.model.index import Index, IndexBuilder
 from dsv.model.location import ObjectKind
-from dsv.model.pack import FOOTER_SIZE, PackBuilder, PackRow, PackTable, parse_footer, parse_table, verify
+from dsv.model.pack import (
+    FOOTER_SIZE,
+    PackBuilder,
+    Packed,
+    PackRow,
+    PackTable,
+    parse_footer,
+    parse_table,
+    verify,
+)
 from tests.model.strategies import mutations
 
 Object = tuple[ObjectKind, bytes, Codec, bytes, int]
@@ -64,6 +75,52 @@ def test_round_trip(found: list[Object]) -> None:
     footer = parse_footer(data[-FOOTER_SIZE:])
     assert parse_table(data[footer.table_offset : -FOOTER_SIZE], footer, len(data)) == table
     assert rebuilt(table, data) == data
+
+
+CHUNKS = st.lists(
+    st.tuples(
+        st.binary(min_size=32, max_size=32), st.sampled_from(Codec), st.binary(min_size=1, max_size=50)
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(objects(), CHUNKS, objects())
+def test_many_at_once_are_as_one_by_one(before: list[Object], chunks: list[Any], after: list[Object]) -> None:
+    builder = PackBuilder()
+    for one in before:
+        builder.add(one[0], Id(one[1]), *one[2:])
+    packed = columns(*((ChunkId(name), codec, 7 * len(data), data) for name, codec, data in chunks))
+    room = builder.size + sum(len(data) + 46 for _, _, data in chunks)
+    assert builder.has_room(packed, room) and not builder.has_room(packed, room - 1)
+    offsets = builder.add_all(packed)
+    for one in after:
+        builder.add(one[0], Id(one[1]), *one[2:])
+    rows = [
+        (ObjectKind.CHUNK, one, codec, data, length)
+        for one, codec, length, data in zip(
+            packed.ids, map(Codec, packed.codecs), packed.lengths, split(packed), strict=True
+        )
+    ]
+    data = bytes(builder.finish())
+    assert data == built([*before, *rows, *after])
+    assert [row.offset for row in verify(data)][len(before) : len(before) + len(chunks)] == offsets
+
+
+def columns(*chunks: tuple[ChunkId, Codec, int, bytes]) -> Packed:
+    """A length counts for what is compressed alone."""
+    ids, codecs, lengths, stored = zip(*chunks, strict=True)
+    lengths = [
+        len(data) if codec is Codec.RAW else one
+        for one, codec, data in zip(lengths, codecs, stored, strict=True)
+    ]
+    return Packed(ids, bytes(codecs), lengths, list(map(len, stored)), memoryview(b"".join(stored)))
+
+
+def split(packed: Packed) -> list[bytes]:
+    ends = list(accumulate(packed.stored, initial=0))
+    return [bytes(packed.data[start:end]) for start, end in pairwise(ends)]
 
 
 def rehashed(data: bytes) -> bytes:
@@ -214,6 +271,25 @@ def test_an_index_is_rebuilt_from_the_pack_alone() -> None:
 def test_impossible_objects_are_not_added(stored: bytes, length: int, codec: Codec) -> None:
     with pytest.raises(ValueError, match="can't hold"):
         PackBuilder().add(ObjectKind.CHUNK, A, codec, stored, length)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stored": [1, 2]},
+        {"stored": [0, 4]},
+        {"lengths": [1, 4]},
+        {"lengths": [0, 3]},
+        {"lengths": [(32 << 20) + 1, 3]},
+    ],
+)
+def test_nor_are_impossible_ones_among_many(wrong: dict[str, list[int]]) -> None:
+    packed = columns((ChunkId(A), Codec.ZSTD, 9, b"x"), (ChunkId(B), Codec.RAW, 3, b"xyz"))
+    builder = PackBuilder()
+    with pytest.raises(ValueError, match="can't hold"):
+        builder.add_all(packed._replace(**wrong))
+    assert builder.rows == 0
+    assert builder.add_all(packed) == [8, 9]
 
 
 def test_a_pack_has_an_end_and_something_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from blake3 import blake3
 
 from dsv.model.codec import Compressor, unpack
 from dsv.model.entry import Kind
+from dsv.model.pack import CODECS
 from dsv.worktree.ahead import readers as readers_module
-from dsv.worktree.ahead.batch import SLOT, UNREAD, Order, read_batch
-from dsv.worktree.ahead.readers import Content, Readers, suitable
+from dsv.worktree.ahead.batch import SLOT, UNREAD, Contents, Order, read_batch
+from dsv.worktree.ahead.readers import Readers, suitable
 from dsv.worktree.descent import Descent
-from dsv.worktree.folder import ROW, Relation, row_of
+from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
 from dsv.worktree.survey import Gone, Pending, Survey
@@ -51,22 +53,38 @@ def survey(root: Path, state: Path) -> Survey:
     return found
 
 
+def each(readers: Readers, found: Survey) -> Iterator[tuple[Pending | Gone, bytes | None]]:
+    """The items as they come, with their contents as they would be stored and read again."""
+    for run in readers.over(found.work()):
+        contents = run.contents
+        read = {} if contents is None else unpacked(contents)
+        for item, at in zip(run.items, run.at, strict=True):
+            if contents is not None and at in read:
+                info = os.stat(os.path.join(os.fsencode(found.root), item.path))
+                assert contents.rows[at] == row_of(info) and contents.devices[at] == info.st_dev
+            yield item, read.get(at)
+
+
+def unpacked(contents: Contents) -> dict[int, bytes]:
+    packed = contents.packed
+    found, end = {}, 0
+    numbers = [at for at, read in enumerate(contents.read) if read]
+    columns = zip(packed.ids, packed.codecs, packed.lengths, packed.stored, strict=True)
+    for at, (one, codec, length, stored) in zip(numbers, columns, strict=True):
+        found[at] = unpack(CODECS[codec], packed.data[end : end + stored], length)
+        assert blake3(found[at]).digest() == one == contents.ids[at]
+        end += stored
+    assert end == len(packed.data)
+    return found
+
+
 def read_all(readers: Readers, found: Survey) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The paths as they came, and the contents as they would be stored and read again."""
     order, contents = list[bytes](), dict[bytes, bytes]()
-    for item, content in readers.over(found.work()):
+    for item, content in each(readers, found):
         order.append(item.path)
         if content is not None:
-            contents[item.path] = check(found.root, item, content)
+            contents[item.path] = content
     return order, contents
-
-
-def check(root: Path, item: Pending | Gone, content: Content) -> bytes:
-    info = os.stat(os.path.join(os.fsencode(root), item.path))
-    assert content.row == row_of(info) and content.device == info.st_dev and content.size == info.st_size
-    data = unpack(content.codec, content.stored, content.size)
-    assert blake3(data).digest() == content.file_id
-    return data
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -90,10 +108,11 @@ def test_a_slot_is_never_filled_again_before_its_content_was_taken(tmp_path: Pat
         small[b"%02d" % number] = bytes([number]) * 1000 + os.urandom((1 << 20) - 1000)
         (root / f"{number:02}").write_bytes(small[b"%02d" % number])
     with Readers(root, 1) as readers:
-        for item, content in readers.over(survey(root, tmp_path / "state").work()):
-            assert content is not None
-            time.sleep(0.002)  # who stores is slow: the process is as far ahead as it can be
-            assert unpack(content.codec, content.stored, content.size) == small[item.path]
+        for run in readers.over(survey(root, tmp_path / "state").work()):
+            time.sleep(0.01)  # who stores is slow: the process is as far ahead as it can be
+            assert run.contents is not None
+            paths = [item.path for item in run.items]
+            assert list(unpacked(run.contents).values()) == [small[path] for path in paths]
 
 
 @pytest.mark.parametrize("after", [0, 1, 700, 2499])
@@ -107,13 +126,13 @@ def test_what_a_killed_process_should_have_read_is_left_to_who_asked(tmp_path: P
     with Readers(root, 2) as readers:
         pids = children()
         assert len(pids) >= 2
-        for number, (item, content) in enumerate(readers.over(found.work())):
+        for number, (item, content) in enumerate(each(readers, found)):
             if number == after:
                 for pid in pids:
                     os.kill(pid, signal.SIGKILL)
             order.append(item.path)
             if content is not None:
-                contents[item.path] = check(root, item, content)
+                contents[item.path] = content
     assert order == expected
     assert contents.items() <= small.items()
     assert len(contents) < len(small) or after == 2499
@@ -194,8 +213,9 @@ def test_what_is_not_as_it_was_listed_is_left_unread(tmp_path: Path, monkeypatch
         batch = read_batch(descent, Compressor(), order, memory)
     read = [name for name, codec in zip(names, batch.codecs, strict=True) if codec != UNREAD]
     assert read == [b"whole"]
-    assert batch.rows[-ROW.size :] == row_of((tmp_path / "whole").stat())
-    assert bytes(memory[:7]) == b"content"
+    contents = Contents.of(batch, order.sizes, memory)
+    assert contents.rows[-1] == row_of((tmp_path / "whole").stat())
+    assert unpacked(contents) == {len(names) - 1: b"content"}
 
 
 @pytest.mark.parametrize(

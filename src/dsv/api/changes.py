@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.ids import FileId
+from dsv.model.location import Location
 from dsv.model.progress import Progress
 from dsv.repo.tree_edit import TreeChange
 from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.ahead.readers import Content, Readers
+from dsv.worktree.ahead.batch import Contents
+from dsv.worktree.ahead.readers import Readers
 from dsv.worktree.descent import Descent
 from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.problem import Problem
@@ -22,6 +24,8 @@ from dsv.worktree.survey import Gone, Pending, Survey
 SAVE_EVERY = 60.0
 # Progress is told of several small files at a time, as telling is much beside the work for one of them.
 _TELL_FILES, _TELL_BYTES = 16, 1 << 20
+
+_Content = tuple[bytes, int, FileId, Location]  # its row, device, id and place
 
 
 class Changes:
@@ -38,25 +42,38 @@ class Changes:
 
     def over(self, readers: Readers) -> Iterator[TreeChange]:
         """What differs from the base, in tree order, with its content uploaded."""
-        files = size = 0
-        for item, content in readers.over(self._survey.work()):
-            if isinstance(item, Gone):
-                self.removed += 1
-                yield TreeChange(item.path, None)
-                continue
-            change = self._of(item) if content is None else self._store(item, content)
-            if change is not None:
-                if item.relation is Relation.ABSENT:
-                    self.added += 1
-                else:
-                    self.changed += 1
-                yield change
-            files, size = files + 1, size + item.size
-            if files == _TELL_FILES or size >= _TELL_BYTES:
-                self._tell(files, size)
-                files = size = 0
-        self._tell(files, size)
+        for run in readers.over(self._survey.work()):
+            stored = self._stored(run.contents)
+            files = size = 0
+            for item, at in zip(run.items, run.at, strict=True):
+                if isinstance(item, Gone):
+                    self.removed += 1
+                    yield TreeChange(item.path, None)
+                    continue
+                content = stored[at] if stored and at >= 0 else None
+                change = self._of(item) if content is None else self._record(item, *content)
+                if change is not None:
+                    if item.relation is Relation.ABSENT:
+                        self.added += 1
+                    else:
+                        self.changed += 1
+                    yield change
+                files, size = files + 1, size + item.size
+                if files == _TELL_FILES or size >= _TELL_BYTES:
+                    self._tell(files, size)
+                    files = size = 0
+            self._tell(files, size)
         self._progress.finish()
+
+    def _stored(self, contents: Contents | None) -> list[_Content | None]:
+        """Stores what was read ahead, all at once."""
+        if contents is None or not any(contents.read):
+            return []
+        places = iter(self._uploader.add_all(contents.packed))
+        columns = zip(contents.read, contents.rows, contents.devices, contents.ids, strict=True)
+        return [
+            (row, device, FileId(one), next(places)) if read else None for read, row, device, one in columns
+        ]
 
     def _of(self, item: Pending) -> TreeChange | None:
         known = item.known
@@ -77,10 +94,11 @@ class Changes:
         assert entry is not None
         return None if entry == item.base else TreeChange(item.path, entry, stored.location)
 
-    def _store(self, item: Pending, content: Content) -> TreeChange | None:
-        stored = self._uploader.add_packed(content.file_id, content.size, content.codec, content.stored)
-        entry = self._survey.record(item, content.row, content.device, content.file_id)
-        return None if entry == item.base else TreeChange(item.path, entry, stored.location)
+    def _record(
+        self, item: Pending, row: bytes, device: int, file_id: FileId, place: Location
+    ) -> TreeChange | None:
+        entry = self._survey.record(item, row, device, file_id)
+        return None if entry == item.base else TreeChange(item.path, entry, place)
 
     def _upload(self, descriptor: int, size: int) -> tuple[Stored, int]:
         if size > SINGLE_CHUNK_MAX:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -30,7 +31,8 @@ FOOTER_SIZE = _FOOTER.size
 _ROW = 1 + 1 + 32 + 3 * 4
 _GROWTH = 8 << 20  # bytes by which a builder's memory grows at most, beyond what is needed
 _KINDS = bytes(ObjectKind)
-_CODECS = tuple(Codec)
+CODECS = tuple(Codec)
+"""By their number."""
 _ID_TYPES: dict[int, type[Id]] = {
     ObjectKind.CHUNK: ChunkId,
     ObjectKind.RECIPE: RecipeId,
@@ -38,6 +40,16 @@ _ID_TYPES: dict[int, type[Id]] = {
     ObjectKind.NODE: NodeId,
     ObjectKind.LOCATOR: Id,
 }
+
+
+class Packed(NamedTuple):
+    """Contents that are hashed and compressed already, a column each. lengths: unpacked; data: the stored bytes."""
+
+    ids: Sequence[ChunkId]
+    codecs: bytes
+    lengths: Sequence[int]
+    stored: Sequence[int]
+    data: memoryview
 
 
 class PackBuilder:
@@ -84,6 +96,32 @@ class PackBuilder:
         self._stored.append(size)
         self._lengths.append(length)
         return offset
+
+    def has_room(self, packed: Packed, limit: int) -> bool:
+        """Whether the pack would have at most `limit` bytes with these."""
+        rows = len(self._kinds) + len(packed.ids)
+        return self._end + len(packed.data) + _ROW * rows + FOOTER_SIZE <= limit and rows <= MAX_ROWS
+
+    def add_all(self, packed: Packed) -> list[int]:
+        """`add` of many chunks at once, for which there is room; their offsets. The data is copied."""
+        codecs, lengths, stored = packed.codecs, packed.lengths, packed.stored
+        *offsets, end = accumulate(stored, initial=self._end)
+        raw = [not codec for codec in codecs]
+        if (
+            end - self._end != len(packed.data)
+            or not min(stored)
+            or not 0 < min(lengths) <= max(lengths) <= OBJECT_MAX
+            or list(compress(stored, raw)) != list(compress(lengths, raw))
+        ):
+            raise ValueError("a pack can't hold objects of these lengths")
+        self._append(packed.data, len(packed.data))
+        self._kinds += bytes((ObjectKind.CHUNK,)) * len(codecs)
+        self._codecs += codecs
+        self._ids += b"".join(packed.ids)
+        self._offsets.extend(offsets)
+        self._stored.extend(stored)
+        self._lengths.extend(lengths)
+        return offsets
 
     def finish(self) -> memoryview:
         """The whole pack. The builder is spent. Raises `ValueError` for a pack without objects."""
@@ -149,7 +187,7 @@ class PackTable:
         return PackRow(
             kind,
             _ID_TYPES[kind](self.ids[32 * at : 32 * at + 32]),
-            _CODECS[self.codecs[at]],
+            CODECS[self.codecs[at]],
             self.offsets[at],
             self.stored[at],
             self.lengths[at],
@@ -219,7 +257,7 @@ def _check_magic(magic: bytes) -> None:
 
 
 def _check_table(table: PackTable, footer: Footer) -> None:
-    if table.kinds.translate(None, _KINDS) or table.codecs.translate(None, bytes(_CODECS)):
+    if table.kinds.translate(None, _KINDS) or table.codecs.translate(None, bytes(CODECS)):
         raise damaged("pack", "its table has an unknown kind or codec")
     ends = [offset + size for offset, size in zip(table.offsets, table.stored, strict=True)]
     if (

@@ -30,8 +30,7 @@ class Catalog:
         self._new[kind, object_id] = location
 
     def add_rows(self, rows: list[Row]) -> None:
-        for kind, object_id, location in rows:
-            self.add(kind, object_id, location)
+        self._new.update(((kind, object_id), location) for kind, object_id, location in rows)
 
     def write_index(self) -> int:
         """Writes the rows as one index file; every pack they name must be stored. Returns its size in bytes."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dsv.model.codec import Codec
 from dsv.model.ids import Id, PackId
 from dsv.model.location import Location, ObjectKind
-from dsv.model.pack import PACK_TARGET, PackBuilder
+from dsv.model.pack import CODECS, PACK_TARGET, PackBuilder, Packed
 from dsv.repo.session import Session
 from dsv.store.base import Buffer
 
@@ -129,6 +129,19 @@ class PackStream:
         location = Location(self._id, offset, len(stored), length, codec)
         self._rows.append((kind, object_id, location))
         return location
+
+    def add_all(self, packed: Packed) -> list[Row] | None:
+        """Appends chunks at once; None, and none of them, where the pack that is being filled has no room for all."""
+        if not self._builder.has_room(packed, PACK_TARGET):
+            return None
+        pack, columns = self._id, (packed.stored, packed.lengths, packed.codecs)
+        offsets = self._builder.add_all(packed)
+        rows: list[Row] = [
+            (ObjectKind.CHUNK, chunk_id, Location(pack, offset, stored, length, CODECS[codec]))
+            for chunk_id, offset, stored, length, codec in zip(packed.ids, offsets, *columns, strict=True)
+        ]
+        self._rows += rows
+        return rows
 
     def add_with_locator(
         self,

@@ -14,6 +14,7 @@ from dsv.model.entry import Entry
 from dsv.model.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
+from dsv.model.pack import CODECS, Packed
 from dsv.model.recipe import Recipe, build_recipe
 from dsv.model.segment import Segment
 from dsv.model.tree import Node
@@ -108,13 +109,27 @@ class Uploader:
         chunk_id = ChunkId.hash(data)
         return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
-    def add_packed(self, file_id: FileId, size: int, codec: Codec, stored: Buffer) -> Stored:
-        """`add_bytes`, of what was hashed and compressed already; `stored` is copied before this returns."""
-        chunk_id = ChunkId(file_id)
-        location = self._catalog.find(ObjectKind.CHUNK, chunk_id)
-        if location is None:
-            location = self._add_chunk(chunk_id, codec, stored, size)
-        return Stored(size, file_id, None, location)
+    def add_all(self, packed: Packed) -> list[Location]:
+        """Stores contents, at least one, that were hashed and compressed already. They are copied."""
+        known = [self._catalog.find(ObjectKind.CHUNK, one) for one in packed.ids]
+        if not any(known) and len(set(packed.ids)) == len(
+            packed.ids
+        ):  # as it mostly is: new, and each another
+            rows = self._data.add_all(packed)
+            if rows is not None:
+                self._catalog.add_rows(rows)
+                self._write_full_index()
+                return [location for _, _, location in rows]
+        places: list[Location] = []
+        end = 0
+        columns = (packed.codecs, packed.lengths, packed.stored)
+        for chunk_id, codec, length, size in zip(packed.ids, *columns, strict=True):
+            found = self._catalog.find(ObjectKind.CHUNK, chunk_id)
+            if found is None:
+                found = self._add_chunk(chunk_id, CODECS[codec], packed.data[end : end + size], length)
+            places.append(found)
+            end += size
+        return places
 
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
         """Stores a larger content; `readinto` fills a buffer and says with how many bytes, 0 at the end."""
@@ -191,9 +206,12 @@ class Uploader:
     def _add_chunk(self, chunk_id: ChunkId, codec: Codec, stored: Buffer, length: int) -> Location:
         location = self._data.add(ObjectKind.CHUNK, chunk_id, codec, stored, length)
         self._catalog.add(ObjectKind.CHUNK, chunk_id, location)
+        self._write_full_index()
+        return location
+
+    def _write_full_index(self) -> None:
         if len(self._catalog) >= INDEX_ROWS:
             self.finish()
-        return location
 
     def _recipe(self, ids: bytes, lengths: list[int], places: list[Location]) -> tuple[RecipeId, Location]:
         """Stores the recipe, sub-recipes first, each with the places of what it lists."""

@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 import stat
 from array import array
+from dataclasses import dataclass
+from itertools import compress
 
 import msgspec
 from blake3 import blake3
 
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.codec import Codec, Compressor
+from dsv.model.columns import cut
+from dsv.model.ids import ChunkId
+from dsv.model.pack import Packed
 from dsv.worktree.descent import Descent, split
 from dsv.worktree.folder import ROW, row_of
 from dsv.worktree.steady import OPEN_FLAGS, same_times
@@ -52,6 +57,36 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     ids: bytes
     codecs: bytes
     stored: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one batch holds, a column each. rows, devices: see `Survey.record`.
+
+    read: whether each was; the other columns mean nothing where it was not.
+    """
+
+    read: list[bool]
+    rows: list[bytes]
+    devices: array[int]
+    ids: list[ChunkId]
+    packed: Packed
+    """Those that were read, as they are stored: good as long as the batch's slot."""
+
+    @classmethod
+    def of(cls, batch: Batch, sizes: list[int], memory: memoryview) -> Contents:
+        """sizes: as they were ordered. memory: the slot."""
+        read = [codec != UNREAD for codec in batch.codecs]
+        ids = list(map(ChunkId, cut(batch.ids, 32)))
+        stored = array("I", batch.stored)
+        packed = Packed(
+            list(compress(ids, read)),
+            bytes(compress(batch.codecs, read)),
+            list(compress(sizes, read)),
+            list(compress(stored, read)),
+            memory[: sum(stored)],
+        )
+        return cls(read, cut(batch.rows, ROW.size), array("Q", batch.devices), ids, packed)
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:

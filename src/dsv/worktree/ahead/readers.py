@@ -7,23 +7,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Protocol, Self
 
 import msgspec
 
-from dsv.model.codec import Codec, Compressor
+from dsv.model.codec import Compressor
 from dsv.model.entry import Kind
-from dsv.model.ids import FileId
-from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, UNREAD, Batch, Order, read_batch
+from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, read_batch
 from dsv.worktree.descent import Descent
-from dsv.worktree.folder import ROW
 from dsv.worktree.survey import Gone, Pending
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
@@ -32,22 +29,21 @@ _TURNS = 64  # cut in advance at most, as of some nothing is to be read
 # A process pays for its start, which takes as long as reading some thousand small files, with so many paths.
 _WORTH = 4096
 _MOST = 4
-_CODECS = tuple(Codec)
 _batches = msgspec.msgpack.Decoder(Batch)
 
 
-class Content(NamedTuple):
-    """A file's content, ready to be stored. row, device: see `Survey.record`.
+class Run(Protocol):
+    """Neighbours in the work. at: of each item, the number of its content, or -1 for what is no small file.
 
-    size: in bytes. stored: what `codec` made of it; good until the next content is asked for.
+    contents: of the small files, good until the next run is asked for; None where nobody read them.
     """
 
-    row: bytes
-    device: int
-    size: int
-    file_id: FileId
-    codec: Codec
-    stored: memoryview
+    @property
+    def items(self) -> Sequence[Pending | Gone]: ...
+    @property
+    def at(self) -> Sequence[int]: ...
+    @property
+    def contents(self) -> Contents | None: ...
 
 
 def suitable(files: int, processors: int) -> int:
@@ -58,8 +54,8 @@ def suitable(files: int, processors: int) -> int:
 class Readers:
     """`over` gives work as it came, with contents. A context manager, which ends the processes.
 
-    While the next content is not there yet, it reads later ones itself, so that no processor idles. Without a process
-    it gives no content at all, and of one that died none either: who stores the files then reads them.
+    While the next contents are not there yet, it reads later ones itself, so that no processor idles. Without a
+    process it gives none at all, and what one that died should have read is missing: who stores the files reads them.
     """
 
     def __init__(self, root: Path, count: int) -> None:
@@ -82,18 +78,15 @@ class Readers:
         for reader in self._readers:
             reader.end()
 
-    def over(self, work: Iterator[Pending | Gone]) -> Iterator[tuple[Pending | Gone, Content | None]]:
-        """The same items in the same order. To be called once."""
-        if not self._readers:
-            yield from ((item, None) for item in work)
-            return
+    def over(self, work: Iterator[Pending | Gone]) -> Iterator[Run]:
+        """All of the work, in its order. To be called once."""
         upcoming = _cut(work)
         while self._send(upcoming):
             turn = self._turns.popleft()
             if turn.reader is not None:
                 self._read_meanwhile(turn.reader, upcoming)
                 turn.batch = turn.reader.answer()
-            yield from _paired(turn)
+            yield turn
             self._release(turn)
 
     def _send(self, upcoming: Iterator[_Turn]) -> bool:
@@ -103,7 +96,7 @@ class Readers:
                 self._turns.append(turn)
                 if turn.sizes:
                     reader.ask(turn)
-        if not self._turns and (turn := next(upcoming, None)) is not None:  # every process has died
+        if not self._turns and (turn := next(upcoming, None)) is not None:  # there is no process (any more)
             self._turns.append(turn)
         return bool(self._turns)
 
@@ -124,9 +117,10 @@ class Readers:
 
 @dataclass(slots=True)
 class _Turn:
-    """A run of the work, and who reads what is small in it, whose sizes and paths these are."""
+    """A run, and who reads what is small in it, whose sizes and paths these are."""
 
     items: list[Pending | Gone] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
     paths: list[bytes] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     room: int = SLOT
@@ -136,19 +130,27 @@ class _Turn:
     memory: memoryview | None = None
     batch: Batch | None = None
 
+    @property
+    def contents(self) -> Contents | None:
+        if self.batch is None or self.memory is None:
+            return None
+        return Contents.of(self.batch, self.sizes, self.memory)
+
     def add(self, item: Pending | Gone) -> bool:
         """False where it is full."""
-        if not _is_small(item):
+        if isinstance(item, Gone) or item.known is not None or not _is_small(item):
             if len(self.items) - len(self.paths) == FILES:
                 return False
             self.items.append(item)
+            self.at.append(-1)
             return True
-        assert isinstance(item, Pending)
+        count = len(self.paths)
         self.room -= item.size + 1
         self.names -= len(item.path) + 1
-        if self.paths and (self.room < 0 or self.names < 0 or len(self.paths) == FILES):
+        if count and (self.room < 0 or self.names < 0 or count == FILES):
             return False
         self.items.append(item)
+        self.at.append(count)
         self.paths.append(item.path)
         self.sizes.append(item.size)
         return True
@@ -210,13 +212,8 @@ class _Reader:
         self._process.wait()
 
 
-def _is_small(item: Pending | Gone) -> bool:
-    return (
-        isinstance(item, Pending)
-        and item.known is None
-        and item.kind <= Kind.EXECUTABLE
-        and 0 < item.size <= LARGEST
-    )
+def _is_small(item: Pending) -> bool:
+    return item.kind <= Kind.EXECUTABLE and 0 < item.size <= LARGEST
 
 
 def _cut(work: Iterator[Pending | Gone]) -> Iterator[_Turn]:
@@ -228,33 +225,6 @@ def _cut(work: Iterator[Pending | Gone]) -> Iterator[_Turn]:
             turn.add(item)
     if turn.items:
         yield turn
-
-
-def _paired(turn: _Turn) -> Iterator[tuple[Pending | Gone, Content | None]]:
-    if turn.batch is None or turn.memory is None:
-        yield from ((item, None) for item in turn.items)
-        return
-    contents = _contents(turn.batch, turn.sizes, turn.memory)
-    for item in turn.items:
-        yield item, next(contents) if _is_small(item) else None
-
-
-def _contents(batch: Batch, sizes: list[int], memory: memoryview) -> Iterator[Content | None]:
-    devices, stored = array("Q", batch.devices), array("I", batch.stored)
-    end = 0
-    for at, (size, codec, length) in enumerate(zip(sizes, batch.codecs, stored, strict=True)):
-        if codec == UNREAD:
-            yield None
-            continue
-        yield Content(
-            batch.rows[at * ROW.size : (at + 1) * ROW.size],
-            devices[at],
-            size,
-            FileId(batch.ids[at * 32 : (at + 1) * 32]),
-            _CODECS[codec],
-            memory[end : end + length],
-        )
-        end += length
 
 
 @contextmanager

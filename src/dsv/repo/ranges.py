@@ -112,9 +112,10 @@ class RangeReader:
                     held += upcoming.weight
                     upcoming = next(source, None)
                 _, place, span, future = reading[0]
-                waiting = True
-                wait((future,))
-                waiting = False
+                if not future.done():
+                    waiting = True
+                    wait((future,))
+                    waiting = False
                 data = future.result()
                 if not place:
                     self.fetched_bytes += 0 if data is None else span.size

@@ -58,6 +58,24 @@ def _changed(dsv: Dsv, job: Job, book: Notebook, what: str, count: int, source: 
     os.sync()
     cost, told = _json(dsv.call(job, "cache", "bench", "--json"))
     book.add(f"cache, {what} changed", "dsv", cost, changed=size, fetched=told["items"][0]["fetched_bytes"])
+    if what == "1%":
+        _fetch_alone(dsv, job, book, count)
+
+
+def _fetch_alone(dsv: Dsv, job: Job, book: Notebook, count: int) -> None:
+    """The changed files as a dataset of their own, from the same packs into an empty cache: what a fetch takes."""
+    alone = job.work / "alone"
+    for path in data.some_files(job.data, count):
+        copy = alone / path.relative_to(job.data)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    run(dsv.call(job, "-C", str(alone), "init", "alone"))
+    run(dsv.call(job, "-C", str(alone), "sync"))
+    os.sync()
+    cost = run(dsv.call(job, "--cache", str(job.work / "empty"), "cache", "alone"))
+    book.add("cache, the changed 1% alone", "dsv", cost)
+    for folder in ("alone", "empty"):
+        shutil.rmtree(job.work / folder)
 
 
 def _links(job: Job, book: Notebook) -> None:

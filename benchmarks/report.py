@@ -128,9 +128,12 @@ def _goals_of_changes() -> Iterator[Goal]:
         _at_most(1.5),
     )
     yield Goal(
-        f"{hundredth}: / cp -al",
-        "≤ 1.3 and the fetch",
-        lambda f: f.seconds(hundredth) / f.seconds("link the tree", "cp -al"),
+        f"{hundredth}, less the fetch of that alone: / cp -al",
+        "≤ 1.3",
+        lambda f: (
+            (f.seconds(hundredth) - f.seconds("cache, the changed 1% alone"))
+            / f.seconds("link the tree", "cp -al")
+        ),
         _at_most(1.3),
     )
 

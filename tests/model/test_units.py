@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsv.errors import UsageError
-from dsv.model.units import format_bytes, format_duration, parse_duration, parse_size
+from dsv.model.units import format_bytes, format_count, format_duration, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,7 @@ def test_bytes_for_people(count: int, text: str) -> None:
 )
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_counts() -> None:
+    assert [format_count(count, "file") for count in (0, 1, 1195)] == ["0 files", "1 file", "1,195 files"]

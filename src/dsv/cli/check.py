@@ -8,7 +8,7 @@ from dsv.api.cache_check import CheckedItem, CheckReport, check
 from dsv.cli.call import Call
 from dsv.errors import IntegrityError
 from dsv.model.names import Target
-from dsv.model.units import format_bytes
+from dsv.model.units import format_bytes, format_count
 
 SHOWN = 20
 """Wrong paths of one commit that are told; JSON has all."""
@@ -22,7 +22,8 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool) -> None:
     for item in report.items:
         if item.aliens:
             call.warn(
-                f"{item.path} has {item.aliens} files that were never committed: {', '.join(item.alien_paths)}"
+                f"{item.path} has {format_count(item.aliens, 'file')} that were never committed: "
+                f"{', '.join(item.alien_paths)}"
             )
     if report.exit_code:
         raise _still_wrong(report, str(folder), repair=repair)
@@ -31,12 +32,12 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool) -> None:
         return
     for item in report.items:
         what = f"{item.repaired} of them repaired: {_paths(item)}" if item.wrong else "as committed"
-        call.line(f"{item.path}: {item.files:,} files, {format_bytes(item.bytes)}, {what}")
+        call.line(f"{item.path}: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}, {what}")
 
 
 def _still_wrong(report: CheckReport, folder: str, *, repair: bool) -> IntegrityError:
     lines = [
-        f"{item.path}: {len(item.wrong) - item.repaired} of {item.files:,} files: {_paths(item)}"
+        f"{item.path}: {len(item.wrong) - item.repaired} of {format_count(item.files, 'file')}: {_paths(item)}"
         for item in report.items
         if item.repaired < len(item.wrong)
     ]

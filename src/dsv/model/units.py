@@ -31,6 +31,11 @@ def parse_size(text: str) -> int:
     return int(whole) * factor + int(fraction or "0") * factor // int(10 ** len(fraction))
 
 
+def format_count(count: int, one: str) -> str:
+    """`1 file`, `1,195 files`: for things whose plural ends in s."""
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+
+
 def format_bytes(count: int) -> str:
     """Three digits and a decimal unit: `999 B`, `1.50 kB`, `32.0 MB`, `250 GB`."""
     if abs(count) < 1000:

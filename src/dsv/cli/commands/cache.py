@@ -15,7 +15,7 @@ from dsv.cli.declare import command, whole
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_duration, parse_duration
+from dsv.model.units import format_bytes, format_count, format_duration, parse_duration
 
 
 @command(
@@ -121,12 +121,12 @@ def _item(item: CacheItem) -> dict[str, object]:
 def _story(item: CacheItem) -> str:
     name = f"{item.dataset}@{str(item.commit)[:12]}"
     if item.hit:
-        what = f"{name} was cached already: {item.files:,} files, {format_bytes(item.bytes)}"
+        what = f"{name} was cached already: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}"
     else:
-        linked = f", {item.linked_files:,} files linked" if item.linked_files else ""
+        linked = f", {format_count(item.linked_files, 'file')} linked" if item.linked_files else ""
         what = (
-            f"{name} cached in {format_duration(item.seconds)}: {item.files:,} files, {format_bytes(item.bytes)}; "
-            f"{format_bytes(item.fetched_bytes)} fetched{linked}"
+            f"{name} cached in {format_duration(item.seconds)}: {format_count(item.files, 'file')}, "
+            f"{format_bytes(item.bytes)}; {format_bytes(item.fetched_bytes)} fetched{linked}"
         )
     if item.held_until is not None:
         return f"{what}; held until {local_time(round(item.held_until * 1000))}"

@@ -16,7 +16,7 @@ from dsv.cli.output import local_time, printable, rfc3339
 from dsv.cli.table import Column
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_duration
+from dsv.model.units import format_bytes, format_count, format_duration
 
 
 @command(
@@ -98,7 +98,7 @@ def cached(
         state = f"filled by {', '.join(fill.workers)}" if fill.live else "broken off, the next to ask goes on"
         call.line(
             f"{fill.dataset}@{str(fill.commit)[:12]}: {format_bytes(fill.bytes_done)} of {format_bytes(fill.bytes)}, "
-            f"{fill.files_done:,} of {fill.files:,} files, {state}"
+            f"{fill.files_done:,} of {format_count(fill.files, 'file')}, {state}"
         )
     if report.items or report.fills:
         call.line("")
@@ -162,7 +162,9 @@ def _lease(lease: LeaseItem) -> str:
 
 def _room(report: CachedReport) -> str:
     room = report.room
-    parts = [f"{report.folder}: {format_bytes(room.used_bytes)} used in {room.used_files:,} files"]
+    parts = [
+        f"{report.folder}: {format_bytes(room.used_bytes)} used in {format_count(room.used_files, 'file')}"
+    ]
     if room.reserved_bytes:
         parts.append(f"{format_bytes(room.reserved_bytes)} reserved")
     parts.append(f"{format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)} free")
@@ -175,7 +177,7 @@ def _limits(room: RoomItem) -> list[str]:
     if room.max_size is not None:
         limits.append(f"at most {format_bytes(room.max_size)}")
     if room.max_files is not None:
-        limits.append(f"at most {room.max_files:,} files")
+        limits.append(f"at most {format_count(room.max_files, 'file')}")
     limits += [f"{amount} stay free" for amount in room.min_free]
     if room.unused_for is not None:
         limits.append(f"unused for {format_duration(room.unused_for)}")

@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.units import format_bytes
+from dsv.model.units import format_bytes, format_count
 
 
 @command(
@@ -60,5 +60,5 @@ def clone(
     if made.commit is None:
         call.line(f"{where}, which has no commit yet")
     else:
-        size = f"{made.files:,} files, {format_bytes(made.bytes)}"
+        size = f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}"
         call.line(f"{where} at {str(made.commit)[:12]}: {size}")

@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.errors import DsvError
 from dsv.model.names import Target
-from dsv.model.units import format_bytes, parse_duration, parse_size
+from dsv.model.units import format_bytes, format_count, parse_duration, parse_size
 
 
 @command(
@@ -101,7 +101,9 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     for item in report.evicted:
         if item.aliens:
             named = ", ".join(item.alien_paths)
-            call.warn(f"{item.path} had {item.aliens} files that dsv had not put there: {named}")
+            call.warn(
+                f"{item.path} had {format_count(item.aliens, 'file')} that dsv had not put there: {named}"
+            )
     if say_kept:
         for kept in report.kept:
             call.say(f"{kept.path} stays: {kept.reason}")

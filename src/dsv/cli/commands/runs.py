@@ -16,7 +16,7 @@ from dsv.cli.output import local_time, to_json
 from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
-from dsv.model.units import format_bytes, format_duration
+from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -174,7 +174,9 @@ def _write_one(call: Call, view: RunView) -> None:
         ),
         (
             "size",
-            f"{record.data[0].files:,} files, {format_bytes(record.data[0].bytes)}" if record.data else None,
+            f"{format_count(record.data[0].files, 'file')}, {format_bytes(record.data[0].bytes)}"
+            if record.data
+            else None,
         ),
         ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
         (

@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
 from dsv.cli.paths import workspace_paths
 from dsv.model.names import BranchName
-from dsv.model.units import format_bytes
+from dsv.model.units import format_bytes, format_count
 
 Jobs = Annotated[
     int | None,
@@ -124,7 +124,6 @@ def _summary(done: Synced) -> str:
     if not done.any_change:
         return f"nothing changed since the base of {where}"
     # Symlinks and empty folders are paths, and no files.
-    paths = "path" if done.added == 1 else "paths"
-    changes = f"{done.added:,} {paths} added, {done.changed:,} changed, {done.removed:,} removed"
-    total = f"{done.files:,} files, {format_bytes(done.bytes)}"
+    changes = f"{format_count(done.added, 'path')} added, {done.changed:,} changed, {done.removed:,} removed"
+    total = f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}"
     return f"{where}: {changes}; now {total}; {format_bytes(done.uploaded_bytes)} uploaded"

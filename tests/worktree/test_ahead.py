@@ -53,6 +53,15 @@ def survey(root: Path, state: Path) -> Survey:
     return found
 
 
+def filled(folder: Path) -> tuple[Path, dict[bytes, bytes], Survey, list[bytes]]:
+    """A workspace with 2,500 small files: its root, their contents, what is to do, and its paths in order."""
+    root = folder / "work"
+    root.mkdir()
+    small = fill(root, 2500)
+    found = survey(root, folder / "state")
+    return root, small, found, [item.path for item in found.work()]
+
+
 def each(readers: Readers, found: Survey) -> Iterator[tuple[Pending | Gone, bytes | None]]:
     """The items as they come, with their contents as they would be stored and read again."""
     for run in readers.over(found.work()):
@@ -89,11 +98,7 @@ def read_all(readers: Readers, found: Survey) -> tuple[list[bytes], dict[bytes, 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_same_items_in_the_same_order_with_their_contents(tmp_path: Path, count: int) -> None:
-    root = tmp_path / "work"
-    root.mkdir()
-    small = fill(root, 2500)
-    found = survey(root, tmp_path / "state")
-    expected = [item.path for item in found.work()]
+    root, small, found, expected = filled(tmp_path)
     with Readers(root, count) as readers:
         order, contents = read_all(readers, found)
     assert order == expected and len(order) == len(small) + 4
@@ -117,11 +122,7 @@ def test_a_slot_is_never_filled_again_before_its_content_was_taken(tmp_path: Pat
 
 @pytest.mark.parametrize("after", [0, 1, 700, 2499])
 def test_what_a_killed_process_should_have_read_is_left_to_who_asked(tmp_path: Path, after: int) -> None:
-    root = tmp_path / "work"
-    root.mkdir()
-    small = fill(root, 2500)
-    found = survey(root, tmp_path / "state")
-    expected = [item.path for item in found.work()]
+    root, small, found, expected = filled(tmp_path)
     order, contents = [], {}
     with Readers(root, 2) as readers:
         pids = children()
@@ -227,9 +228,9 @@ def test_how_many_processes_suit(files: int, processors: int, count: int) -> Non
 
 def test_long_paths_make_short_orders(tmp_path: Path) -> None:
     items = [pending(b"x" * 4000 + b"%04d" % number, 1) for number in range(600)]
-    turns = list(readers_module._cut(iter(items)))
-    assert [item for turn in turns for item in turn.items] == items
-    assert max(len(turn.order(0).paths) for turn in turns) <= 64 << 10
+    runs = list(readers_module._cut(iter(items)))
+    assert [item for run in runs for item in run.items] == items
+    assert max(len(run.order(0).paths) for run in runs) <= 64 << 10
 
 
 def pending(path: bytes, size: int) -> Pending:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
@@ -25,25 +25,11 @@ from dsv.worktree.survey import Gone, Pending
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
 _OWN_SLOTS = 2
-_TURNS = 64  # cut in advance at most, as of some nothing is to be read
+_RUNS = 64  # cut in advance at most, as of some nothing is to be read
 # A process pays for its start, which takes as long as reading some thousand small files, with so many paths.
 _WORTH = 4096
 _MOST = 4
 _batches = msgspec.msgpack.Decoder(Batch)
-
-
-class Run(Protocol):
-    """Neighbours in the work. at: of each item, the number of its content, or -1 for what is no small file.
-
-    contents: of the small files, good until the next run is asked for; None where nobody read them.
-    """
-
-    @property
-    def items(self) -> Sequence[Pending | Gone]: ...
-    @property
-    def at(self) -> Sequence[int]: ...
-    @property
-    def contents(self) -> Contents | None: ...
 
 
 def suitable(files: int, processors: int) -> int:
@@ -61,14 +47,15 @@ class Readers:
     def __init__(self, root: Path, count: int) -> None:
         """`count` processes, or as many as can be had."""
         self._readers: list[_Reader] = []
-        self._turns: deque[_Turn] = deque()
+        self._runs: deque[Run] = deque()
         self._own: list[memoryview] = []
         self._compressor = Compressor()
         self._descent = Descent(root)
         with suppress(OSError):  # no process, or no memory: slower, and else the same
             for _ in range(count):
                 self._readers.append(_Reader(root))
-                self._own = [memoryview(bytearray(SLOT)) for _ in range(_OWN_SLOTS)]
+        if self._readers:
+            self._own = [memoryview(bytearray(SLOT)) for _ in range(_OWN_SLOTS)]
 
     def __enter__(self) -> Self:
         return self
@@ -82,42 +69,45 @@ class Readers:
         """All of the work, in its order. To be called once."""
         upcoming = _cut(work)
         while self._send(upcoming):
-            turn = self._turns.popleft()
-            if turn.reader is not None:
-                self._read_meanwhile(turn.reader, upcoming)
-                turn.batch = turn.reader.answer()
-            yield turn
-            self._release(turn)
+            run = self._runs.popleft()
+            if run.reader is not None:
+                self._read_meanwhile(run.reader, upcoming)
+                run.batch = run.reader.answer()
+            yield run
+            self._release(run)
 
-    def _send(self, upcoming: Iterator[_Turn]) -> bool:
-        """Gives the processes as much as they have room for; whether there is a turn left."""
+    def _send(self, upcoming: Iterator[Run]) -> bool:
+        """Gives the processes as much as they have room for; whether there is a run left."""
         for reader in self._readers:
-            while reader.free and len(self._turns) < _TURNS and (turn := next(upcoming, None)) is not None:
-                self._turns.append(turn)
-                if turn.sizes:
-                    reader.ask(turn)
-        if not self._turns and (turn := next(upcoming, None)) is not None:  # there is no process (any more)
-            self._turns.append(turn)
-        return bool(self._turns)
+            while reader.free and len(self._runs) < _RUNS and (run := next(upcoming, None)) is not None:
+                self._runs.append(run)
+                if run.sizes:
+                    reader.ask(run)
+        if not self._runs and (run := next(upcoming, None)) is not None:  # there is no process (any more)
+            self._runs.append(run)
+        return bool(self._runs)
 
-    def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[_Turn]) -> None:
+    def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run]) -> None:
         """Reads what no process was given yet, until the next content is there."""
-        while self._own and not reader.has_answered and (turn := next(upcoming, None)) is not None:
-            self._turns.append(turn)
-            if turn.sizes:
-                turn.memory = self._own.pop()
-                turn.batch = read_batch(self._descent, self._compressor, turn.order(0), turn.memory)
+        while self._own and not reader.has_answered and (run := next(upcoming, None)) is not None:
+            self._runs.append(run)
+            if run.sizes:
+                run.memory = self._own.pop()
+                run.batch = read_batch(self._descent, self._compressor, run.order(0), run.memory)
 
-    def _release(self, turn: _Turn) -> None:
-        if turn.reader is not None:
-            turn.reader.release(turn)
-        elif turn.memory is not None:
-            self._own.append(turn.memory)
+    def _release(self, run: Run) -> None:
+        if run.reader is not None:
+            run.reader.release(run)
+        elif run.memory is not None:
+            self._own.append(run.memory)
 
 
 @dataclass(slots=True)
-class _Turn:
-    """A run, and who reads what is small in it, whose sizes and paths these are."""
+class Run:
+    """Neighbours in the work. at: of each item, the number of its content, or -1 for what is no small file.
+
+    paths, sizes: of the small files; the rest is who reads them, and where to.
+    """
 
     items: list[Pending | Gone] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
@@ -132,6 +122,7 @@ class _Turn:
 
     @property
     def contents(self) -> Contents | None:
+        """Of the small files, good until the next run is asked for; None where nobody read them."""
         if self.batch is None or self.memory is None:
             return None
         return Contents.of(self.batch, self.sizes, self.memory)
@@ -178,12 +169,12 @@ class _Reader:
         self._pipe: Connection = ours
         self.free = list(range(_SLOTS))
 
-    def ask(self, turn: _Turn) -> None:
-        """Has what is small of the turn read into a free slot."""
-        turn.reader, turn.slot = self, self.free.pop()
-        turn.memory = self._memory[turn.slot * SLOT : (turn.slot + 1) * SLOT]
+    def ask(self, run: Run) -> None:
+        """Has what is small of the run read into a free slot."""
+        run.reader, run.slot = self, self.free.pop()
+        run.memory = self._memory[run.slot * SLOT : (run.slot + 1) * SLOT]
         try:
-            self._pipe.send_bytes(msgspec.msgpack.encode(turn.order(turn.slot)))
+            self._pipe.send_bytes(msgspec.msgpack.encode(run.order(run.slot)))
         except OSError:
             self.free.clear()
 
@@ -193,17 +184,17 @@ class _Reader:
         return self._pipe.poll(0)
 
     def answer(self) -> Batch | None:
-        """What became of the oldest turn that it was asked for; None where the process has died."""
+        """What became of the oldest run that it was asked for; None where the process has died."""
         try:
             return _batches.decode(self._pipe.recv_bytes())
         except (EOFError, OSError):
             self.free.clear()
             return None
 
-    def release(self, turn: _Turn) -> None:
+    def release(self, run: Run) -> None:
         """Whoever asked has no more use for what lies in its slot."""
-        if turn.batch is not None:
-            self.free.append(turn.slot)
+        if run.batch is not None:
+            self.free.append(run.slot)
 
     def end(self) -> None:
         """Ends the process, whatever it is at."""
@@ -216,15 +207,15 @@ def _is_small(item: Pending) -> bool:
     return item.kind <= Kind.EXECUTABLE and 0 < item.size <= LARGEST
 
 
-def _cut(work: Iterator[Pending | Gone]) -> Iterator[_Turn]:
-    turn = _Turn()
+def _cut(work: Iterator[Pending | Gone]) -> Iterator[Run]:
+    run = Run()
     for item in work:
-        if not turn.add(item):
-            yield turn
-            turn = _Turn()
-            turn.add(item)
-    if turn.items:
-        yield turn
+        if not run.add(item):
+            yield run
+            run = Run()
+            run.add(item)
+    if run.items:
+        yield run
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_the_systemd_units(tmp_path: Path) -> None:
 
 
 def test_the_kubernetes_manifest(root: CacheRoot) -> None:
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which moto brings")
     job = yaml.safe_load(block_with("automation.md", "kind: CronJob"))
     assert job["apiVersion"] == "batch/v1" and job["spec"]["concurrencyPolicy"] == "Allow"
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]

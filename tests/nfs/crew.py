@@ -9,12 +9,14 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import dsv
+from tests.labs import nfs_hosts
 from tests.labs.nfs_hosts import Host, NfsHosts
 
 PROJECT = Path(__file__).parents[2]
@@ -246,3 +248,17 @@ def listed(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 def _as_fields(answer: dict[str, Any]) -> dict[str, Any]:
     return {"status": -1, "out": "", "err": "", "seconds": 0.0, **answer}
+
+
+@contextmanager
+def crew_of_its_own(folder: Path, lake: Path, name: str, **exported: str) -> Iterator[Crew]:
+    """Another file server with its own hosts, and the lake's store; `exported`: how it exports (`nfs_hosts.up`)."""
+    try:
+        lab = nfs_hosts.up(folder, **exported)
+        shutil.copytree(lake / "store", lab.out / "lake/store")
+        crew = Crew(lab)
+        crew.begin(name)
+        yield crew
+        crew.down()
+    finally:
+        nfs_hosts.down(folder)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.labs import nfs_hosts as labs
 from tests.labs.nfs_hosts import NfsHosts
-from tests.nfs.crew import Crew, Times, assert_same, listed, until
+from tests.nfs.crew import Crew, Times, assert_same, crew_of_its_own, listed, until
 
 SPARE = 40 << 20  # bytes that the disk has beyond the dataset
 
@@ -31,15 +29,8 @@ def small(tmp_path: Path, lake: Path, nfs_hosts: NfsHosts) -> Iterator[Crew]:
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-F", image], check=True)
     subprocess.run(["mount", "-o", "loop", image, export], check=True)
     try:
-        try:
-            lab = labs.up(folder)
-            shutil.copytree(lake / "store", lab.out / "lake/store")
-            crew = Crew(lab)
-            crew.begin("full")
+        with crew_of_its_own(folder, lake, "full") as crew:
             yield crew
-            crew.down()
-        finally:
-            labs.down(folder)
     finally:
         subprocess.run(["umount", export], check=True)
 

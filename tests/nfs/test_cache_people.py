@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.labs import nfs_hosts as labs
 from tests.labs.nfs_hosts import NfsHosts
-from tests.nfs.crew import DSV, Answer, Crew, Member, Times, assert_same, hurried, listed, until
+from tests.nfs.crew import (
+    DSV,
+    Answer,
+    Crew,
+    Member,
+    Times,
+    assert_same,
+    crew_of_its_own,
+    hurried,
+    listed,
+    until,
+)
 
 GROUP = 3000
 
@@ -133,16 +142,8 @@ def test_who_may_only_read_uses_what_is_there(crew: Crew) -> None:
 @pytest.fixture
 def squashing(tmp_path: Path, lake: Path, nfs_hosts: NfsHosts) -> Iterator[Crew]:
     """Another server, for which root is nobody; `nfs_hosts` for the reason where there can't be one."""
-    folder = tmp_path / "squashing"
-    try:
-        lab = labs.up(folder, squash="Root_Squash")
-        shutil.copytree(lake / "store", lab.out / "lake/store")
-        crew = Crew(lab)
-        crew.begin("squashed")
+    with crew_of_its_own(tmp_path / "squashing", lake, "squashed", squash="Root_Squash") as crew:
         yield crew
-        crew.down()
-    finally:
-        labs.down(folder)
 
 
 def test_an_export_that_squashes_root(squashing: Crew, lake: Path) -> None:

@@ -244,3 +244,8 @@ def _convert(kind: type, value: Json) -> object:
         except DsvError as error:
             raise ValueError(error.message) from error
     raise ValueError(f"{value!r} is no {kind.__name__}")
+
+
+# msgspec learns a dataclass when it first meets it, and two threads that make it do so at once crash the process
+# (0.22: SIGSEGV). A listing of runs reads them in several threads, so it learns all of a record's here.
+msgspec.json.Decoder(RunRecord, dec_hook=_convert)

@@ -30,6 +30,7 @@ _HEAD = struct.Struct("<BIQ")  # type, length of the payload in bytes, check
 _PACK = struct.Struct("<16sQ")
 _ROW = struct.Struct("<B32sIIIBI")  # kind, id, offset, stored, length, codec, tail
 _PACK_TYPE, _RECIPE_TYPE, _PUBLISHING_TYPE = 1, 2, 3
+_PUBLISHING = msgspec.msgpack.Decoder(tuple[str, str, int, bytes])
 
 Row = tuple[ObjectKind, Id, Location]
 
@@ -162,7 +163,7 @@ def _replay(data: bytes) -> tuple[Left, int]:
             elif kind == _RECIPE_TYPE:
                 left.recipes[RecipeId.of(payload[: RecipeId.size])] = payload[RecipeId.size :]
             elif kind == _PUBLISHING_TYPE:
-                values = msgspec.msgpack.decode(payload, type=tuple[str, str, int, bytes])
+                values = _PUBLISHING.decode(payload)
                 left.publishing = Publishing(*values[:3], CommitId.of(values[3]))
             else:
                 break

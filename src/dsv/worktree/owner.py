@@ -52,7 +52,7 @@ class Owner:
     def decode(cls, data: bytes) -> Owner | None:
         """None for what is no owner's record, or only the first part of one."""
         try:
-            return msgspec.json.decode(data, type=cls)
+            return _OWNER.decode(data)
         except msgspec.DecodeError:
             return None
 
@@ -64,6 +64,9 @@ class Owner:
         if started is None:
             return Fate.UNKNOWN if _exists(self.pid) else Fate.DEAD
         return Fate.ALIVE if started == self.started else Fate.DEAD
+
+
+_OWNER = msgspec.json.Decoder(Owner)
 
 
 def _system() -> str:

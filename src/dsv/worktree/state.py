@@ -45,6 +45,9 @@ class _Current(msgspec.Struct, array_like=True, frozen=True):
     parts: list[tuple[bytes, str]]
 
 
+_CURRENT_DECODER = msgspec.msgpack.Decoder(_Current)
+
+
 @dataclass(slots=True)
 class _Part:
     """A run of folders from `first` (a sort key) to the next part's. `name` is None when it must be
@@ -247,7 +250,7 @@ def _decode_current(data: bytes) -> _Current | None:
     ):
         return None
     try:
-        return msgspec.msgpack.decode(body, type=_Current)
+        return _CURRENT_DECODER.decode(body)
     except msgspec.DecodeError:
         return None
 

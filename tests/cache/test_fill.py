@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.filesystem import PROBE
-from dsv.cache.filling import site
+from dsv.cache import filesystem
+from dsv.cache.filesystem import PROBE, FileSystem
+from dsv.cache.filling import placing, site, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.planning import make_plan
 from dsv.cache.filling.publish import bury
@@ -19,7 +21,7 @@ from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
 from dsv.cache.record import read_record, record_path
 from dsv.cache.selection import Selection
-from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
+from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId
 
@@ -101,6 +103,36 @@ def test_a_selection_holds_its_paths_alone(root: CacheRoot, world: World) -> Non
     assert result.bytes == result.fetched_bytes == 3020
     with pytest.raises(NotFound, match="dee'"):
         cache_it(root, world, commit, b"dee")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBADF])
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_file_that_the_server_has_forgotten_is_written_anew(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, number: int, remote: bool
+) -> None:
+    """Linux says EBADF of a write, and EIO of a sync, to what was open when the server dropped this host's state."""
+    failures = [number]
+
+    def start(folder: int, name: bytes, *rest: Any, **how: Any) -> int:
+        descriptor = writer.start_file(folder, name, *rest, **how)
+        if name != b"x" or not failures:
+            return descriptor
+        failed = failures.pop()
+        os.truncate(descriptor, 100)
+        os.close(descriptor)
+        raise OSError(failed, os.strerror(failed))
+
+    monkeypatch.setattr(placing, "start_file", start)
+    monkeypatch.setattr(placing, "create_file", start)
+    kind = FileSystem(remote=remote, sync_each=remote)
+    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    commit = world.commit(ALL_KINDS)
+    if remote:
+        world.check(commit, cache_it(root, world, commit).path)
+        assert not failures
+    else:
+        with pytest.raises(Unreachable, match=f"xrays/{commit}"):
+            cache_it(root, world, commit)
 
 
 def test_an_empty_commit_is_a_folder(root: CacheRoot, world: World) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -156,16 +160,46 @@ def test_drafts_are_barred_against_one_who_keeps_adding_to_them(tmp_path: Path) 
     ended = threading.Event()
 
     def add() -> None:
-        for number in range(100_000):
-            try:
-                os.close(os.open(f"{number}", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
-            except FileNotFoundError:
-                ended.set()
-                return
+        with contextlib.suppress(FileNotFoundError):
+            for number in itertools.count():
+                added = os.open(f"{number}", os.O_CREAT | os.O_WRONLY, dir_fd=handle)
+                time.sleep(0.0005)  # for its content, and for the disk
+                os.close(added)
+        ended.set()
 
-    adding = threading.Thread(target=add)
-    adding.start()
+    threading.Thread(target=add, daemon=True).start()
     bar_drafts(tmp_path, 0, 2)
-    adding.join()
+    assert ended.wait(10)
+    assert old.is_symlink()
     os.close(handle)
-    assert ended.is_set()
+
+
+def test_a_file_that_comes_between_the_listing_and_the_removal_is_removed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / draft_name(0, 1)
+    old.mkdir()
+    late = iter([old / "1", old / "2"])
+    remove = os.rmdir
+
+    def add_and_remove(path: Path, **how: int) -> None:
+        for added in itertools.islice(late, 1):
+            added.touch()
+        remove(path, **how)
+
+    monkeypatch.setattr(os, "rmdir", add_and_remove)
+    bar_drafts(tmp_path, 0, 2)
+    assert old.is_symlink()
+
+
+def test_who_adds_without_end_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / draft_name(0, 1)
+    old.mkdir()
+    monkeypatch.setattr("dsv.cache.filling.existing._BAR_SECONDS", 0.05)
+
+    def refuse(path: Path, **how: int) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(OSError, match="not empty"):
+        bar_drafts(tmp_path, 0, 2)

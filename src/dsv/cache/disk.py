@@ -16,6 +16,10 @@ from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
 _TRIES = 20
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 """What is said of a path that another removed; an NFS server says ESTALE of what was open."""
+FORGOTTEN = (errno.EIO, errno.EBADF)
+"""What an NFS client says of files that were open when it was cut off for longer than the server's lease: of a sync and
+a close the first, of a write (Linux 6) the second. They are lost to this process, and no more than that: opened again
+by their names, if they still have these, they work."""
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
@@ -23,7 +27,7 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
     Raises `OSError`.
 
     Opening asks the server for the file's present state (close-to-open), and a handle that was replaced
-    meanwhile (ESTALE) is looked up again.
+    meanwhile (ESTALE) is looked up again, as is one that the server has forgotten.
     """
     for attempt in range(_TRIES):
         try:
@@ -37,7 +41,7 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
         except (NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
-            if error.errno != errno.ESTALE or attempt == _TRIES - 1:
+            if error.errno not in (errno.ESTALE, *FORGOTTEN) or attempt == _TRIES - 1:
                 raise
             time.sleep(0.01 * attempt)
     return None

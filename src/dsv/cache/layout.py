@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.disk import explain, link_count, read_small, umask
+from dsv.cache.disk import FORGOTTEN, explain, link_count, read_small, umask
 from dsv.cache.filesystem import PROBE, look_anew
 from dsv.errors import Unsupported
 from dsv.model.ids import CommitId, StoreId
@@ -277,9 +277,7 @@ class CacheRoot:
             except OSError as error:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-                # An NFS client whose state the server has dropped says EIO for what it had open, and works
-                # again.
-                if error.errno != errno.EIO or attempt >= 2:
+                if error.errno not in FORGOTTEN or attempt >= 2:
                     self._look_again(error, self.temporary, attempt)
         raise AssertionError("unreachable")
 

@@ -12,6 +12,7 @@ import enum
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 from blake3 import blake3
@@ -21,6 +22,9 @@ from dsv.model.entry import Entry, Kind
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BLOCK = 1 << 20
+# How long a folder is emptied again and again while its owner still adds to it. Each file that it adds was written and
+# synced first, so that a few rounds do.
+_BAR_SECONDS = 10.0
 
 
 class State(enum.Enum):
@@ -64,7 +68,8 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
 def bar_drafts(folder: Path, part: int, below: int) -> None:
     """Removes the private folders of this part's generations under `below`, and sees to it that they can't come back.
 
-    From then on nothing that these do can replace a file of the tree. Raises `OSError`.
+    From then on nothing that these do can replace a file of the tree. Raises `OSError`; ENOTEMPTY where one of them
+    keeps adding to its folder.
     """
     for generation in range(1, below):
         _bar(folder / draft_name(part, generation))
@@ -76,7 +81,8 @@ def draft_name(part: int, generation: int) -> str:
 
 def _bar(folder: Path) -> None:
     """Puts a symlink to nowhere where the folder is, or would be made later."""
-    for _ in range(100):  # its owner may be adding to it right now
+    deadline = time.monotonic() + _BAR_SECONDS
+    while True:
         try:
             folder.symlink_to("taken-over")
             return
@@ -94,8 +100,10 @@ def _bar(folder: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            if all(name.startswith(".nfs") for name in names):
+            if names and all(name.startswith(".nfs") for name in names):
                 return  # held open on this very host; under that name it is not what its owner would rename
+            if time.monotonic() > deadline:
+                raise
 
 
 def _hash(descriptor: int) -> bytes:

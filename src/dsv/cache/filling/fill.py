@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import time
 
 from dsv.cache import filesystem
-from dsv.cache.disk import GONE, explain
+from dsv.cache.disk import FORGOTTEN, GONE, explain
 from dsv.cache.filling import room
 from dsv.cache.filling.planning import Planned, make_plan
 from dsv.cache.filling.publish import bury
@@ -22,9 +21,6 @@ from dsv.errors import Conflict, Unreachable
 from dsv.model.progress import NoProgress, Progress
 
 _ATTEMPTS = 50
-# What an NFS client makes of files that were open when it was cut off for longer than the server's lease: they are
-# lost to this process, and no more than that.
-_FORGOTTEN = errno.EIO
 _COMEBACKS = 3
 
 
@@ -81,7 +77,7 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
         try:
             done = _take_part(request, means, site)
         except OSError as error:
-            if error.errno != _FORGOTTEN or not means.kind.remote or comebacks == _COMEBACKS:
+            if error.errno not in FORGOTTEN or not means.kind.remote or comebacks == _COMEBACKS:
                 raise
             comebacks += 1
             means.progress.note(f"{root.path} had forgotten this host; it joins again")

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import list_names, read_small
+from dsv.cache.disk import FORGOTTEN, list_names, read_small
 from dsv.cache.filesystem import FileSystem, server_time
 from dsv.cache.layout import CacheRoot
 
@@ -137,8 +137,7 @@ class Beat:
         try:
             self._put(data)
         except OSError as error:
-            # An NFS client that was cut off for longer than the server's lease has lost what it had open.
-            if error.errno not in (errno.EIO, errno.ESTALE):
+            if error.errno not in (*FORGOTTEN, errno.ESTALE):
                 raise
             lost = self._descriptor
             self._descriptor = os.open(

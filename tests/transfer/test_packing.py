@@ -1,14 +1,93 @@
-"""The memory of packs, which is filled again and again."""
+"""The memory of packs, which is filled again and again, and how packs are sent."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import pytest
+
+from dsv.errors import Denied
 from dsv.model.codec import Codec
-from dsv.model.ids import ChunkId
+from dsv.model.ids import ChunkId, PackId
+from dsv.model.keys import PACK_PREFIX
 from dsv.model.location import ObjectKind
 from dsv.model.pack import PACK_TARGET, PackBuilder
-from dsv.transfer.packing import Memory
+from dsv.repo.session import Session
+from dsv.store.base import Buffer, Put
+from dsv.store.memory import MemoryStore
+from dsv.transfer import packing
+from dsv.transfer.packing import Memory, SealedPack, Sender
+from tests.repo.worlds import WRITER, create
+
+
+class Refusing(MemoryStore):
+    """Takes everything but the pack of this content."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        if key.startswith(PACK_PREFIX) and bytes(data) == b"refused":
+            raise Denied("the store refused this pack", subject=key)
+        return super().put_if_absent(key, data)
+
+
+class SeenTooSoon(ThreadPoolExecutor):
+    """Its work is not done yet at the first look, and is at the second."""
+
+    def submit(self, work, /, *args, **options):  # type: ignore[no-untyped-def]
+        future = super().submit(work, *args, **options)
+        future.done = self._looks(future, future.done)  # type: ignore[method-assign]
+        return future
+
+    @staticmethod
+    def _looks(future: Future[None], done: Callable[[], bool]) -> Callable[[], bool]:
+        answers = iter([False])
+
+        def look() -> bool:
+            answer = next(answers, True)
+            return answer and bool(futures.wait([future]).done) and done()
+
+        return look
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session.open(create(Refusing()), WRITER) as session:
+        yield session
+
+
+def sealed(content: bytes) -> SealedPack:
+    return SealedPack(PackId.random(), memoryview(content), [])
+
+
+def test_a_pack_that_fails_at_any_moment_is_not_taken_for_stored(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "ThreadPoolExecutor", SeenTooSoon)
+    sender = Sender(session, lambda *_: None, Memory())
+    with pytest.raises(Denied):
+        sender.send(sealed(b"refused"))
+        sender.send(sealed(b"another"))
+        sender.wait()
+    sender.close()
+
+
+def test_after_a_failure_every_call_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often somebody has let it pass; and none waits for room that nothing will give back."""
+    monkeypatch.setattr(packing, "IN_FLIGHT", 100)
+    stored: list[PackId] = []
+    sender = Sender(session, lambda pack, *_: stored.append(pack), Memory())
+    sender.send(sealed(b"refused"))
+    with pytest.raises(Denied):
+        sender.wait()
+    for _ in range(3):
+        with pytest.raises(Denied):
+            sender.send(sealed(bytes(90)))
+        with pytest.raises(Denied):
+            sender.wait()
+    sender.close()
+    assert not stored
 
 
 def packed(contents: list[bytes], memory: bytearray | None = None) -> memoryview:

@@ -60,7 +60,7 @@ class Memory:
 class Sender:
     """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` for each, from its thread.
 
-    The first failure is raised by the next call of any method; nothing is sent after it.
+    A failure is raised by the next call of `send` or `wait`, and by every one after that: nothing more is sent.
     """
 
     def __init__(self, session: Session, on_stored: OnStored, memory: Memory) -> None:
@@ -79,8 +79,9 @@ class Sender:
         size = len(pack.data)
         with self._room:
             self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= IN_FLIGHT)
-            self._in_flight += size
         self._raise_failures()
+        with self._room:
+            self._in_flight += size
         self._pending.append(self._pool.submit(self._store, pack))
 
     def wait(self) -> None:
@@ -94,10 +95,14 @@ class Sender:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _raise_failures(self) -> None:
-        done = [future for future in self._pending if future.done()]
-        self._pending = [future for future in self._pending if not future.done()]
-        for future in done:
-            future.result()
+        """Forgets a pack only when it is known to be stored, so that what failed is never taken for that."""
+        going: list[Future[None]] = []
+        for future in self._pending:
+            if future.done():
+                future.result()
+            else:
+                going.append(future)
+        self._pending = going
 
     def _store(self, pack: SealedPack) -> None:
         size = len(pack.data)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.cache.places import make_root, place, publish
+from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims import leases
 from dsv.cache.claims.claims import LeaseName, read_claims
@@ -118,6 +121,85 @@ def test_clearing_expired_leases_never_hits_a_renewed_one(root: CacheRoot) -> No
     lease.renew()
     assert len(read_claims(root, place()).leases) == 1
     lease.release()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+def names_of(lease: Lease) -> list[str]:
+    """Of its file, the oldest first."""
+    names = read_claims(lease.root, place()).names
+    return sorted((name for name in names if name.startswith("lease-")), key=lambda name: int(name.split(".")[1]))
+
+
+def test_a_disk_that_was_full_before_the_first_renewal_ends_no_lease(disk: SmallDisk) -> None:
+    root = make_root(disk.path / "cache")
+    publish(root, place(), {"a": b"1"}, age=1e6)
+    lease = Lease.take(root, place(), "run", ttl=0.5)
+    assert lease.confirm()
+    disk.limit(files=0)
+    seen = set(names_of(lease))
+    for _ in range(4):
+        time.sleep(0.2)
+        lease.renew()
+        (name,) = names_of(lease)
+        assert name not in seen, "no name is used twice"
+        seen.add(name)
+    assert lease.secure
+    assert len(evict(root, CacheSettings(), ALL).kept) == 1
+    disk.limit(files=10)
+    for _ in range(3):
+        before = names_of(lease)
+        lease.renew()
+        assert len(names_of(lease)) == 2 and names_of(lease)[0] == before[-1]
+        assert not seen & {names_of(lease)[-1]}
+    lease.release()
+    assert names_of(lease) == []
+
+
+def test_a_full_disk_where_one_of_the_two_names_was_cleared_away(disk: SmallDisk) -> None:
+    root = make_root(disk.path / "cache")
+    publish(root, place(), {"a": b"1"})
+    lease = Lease.take(root, place(), "run")
+    lease.renew()
+    (root.claims(place()) / names_of(lease)[0]).unlink()
+    disk.limit(files=0)
+    for _ in range(3):
+        before = names_of(lease)
+        lease.renew()
+        assert len(names_of(lease)) == 1 and names_of(lease) != before
+    lease.release()
+    assert names_of(lease) == []
+
+
+def test_a_renewal_that_fails_after_all_costs_no_name_and_leaves_none(
+    root: CacheRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a soft mount says it: an error, of what the server has done or will do."""
+    publish(root, place(), {"a": b"1"})
+    lease = Lease.take(root, place(), "run")
+    lease.renew()
+    rename = Path.rename
+
+    def done_and_failed(self: Path, target: Path) -> Path:
+        if self.name.startswith("lease-"):
+            rename(self, target)
+            raise OSError(errno.EIO, "the server did it, but its answer was lost")
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", done_and_failed)
+        with pytest.raises(OSError, match="lost"):
+            lease.renew()
+    seen = names_of(lease)
+    assert len(seen) == 2
+    lease.renew()
+    assert names_of(lease)[:-1] == seen, "one of its names stays, and the next is a new one"
+    lease.release()
+    assert names_of(lease) == []
 
 
 def test_the_last_use_of_a_run_that_died_is_kept(root: CacheRoot) -> None:

@@ -4,7 +4,8 @@ A lease is a file `lease-<owner>.<number>.<renewed>` that goes by two names, the
 Renewing renames the older one to the next: a name is never used twice, so that whoever clears away an
 expired lease can't hit a renewed one; one of the two names stays all the time, so that no listing, however
 the server goes about it, can miss both; and a rename needs neither a block nor an inode, so that a full
-disk ends no lease.
+disk ends no lease. Only where the disk has been full since before the first renewal, which makes the second
+name, there is but one, and that is renamed.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Lease:
         self.reason = ""
         self._name = LeaseName(record.owner.id, 0, record.renewed)
         self._older: Path | None = None
+        self._tried = 0  # the number of the last name that was asked for, had or not
+        self._strays = False  # whether such a name may exist though the answer was an error
         self._identity: tuple[int, int] | None = None
         self._entries: frozenset[str] = frozenset()
         self._sure_until = 0.0
@@ -108,10 +111,10 @@ class Lease:
         with self._turn:
             started = boot_clock()
             now = self.root.now(self.root.claims(self.place))
-            older, current = self._older, self._path
-            self._name = LeaseName(self._name.holder, self._name.number + 1, max(now, self._name.renewed))
-            self._rename(older, current)
-            self._older = current
+            self._tried += 1
+            name = LeaseName(self._name.holder, self._tried, max(now, self._name.renewed))
+            older = self._rename(self.root.claims(self.place) / str(name))
+            self._name, self._older = name, older
             self._counts_from(started)
             if self._stop.is_set():  # released while this hung
                 self._remove()
@@ -153,24 +156,39 @@ class Lease:
     def _path(self) -> Path:
         return self.root.claims(self.place) / str(self._name)
 
-    def _rename(self, older: Path | None, current: Path) -> None:
-        """Puts the lease under its new name; anew where an evictor, or a person, has cleared the old ones
+    def _rename(self, new: Path) -> Path | None:
+        """Puts the lease under this name; the other one that it has then. Raises `OSError`, with the names
+        that it had.
+        """
+        older, current = self._older, self._path
+        try:
+            try:
+                self._put(older, current, new)
+                return current
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+            current.rename(new)
+            return older
+        except OSError as error:
+            self._strays |= error.errno not in FULL  # a server may do later what was given up here
+            raise
+
+    def _put(self, older: Path | None, current: Path, new: Path) -> None:
+        """The new name beside the current one; anew where an evictor, or a person, has cleared the old ones
         away.
         """
         try:
             if older is None:
-                os.link(current, self._path)
+                os.link(current, new)
             else:
-                older.rename(self._path)
+                older.rename(new)
         except FileExistsError:
             pass  # a LINK sent again after its answer was lost
         except OSError as error:
-            if error.errno in FULL:
-                current.rename(self._path)
-            elif error.errno in (errno.ENOENT, errno.ESTALE):
-                self.root.write_once(self._path, msgspec.json.encode(self.record))
-            else:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
+            self.root.write_once(new, msgspec.json.encode(self.record))
 
     def _counts_from(self, started: float) -> None:
         # What others see as valid ends at the server's `renewed + ttl`, which is after this: `started`
@@ -181,6 +199,11 @@ class Lease:
         for path in (self._path, self._older):
             if path is not None:
                 path.unlink(missing_ok=True)
+        if self._strays:
+            claims = self.root.claims(self.place)
+            for name in list_names(claims):
+                if name.startswith(f"{LEASE}{self.record.owner.id}."):
+                    (claims / name).unlink(missing_ok=True)
 
     def _void_intents(self) -> None:
         for name in list_names(self.root.claims(self.place)):

@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv.cache import usage
@@ -15,10 +15,9 @@ from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.disk import GONE, explain, list_names
 from dsv.cache.eviction.policy import Candidate
 from dsv.cache.filesystem import look_anew
-from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place
+from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place, is_dataset
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
-from dsv.errors import UsageError
 from dsv.model.names import DatasetName
 
 _THREADS = 16  # reads in flight: over NFS each is a round trip
@@ -29,7 +28,8 @@ class Item:
     """What is known of one place. Times by the file server's clock.
 
     visible: it can be seen; where not, only claims or a fill under way are there. record: None where none was
-    written (who filled it died right then) or none can be read. room: what it stands for on disk.
+    written (who filled it died right then) or none can be read. room: what it stands for on disk. closed: it lies in
+    a folder that this user may not read, so it is known by its record alone, and stays.
     """
 
     place: Place
@@ -38,6 +38,7 @@ class Item:
     claims: Claims
     last_use: float
     room: Extent
+    closed: bool = False
 
     @property
     def dataset(self) -> DatasetName:
@@ -45,7 +46,7 @@ class Item:
 
     def candidate(self, now: float) -> Candidate:
         size, files = (self.record.bytes, self.record.files) if self.record else (0, 0)
-        claim = self.claims.protecting(now)
+        claim = self.claims.protecting(now) or ("in a folder that may not be read" if self.closed else None)
         return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim)
 
 
@@ -66,12 +67,17 @@ def take_inventory(root: CacheRoot) -> Inventory:
     """Raises `Denied`, `Unreachable`; a cache that is not there is empty."""
     try:
         now = server_now(root)
-        seen, aliens = _visible(root)
+        seen, closed, aliens = _visible(root)
         known = set(find_all(root.dot / "claims"))
         places = sorted(seen | known)
+
+        def look(place: Place) -> Item:
+            item = read_item(root, place, visible=place in seen)
+            shut = place.dataset in closed and item.record is not None
+            return replace(item, visible=True, closed=True) if shut else item
+
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-inventory") as pool:
-            items = pool.map(lambda place: read_item(root, place, visible=place in seen), places)
-            return Inventory(now, tuple(items), tuple(aliens))
+            return Inventory(now, tuple(pool.map(look, places)), tuple(aliens))
     except OSError as error:
         raise explain(error, root.path, "read") from error
 
@@ -115,17 +121,25 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     return [place for place in places if place is not None]
 
 
-def _visible(root: CacheRoot) -> tuple[set[Place], list[str]]:
+def _visible(root: CacheRoot) -> tuple[set[Place], set[str], list[str]]:
+    """What can be seen, the datasets whose folders this user may not read, and the names that are not dsv's."""
     places: set[Place] = set()
+    closed: set[str] = set()
     aliens: list[str] = []
     for folder in _entries(root.path):
         if folder.name == SETTINGS_FILE or folder.name.startswith("."):
             continue
-        if not folder.is_dir(follow_symlinks=False) or not _is_dataset(folder.name):
+        if not folder.is_dir(follow_symlinks=False) or not is_dataset(folder.name):
             aliens.append(folder.name)
             continue
-        inside = _entries(Path(folder.path))
-        if not root.binding(folder.name).exists() and not _has_place(folder.name, inside):
+        ours = root.binding(folder.name).exists()
+        try:
+            inside = _entries(Path(folder.path))
+        except PermissionError:  # somebody's own, or one who does not want his commits read
+            inside = []
+            if ours:
+                closed.add(folder.name)
+        if not ours and not _has_place(folder.name, inside):
             aliens.append(folder.name)
             continue
         for one in inside:
@@ -134,14 +148,14 @@ def _visible(root: CacheRoot) -> tuple[set[Place], list[str]]:
                 places.add(place)
             elif not one.name.startswith("."):
                 aliens.append(f"{folder.name}/{one.name}")
-    return places, sorted(aliens)
+    return places, closed, sorted(aliens)
 
 
 def find_all(folder: Path) -> list[Place]:
     """The places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
     found: list[Place] = []
     for dataset in list_names(folder):
-        if _is_dataset(dataset):
+        if is_dataset(dataset):
             places = (Place.parse(dataset, name) for name in list_names(folder / dataset))
             found.extend(place for place in places if place is not None)
     return found
@@ -163,16 +177,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _is_dataset(name: str) -> bool:
-    try:
-        DatasetName.from_component(name)
-    except UsageError:
-        return False
-    return True
-
-
 def _changed(path: Path) -> float:
     try:
         return path.stat().st_ctime
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return 0.0

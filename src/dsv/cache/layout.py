@@ -29,8 +29,9 @@ from pathlib import Path
 
 from dsv.cache.disk import FORGOTTEN, explain, link_count, read_small, umask
 from dsv.cache.filesystem import PROBE, look_anew
-from dsv.errors import Unsupported
+from dsv.errors import Unsupported, UsageError
 from dsv.model.ids import CommitId, StoreId
+from dsv.model.names import DatasetName
 
 DOT = ".dsv"
 SETTINGS_FILE = "dsv-cache.toml"
@@ -75,6 +76,15 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.dataset.replace('%2F', '/')}@{self.name}"
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are strangers'."""
+    try:
+        DatasetName.from_component(name)
+    except UsageError:
+        return False
+    return True
 
 
 class CacheRoot:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dsv.cache.disk import list_names
 from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.filling.source import Source, Tree
-from dsv.cache.layout import DOT, CacheRoot, Place
+from dsv.cache.layout import CacheRoot, Place, is_dataset
 from dsv.cache.record import Filled, read_record
 from dsv.cache.selection import Selection
 from dsv.errors import IntegrityError, NotFound
@@ -47,12 +47,15 @@ class Candidate:
 
 
 def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
-    """Visible commits of the same store: the newest of the dataset, then the newest of others. Raises `OSError`."""
+    """Visible commits of the same store: the newest of the dataset, then the newest of others.
+
+    Nothing is taken from folders that this user may not read. Raises `OSError`.
+    """
     own = list(_of_dataset(root, place.dataset, store))
     others = [
         one
         for dataset in list_names(root.path)
-        if dataset not in (place.dataset, DOT)
+        if dataset != place.dataset and is_dataset(dataset)
         for one in _of_dataset(root, dataset, store)
     ]
     chosen = _newest(own)[:_OWN] + _newest(others)[:_OTHERS]
@@ -61,7 +64,7 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
 
 def _of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
     folder = root.path / dataset
-    with contextlib.suppress(NotADirectoryError):
+    with contextlib.suppress(NotADirectoryError, PermissionError):
         for name in list_names(folder):
             place = Place.parse(dataset, name)
             record = None if place is None else read_record(root, place)

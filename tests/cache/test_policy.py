@@ -137,6 +137,22 @@ def test_a_datasets_max_size_counts_for_its_first_commit_too() -> None:
     assert plan_eviction([], owner, ROOMY, NOW, replace(wish, need=Extent(150, 1))).exceeded == []
 
 
+AGES = st.none() | st.floats(0, 10 * DAY)
+RULES = st.builds(DatasetRule, unused_for=AGES, max_size=st.none() | st.just(9)) | st.just(
+    DatasetRule(keeps=True)
+)
+
+
+@given(AGES, RULES, AGES)
+def test_a_flag_is_a_limit_beside_the_owners_and_never_hides_it(
+    everywhere: float | None, rule: DatasetRule, flag: float | None
+) -> None:
+    owner = CacheSettings(limits=Limits(unused_for=everywhere), datasets={"scratch/*": rule})
+    for dataset in ("scratch/a", "other"):
+        both = [age for age in (owner.unused_for(dataset), flag) if age is not None]
+        assert owner.tightened(Limits(unused_for=flag)).unused_for(dataset) == min(both, default=None)
+
+
 def test_named_and_everything() -> None:
     entries = [candidate(1, 10), candidate(2, 20, claim="pinned by ann"), candidate(3, 30)]
     named = plan_eviction(entries, settings(), ROOMY, NOW, Wish(only=frozenset(e.place for e in entries[:2])))

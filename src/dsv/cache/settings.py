@@ -105,6 +105,14 @@ class DatasetRule:
     max_size: int | None = None
     protected: bool | None = None
 
+    def tightened(self, limits: Limits) -> DatasetRule:
+        """With a command's limits. A rule that says nothing of the age still says nothing: what holds for all does,
+        tightened.
+        """
+        if limits.unused_for is None or (self.unused_for is None and not self.keeps):
+            return self
+        return replace(self, unused_for=_least(self.unused_for, limits.unused_for), keeps=False)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
@@ -136,12 +144,7 @@ class CacheSettings:
 
     def tightened(self, limits: Limits) -> CacheSettings:
         """With limits that a command gave; they hold for every dataset, where they are stricter."""
-        rules = {
-            name: replace(rule, unused_for=_least(rule.unused_for, limits.unused_for), keeps=False)
-            if limits.unused_for is not None
-            else rule
-            for name, rule in self.datasets.items()
-        }
+        rules = {name: rule.tightened(limits) for name, rule in self.datasets.items()}
         return replace(self, limits=self.limits.tightened(limits), datasets=rules)
 
 

@@ -7,7 +7,7 @@ import enum
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dsv.cache import filesystem
 from dsv.cache.filling.plan import DonorPlan
@@ -35,12 +35,21 @@ class Taken(enum.Enum):
 class Links:
     """The donors of one fill, opened when first asked for. `folder_of` is not for several threads, `take` is."""
 
-    def __init__(self, root: CacheRoot, donors: Sequence[DonorPlan], rights: Rights, drafts: int) -> None:
-        """`drafts`: descriptor of a private folder on the same file system; the caller's."""
+    def __init__(
+        self,
+        root: CacheRoot,
+        donors: Sequence[DonorPlan],
+        rights: Rights,
+        drafts: int,
+        before_close: Callable[[], None],
+    ) -> None:
+        """`drafts`: descriptor of a private folder on the same file system; the caller's. before_close: see `Folders`.
+        A descriptor that is closed under a `take` may be another folder's by then, with a file of the same name."""
         self._root = root
         self._donors = donors
         self._rights = rights
         self._drafts = drafts
+        self._before_close = before_close
         self._folders: dict[int, Folders | None] = {}
         self._tops: list[int] = []
         self._clones = True
@@ -138,7 +147,7 @@ class Links:
                 raise
             return None
         self._tops.append(top)
-        return Folders(top, self._rights)
+        return Folders(top, self._rights, before_close=self._before_close)
 
     def _copy(
         self, source: tuple[int, bytes], target: tuple[int, bytes], size: int, file_id: bytes, *, runs: bool

@@ -70,7 +70,7 @@ class Placer:
             self._stack.callback(self.asked.close)
             self._arriving = Folders(self.top, self._rights, drafts, self.pool.settle)
             self._stack.callback(self._arriving.close)
-            self._links = Links(site.root, site.plan.donors, self._rights, drafts)
+            self._links = Links(site.root, site.plan.donors, self._rights, drafts, self.pool.settle)
             self._stack.callback(self._links.close)
         except OSError:
             self._stack.close()

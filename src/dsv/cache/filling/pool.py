@@ -37,11 +37,11 @@ class Pool:
             ):
                 self._state.wait()
             self._raise()
+            if len(self._started) < min(self.threads, self._tasks_open + 1):
+                self._start()
             self._tasks_open += 1
             self._bytes_open += size
-            if len(self._started) < min(self.threads, self._tasks_open):
-                self._start()
-        self._tasks.put((task, size))
+            self._tasks.put((task, size))
 
     def drain(self) -> None:
         """Returns when nothing is in flight."""
@@ -55,6 +55,11 @@ class Pool:
         with self._state:
             while self._tasks_open:
                 self._state.wait()
+
+    def clear(self) -> None:
+        """Returns when nothing is in flight; an error that nobody has heard of is dropped."""
+        self.settle()
+        self._error = None
 
     def close(self) -> None:
         """Waits for what is in flight; errors that nobody asked for are dropped."""
@@ -70,9 +75,15 @@ class Pool:
             raise error
 
     def _start(self) -> None:
+        """Raises `RuntimeError` where the system gives none, and there is none yet to do the work."""
         thread = threading.Thread(target=self._work, name="dsv-write", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._started:
+                raise
+            return
         self._started.append(thread)
-        thread.start()
 
     def _work(self) -> None:
         while (item := self._tasks.get()) is not None:

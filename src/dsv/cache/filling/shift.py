@@ -121,35 +121,35 @@ class Shift:
             self._reporter.finish()
 
     def _work(self, worker: PartWorker) -> None:
-        do_free_parts(self._board, lambda claims: self._do(worker, claims), remote=self._means.kind.remote)
         first, longest = _POLL_REMOTE if self._means.kind.remote else _POLL_LOCAL
         wait = first
         while True:
+            if self._board.free:
+                do_free_parts(
+                    self._board, lambda claims: self._do(worker, claims), remote=self._means.kind.remote
+                )
             now = self._board.refresh()
             if self._board.all_done:
                 self._publish()
                 return
+            if self._board.free:
+                continue
             workers = read_workers(self._site.workers)
             claim = self._board.claim_abandoned(lambda owner: _gone(workers.get(owner), now))  # noqa: B023
             if claim is not None:
-                self._do(worker, (claim,))
+                self._do(worker, iter((claim,)))
                 wait = first
                 continue
             self._reporter.wait(workers, self._board.done, now)
             time.sleep(wait)
             wait = min(wait * 1.5, longest)
 
-    def _do(self, worker: PartWorker, claims: Iterator[Claim] | tuple[Claim, ...]) -> None:
+    def _do(self, worker: PartWorker, claims: Iterator[Claim]) -> None:
         """Does the parts; where the disk is full in the middle, makes room and goes on, a few times."""
-        check = False
-        todo = claims
         for attempt in range(_RETRIES + 1):
             try:
-                worker.run(todo, check=check)
-                if todo is claims:
-                    return
-                todo, check = claims, False
-                worker.run(todo)
+                worker.run(worker.unfinished, check=True)
+                worker.run(claims)
                 return
             except OSError as error:
                 if error.errno not in _FULL:
@@ -157,7 +157,6 @@ class Shift:
                 if attempt == _RETRIES:
                     raise self._no_room(error) from error
                 self._make_room()
-                todo, check = tuple(worker.unfinished), True
 
     def _check_disk(self) -> None:
         """Where a fill ended because the disk lost something, that is what has to be said."""

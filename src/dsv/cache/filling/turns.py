@@ -29,7 +29,7 @@ def do_free_parts(
     while True:
         turn = _Turn(board, most, stop)
         began = time.monotonic()
-        do(turn.claims())
+        do(turn)
         if not turn.claimed:
             return
         took = max(time.monotonic() - began, 0.01)
@@ -39,17 +39,20 @@ def do_free_parts(
         most = max(_FIRST, min(most, board.count))
 
 
-class _Turn:
+class _Turn(Iterator[Claim]):
+    """Claims as they are asked for. One that could not be made, as the disk was full, may be asked for again."""
+
     def __init__(self, board: Board, most: int, stop: Callable[[], bool]) -> None:
         self._board = board
         self._most = most
         self._stop = stop
         self.claimed = 0
 
-    def claims(self) -> Iterator[Claim]:
-        while self.claimed < self._most and not self._stop():
-            claim = self._board.claim_free()
-            if claim is None:
-                return
-            self.claimed += 1
-            yield claim
+    def __next__(self) -> Claim:
+        if self.claimed >= self._most or self._stop():
+            raise StopIteration
+        claim = self._board.claim_free()
+        if claim is None:
+            raise StopIteration
+        self.claimed += 1
+        return claim

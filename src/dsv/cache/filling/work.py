@@ -56,6 +56,7 @@ class PartWorker:
         self._tick = tick
         self._fetched_before = source.fetched_bytes
         self._jobs: list[Job] = []
+        self._claims: dict[int, Claim] = {}  # by part: what was taken on and is not done
         self._asked: deque[Job] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(site.plan)
@@ -79,8 +80,8 @@ class PartWorker:
 
     @property
     def unfinished(self) -> list[Claim]:
-        """Claims that an error left undone; `run` them again with `check`."""
-        return [job.claim for job in self._jobs]
+        """Claims that an error left undone, in this `run` or one before; `run` them again with `check`."""
+        return list(self._claims.values())
 
     def run(self, claims: Iterable[Claim], *, check: bool = False) -> None:
         """Does these parts, which may be claimed as late as they are asked for.
@@ -97,7 +98,7 @@ class PartWorker:
         except OSError as error:
             raise self.meaning(error) from error
         finally:
-            self._placer.pool.settle()
+            self._placer.pool.clear()  # what it has an error of is not done either
             self._count_fetched()
 
     def meaning(self, error: OSError) -> Exception:
@@ -123,6 +124,7 @@ class PartWorker:
     def _orders(self, claims: Iterable[Claim], *, check: bool) -> Iterator[Wanted]:
         """What is to be fetched for the parts; all else is done on the way."""
         for claim in claims:
+            self._claims[claim.part] = claim
             job = Job(claim, check or claim.generation > 1)
             self._jobs.append(job)
             if claim.done:
@@ -241,6 +243,7 @@ class PartWorker:
     def _drop(self, job: Job) -> None:
         self._placer.end(job)
         self._jobs.remove(job)
+        self._claims.pop(job.claim.part, None)
 
     def _count_copies(self, job: Job) -> None:
         for item in job.copied:

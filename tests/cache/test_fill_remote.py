@@ -1,0 +1,160 @@
+"""What many threads do at once on a file server, shown on a local disk that is said to be one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cache.fake_source import STORE, FakeSource, File, World
+
+from dsv.cache import filesystem
+from dsv.cache.filesystem import FileSystem
+from dsv.cache.filling import links, parts, plan, writer
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, FillResult, Need
+from dsv.cache.layout import CacheRoot
+from dsv.model.ids import CommitId
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "world")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> CacheRoot:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    return CacheRoot(tmp_path / "cache")
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = FileSystem(remote=True, sync_each=True)
+    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+
+
+def cache(
+    root: CacheRoot, world: World, commit: CommitId, make_room: Callable[[Need], None] = lambda need: None
+) -> FillResult:
+    """Fails where it does not end."""
+    results: list[FillResult | BaseException] = []
+
+    def run() -> None:
+        request = FillRequest("xrays", commit, STORE)
+        source = FakeSource(world.folder, str(commit), ahead=40)
+        try:
+            results.append(fill(root, request, source, ensure_room=make_room, jobs=1))
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert results, "it waits for ever"
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+@pytest.mark.usefixtures("remote")
+def test_files_of_many_folders_with_one_name_keep_apart(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More folders than are kept open; a link that is slow must not find another folder under its descriptor."""
+    scans = [f"p{number:03d}/study/series/scan" for number in range(400)]
+    cache(root, world, world.commit(File(path, 100, path) for path in scans))
+    take, turns = links.Links.take, iter(range(10**6))
+
+    def slow(self: links.Links, *arguments: object, **options: object) -> object:
+        if next(turns) % 50 == 0:
+            time.sleep(0.05)
+        return take(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(links.Links, "take", slow)
+    commit = world.commit(File(f"flat/{path[:4]}", 100, path) for path in scans)
+    result = cache(root, world, commit)
+    assert result.linked_files == 400
+    world.check(commit, result.path)
+
+
+class Disk:
+    """Full for each write from the `full_from`th on, until room was made `times` times.
+
+    It takes a while to say so: what was begun meanwhile fails as well.
+    """
+
+    def __init__(self, full_from: int, times: int) -> None:
+        self._left = full_from
+        self._times = times
+        self._turn = threading.Lock()
+        self.asked = -1  # once before anything is written
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        with self._turn:
+            self._left -= 1
+            full = self._left < 0 and self.asked < self._times
+        if full:
+            time.sleep(0.005)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return REAL_WRITE(descriptor, data)
+
+    def make_room(self, need: Need) -> None:
+        with self._turn:
+            self.asked += 1
+
+
+REAL_WRITE = os.write
+
+
+class Os:
+    """`os` with another `write`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.write = disk.write
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+@pytest.mark.parametrize("full_from", [0, 50, 130])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_disk_that_is_full_again_and_again_loses_no_part(
+    root: CacheRoot,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    is_remote: bool,
+    full_from: int,
+    times: int,
+) -> None:
+    kind = FileSystem(remote=is_remote, sync_each=is_remote)
+    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    monkeypatch.setattr(plan, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
+    monkeypatch.setattr(plan, "LEAST_BYTES", 80_000)
+    disk = Disk(full_from, times)
+    monkeypatch.setattr(writer, "os", Os(disk))
+    commit = world.commit(File(f"{number:03d}", 2000, str(number)) for number in range(400))
+    world.check(commit, cache(root, world, commit, disk.make_room).path)
+    assert disk.asked == times
+
+
+@pytest.mark.parametrize("failing", [0, 1, 5])
+def test_a_claim_for_which_there_was_no_room_is_made_later(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    monkeypatch.setattr(plan, "PART_BYTES", 50_000)
+    claim, turns = parts.Board._claim, iter(range(10**6))
+
+    def full_once(self: parts.Board, part: int, generation: int) -> parts.Claim | None:
+        if next(turns) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return claim(self, part, generation)
+
+    monkeypatch.setattr(parts.Board, "_claim", full_once)
+    commit = world.commit(File(f"{number:03d}", 10_000, str(number)) for number in range(100))
+    world.check(commit, cache(root, world, commit).path)

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv.cache.eviction.policy import Candidate, Disk, Planner, Wish, plan_eviction
@@ -83,6 +83,22 @@ def test_files_are_a_limit_of_their_own() -> None:
     assert len(plan_eviction(many, settings(max_files=25), ROOMY, NOW).evicted) == 2
 
 
+def test_free_inodes_are_room_too() -> None:
+    few = replace(ROOMY, free_files=94, reserved=Extent(0, 20))
+    full = [replace(candidate(n, 100 - n), room=Extent(1, 10)) for n in range(4)]
+    wish = Wish(need=Extent(1, 35), dataset="xrays")
+    plan = plan_eviction(full, settings(), few, NOW, wish)
+    assert [due.candidate for due, _ in plan.evicted] == full[:3] and plan.exceeded == []
+    assert plan.evicted[0][0].reason == "94 files can still be made, 119 are needed"
+    used = [replace(one, claim="in use") for one in full]
+    refused = plan_eviction(used, settings(), few, NOW, wish)
+    assert refused.exceeded == ["94 files can still be made, 119 are needed"]
+    assert plan_eviction(full, settings(), few, NOW, replace(wish, need=Extent(1, 10))).evicted == []
+    untold = replace(few, free_files=None)
+    assert plan_eviction(full, settings(), untold, NOW, wish).evicted == []
+    assert plan_eviction(full, settings(), replace(ROOMY, free_files=0), NOW).evicted == []
+
+
 def test_a_dataset_has_its_own_limits() -> None:
     rules = {"scratch/*": DatasetRule(unused_for=60, max_size=150), "keep": DatasetRule(keeps=True)}
     chosen = CacheSettings(limits=Limits(unused_for=DAY), datasets=rules, protected=("safe",))
@@ -144,6 +160,7 @@ RULES = st.builds(DatasetRule, unused_for=AGES, max_size=st.none() | st.just(9))
 
 
 @given(AGES, RULES, AGES)
+@example(6 * 3600.0, DatasetRule(max_size=9), 7 * DAY)
 def test_a_flag_is_a_limit_beside_the_owners_and_never_hides_it(
     everywhere: float | None, rule: DatasetRule, flag: float | None
 ) -> None:

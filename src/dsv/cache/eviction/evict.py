@@ -198,6 +198,7 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
         reserved=sum(
             (Extent(one.left_bytes, one.left_files) for one in fills if one.place != without), Extent()
         ),
+        free_files=found.f_favail if found.f_files else None,  # Btrfs and some file servers say 0 of 0
     )
 
 

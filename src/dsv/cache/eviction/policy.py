@@ -16,6 +16,7 @@ from dsv.cache.usage import Extent
 from dsv.model.units import format_bytes, format_duration
 
 _NOTHING = Extent()
+_OWN_FILES = 64  # inodes that a fill needs beside its commit's files, to begin with: its claims, its folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,18 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Disk:
     """The file system: free and total bytes; and of fills under way what they wrote and what they still
-    will.
+    will. free_files: how many files can be made before inodes run out; None where it sets no limit, or tells none.
     """
 
     free: int
     total: int
     filling: Extent = _NOTHING
     reserved: Extent = _NOTHING
+    free_files: int | None = None
+
+    def freed(self, room: Extent) -> Disk:
+        files = None if self.free_files is None else self.free_files + room.files
+        return replace(self, free=self.free + room.bytes, free_files=files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class Planner:
         room = self._room.close(due.candidate)
         if heir in self._there:
             self._room.add(self._there[heir], room - freed)
-        self._disk = replace(self._disk, free=self._disk.free + freed.bytes)
+        self._disk = self._disk.freed(freed)
         self.plan.evicted.append((due, freed))
 
     def kept(self, reason: str) -> None:
@@ -236,6 +242,11 @@ class Planner:
         )
         if free < 0 and not found:
             found.append(f"{format_bytes(self._disk.free)} are free, {format_bytes(coming.bytes)} are needed")
+        files, needed = self._disk.free_files, coming.files
+        if self._wish.need not in (None, _NOTHING):
+            needed += _OWN_FILES
+        if files is not None and files < needed:
+            found.append(f"{files} files can still be made, {needed} are needed")
         return found
 
 

@@ -1,0 +1,111 @@
+"""File systems that run out of files to make, while there is room for bytes: evicting helps, or a fill is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cache.fake_source import STORE, FakeSource, File, World
+from tests.cache.places import make_root, place, publish
+from tests.inputs.small_disk import SmallDisk, small_disk
+
+from dsv.cache.claims.leases import Lease
+from dsv.cache.eviction.evict import disk_now, ensure_room, evict, preview
+from dsv.cache.eviction.policy import Wish
+from dsv.cache.filling import room
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, FillResult, Need
+from dsv.cache.layout import CacheRoot
+from dsv.cache.settings import CacheSettings
+from dsv.cache.usage import Extent
+from dsv.errors import NoRoom
+from dsv.model.ids import CommitId
+
+FEW = 80
+OLD = 100
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+@pytest.fixture
+def root(disk: SmallDisk) -> CacheRoot:
+    """With two old commits of a hundred files each in it."""
+    root = make_root(disk.path / "cache")
+    for number in (1, 2):
+        publish(root, place(number), {f"{one}": b"1" for one in range(OLD)}, age=1000.0 - number)
+    return root
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "world")
+
+
+def cache_it(root: CacheRoot, world: World, commit: CommitId) -> FillResult:
+    def make_room(need: Need) -> None:
+        ensure_room(root, CacheSettings(), "xrays", need)
+
+    source = FakeSource(world.folder, str(commit))
+    return fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=make_room)
+
+
+def small_files(count: int) -> list[File]:
+    return [File(f"{number:03}", 10, str(number)) for number in range(count)]
+
+
+def test_what_is_evicted_for_a_fill_is_counted_in_inodes_too(
+    disk: SmallDisk, root: CacheRoot, world: World
+) -> None:
+    commit = world.commit(small_files(OLD + 40))
+    disk.limit(files=FEW)
+    world.check(commit, cache_it(root, world, commit).path)
+    assert not root.visible(place(1)).exists()
+    assert not root.visible(place(2)).exists(), "one of the two was not enough"
+    assert room.reservations(root) == []
+
+
+def test_no_more_goes_than_the_inodes_need(disk: SmallDisk, root: CacheRoot, world: World) -> None:
+    commit = world.commit(small_files(OLD - 10))
+    disk.limit(files=FEW)
+    world.check(commit, cache_it(root, world, commit).path)
+    assert root.visible(place(2)).is_dir()
+    assert not root.visible(place(1)).exists()
+
+
+def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_goes(
+    disk: SmallDisk, root: CacheRoot, world: World
+) -> None:
+    commit = world.commit(small_files(2 * OLD))
+    with Lease.take(root, place(1), "run") as lease:
+        assert lease.confirm()
+        disk.limit(files=FEW)
+        with pytest.raises(
+            NoRoom, match=r"[0-9]+ files can still be made, 264 are needed; 1 cached"
+        ) as caught:
+            cache_it(root, world, commit)
+        assert caught.value.exit_code == 7
+        assert len(list(root.visible(place(2)).iterdir())) == OLD, "it would not have been enough"
+    assert world.fetched() == []
+    assert room.reservations(root) == []
+
+
+def test_what_evicting_frees_is_what_the_file_system_says(disk: SmallDisk, root: CacheRoot) -> None:
+    disk.limit(files=50)
+    free = disk_now(root).free_files
+    assert free == os.statvfs(disk.path).f_favail
+    assert free is not None
+    assert evict(root, CacheSettings(), Wish(only=frozenset([place(1)]))).freed.files == OLD
+    assert (disk_now(root).free_files or 0) >= free + OLD
+
+
+def test_where_a_file_system_tells_no_number_there_is_no_limit(disk: SmallDisk, root: CacheRoot) -> None:
+    disk.limit()
+    assert os.statvfs(disk.path).f_files == 0, "as a tmpfs without a limit says"
+    assert disk_now(root).free_files is None
+    assert preview(root, CacheSettings(), Wish(need=Extent(0, 10**9))).exceeded == []

@@ -16,7 +16,7 @@ from tests.cache.fake_source import File
 from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
 from dsv.cache.filling.parts import Board
-from dsv.cache.filling.writer import FILE_TIME
+from dsv.cache.filling.writer import FILE_TIME, Folders, Rights
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 
@@ -151,6 +151,30 @@ def test_drafts_that_were_barred_can_neither_be_used_nor_made(tmp_path: Path, ma
             os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=handle)
         os.close(handle)
     assert not (tmp_path / draft_name(7, 3)).is_symlink()
+
+
+def test_a_folder_that_anothers_equal_one_replaced_is_looked_up_again(tmp_path: Path) -> None:
+    """Where a umask is in the way, folders are made elsewhere and renamed: onto one that is empty, too."""
+    for name in ("tree", "drafts", "others"):
+        (tmp_path / name).mkdir()
+    top, drafts = (os.open(tmp_path / name, os.O_RDONLY) for name in ("tree", "drafts"))
+    rights = Rights(file=0o444, executable=0o555, folder=0o775, mend=True, group=None)
+    folders = Folders(top, rights, drafts)
+    folders.open(b"a/b")
+    (tmp_path / "tree/a/b").rmdir()
+    (tmp_path / "others/a").mkdir()
+    (tmp_path / "others/a").rename(tmp_path / "tree/a")
+    there = folders.open(b"a/c/d")
+    assert os.fstat(there).st_ino == (tmp_path / "tree/a/c/d").stat().st_ino
+    (tmp_path / "tree/a/c/d").rmdir()
+    (tmp_path / "tree/a/c").rmdir()
+    (tmp_path / "tree/a").rmdir()
+    (tmp_path / "tree").rmdir()
+    with pytest.raises(FileNotFoundError):
+        folders.open(b"a/e")
+    folders.close()
+    os.close(top)
+    os.close(drafts)
 
 
 def test_drafts_are_barred_against_one_who_keeps_adding_to_them(tmp_path: Path) -> None:

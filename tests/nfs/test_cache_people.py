@@ -161,3 +161,26 @@ def test_an_export_that_squashes_root(squashing: Crew, lake: Path) -> None:
     refused = host.run(*DSV, "--cache", group, "cache", "tiny@v1", "--json")
     assert refused.status == 8 and refused.json["error"]["hint"], refused
     assert list((crew.seen.parent / "group").iterdir()) == []
+
+
+def test_a_file_that_somebody_reads_without_a_lease_keeps_nothing_else(crew: Crew, lake: Path) -> None:
+    """NFS can't remove a file that this host has open: it gets another name there until it is closed."""
+    (host,) = crew.up(0)
+    cached = host.dsv("cache", "large@v1", "--json").answer().item
+    read, ready, done = sorted(listed(lake / "large"))[0], crew.marks / "reading", crew.marks / "done"
+    mark = f"/mnt/out/{crew.name}"
+    script = f"exec 9<'{cached['path']}/{read}'; touch {mark}/reading; while [ ! -e {mark}/done ]; do sleep 0.1; done"
+    reader = host.start("sh", "-c", script)
+    until(ready.exists, 30, "the reader")
+    evicted = host.dsv("evict", "--all", "--json").answer()
+    assert evicted.status == 0, evicted
+    assert len(evicted.json["evicted"]) == 1
+    assert crew.visible() == []
+    (left,) = [one for one in (crew.seen / ".dsv/trash").rglob("*") if one.is_file()]
+    assert left.name.startswith(".nfs")
+    assert host.dsv("cache", "large@v1", "--json").answer().item["files"] == cached["files"]
+    assert host.dsv("evict", "--all", "--json").answer().status == 0
+    assert crew.visible() == []
+    done.touch()
+    assert reader.answer().status == 0
+    assert [one for one in (crew.seen / ".dsv/trash").rglob("*") if one.is_file()] == []

@@ -3,6 +3,9 @@
 Everything goes through descriptors of folders opened without following links, so a link that somebody puts
 in the way leads nowhere. Files of a folder are removed by several threads: over NFS each removal is a
 round trip.
+
+A file that this host has open on NFS only gets another name, `.nfs...`, until it is closed, and that name can't be
+removed. It stays, with the folders above it, for a later sweep.
 """
 
 from __future__ import annotations
@@ -64,7 +67,10 @@ class Remover:
         self._deep: list[str] = []
 
     def remove(self, path: Path) -> Removed:
-        """Removes the folder with everything in it, or what is there of it. Raises `OSError`."""
+        """Removes the folder with everything in it, or what is there of it. Raises `OSError`.
+
+        What this host has open on NFS stays, and the folder with it.
+        """
         self._removed = Removed()
         if not self._dry:
             self._links = {}  # the file system counts from here
@@ -81,31 +87,42 @@ class Remover:
             os.close(parent)
         return self._removed
 
-    def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> None:
-        """Removes a folder; somebody cut off may still be adding to it, so it is emptied until it goes."""
+    def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
+        """Removes a folder; somebody cut off may still be adding to it, so it is emptied until it goes.
+
+        False where it stays, as something in it is open on this host.
+        """
         for attempt in range(_TRIES):
             try:
                 folder = _open(last, parent)
             except FileNotFoundError:
-                return
+                return True
             try:
-                self._empty(folder, where, pool)
+                emptied = self._empty(folder, where, pool)
             finally:
                 os.close(folder)
             if self._dry:
-                return
+                return True
             try:
                 os.rmdir(last, dir_fd=parent)
-                return
+                return True
             except FileNotFoundError:
-                return
+                return True
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == _TRIES - 1:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                if not emptied:
+                    return False
+                if attempt == _TRIES - 1:
                     raise
                 time.sleep(0.02 * attempt)
+        return False
 
-    def _empty(self, folder: int, where: _Where, pool: ThreadPoolExecutor | None) -> None:
-        """Removes what is in an open folder; a pool takes whole subfolders where there are many of them."""
+    def _empty(self, folder: int, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
+        """Removes what is in an open folder; a pool takes whole subfolders where there are many of them.
+
+        False where something could not be removed, as it is open on this host.
+        """
         names: list[str] = []
         subfolders: list[str] = []
         with os.scandir(folder) as found:
@@ -114,20 +131,19 @@ class Remover:
         if where.depth == _DEEPEST:
             self._lift(folder, subfolders, where.top)
             subfolders = []
+        went: list[bool] = []
         if pool is None:
-            self._files(folder, where.shown, names)
-            for last in subfolders:
-                self._folder(folder, last, where.below(last), None)
-            return
+            went.append(self._files(folder, where.shown, names))
+            went += [self._folder(folder, last, where.below(last), None) for last in subfolders]
+            return all(went)
         batches = (names[at : at + _BATCH] for at in range(0, len(names), _BATCH))
         jobs = [pool.submit(self._files, folder, where.shown, batch) for batch in batches]
         if len(subfolders) >= _THREADS:
             jobs += [pool.submit(self._folder, folder, last, where.below(last), None) for last in subfolders]
         else:
-            for last in subfolders:
-                self._folder(folder, last, where.below(last), pool)
-        for job in jobs:
-            job.result()
+            went += [self._folder(folder, last, where.below(last), pool) for last in subfolders]
+        went += [job.result() for job in jobs]  # of each: an error must not go unheard
+        return all(went)
 
     def _lift(self, folder: int, subfolders: list[str], top: int) -> None:
         """Moves folders that lie too deep up to the top, to be removed from there; when dry they are not
@@ -139,8 +155,10 @@ class Remover:
                 os.rename(last, name, src_dir_fd=folder, dst_dir_fd=top)
                 self._deep.append(name)
 
-    def _files(self, folder: int, shown: str, names: list[str]) -> None:
+    def _files(self, folder: int, shown: str, names: list[str]) -> bool:
+        """False where one of them stays, as it is open on this host."""
         files = freed_bytes = freed_files = 0
+        all_went = True
         aliens: list[str] = []
         for one in names:
             try:
@@ -149,6 +167,11 @@ class Remover:
                     os.unlink(one, dir_fd=folder)
             except FileNotFoundError:
                 continue  # another removes the same
+            except OSError as error:
+                if not is_held(one, error):
+                    raise
+                all_went = False
+                continue
             files += 1
             if found.st_nlink == 1 or self._last_link(found):
                 freed_bytes += found.st_blocks * 512
@@ -161,6 +184,7 @@ class Remover:
             removed.room += Extent(freed_bytes, freed_files)
             removed.aliens += len(aliens)
             removed.alien_paths.extend(aliens[: _SHOWN - len(removed.alien_paths)])
+        return all_went
 
     def _last_link(self, found: os.stat_result) -> bool:
         """Whether all links of a file that had several are gone now, counted from its first one's removal."""
@@ -171,6 +195,11 @@ class Remover:
             if left == 0:
                 del self._links[key]
             return left == 0
+
+
+def is_held(name: str, error: OSError) -> bool:
+    """Whether a file could not be removed because this very host has it open: an NFS client's name for it."""
+    return error.errno == errno.EBUSY and name.startswith(".nfs")
 
 
 def _open(name: str, parent: int) -> int:

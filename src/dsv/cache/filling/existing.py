@@ -17,6 +17,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from dsv.cache.eviction.removal import is_held
 from dsv.cache.filling.writer import has_time, set_time
 from dsv.model.entry import Entry, Kind
 
@@ -92,8 +93,13 @@ def _bar(folder: Path) -> None:
         try:
             names = os.listdir(folder)  # noqa: PTH208 (names, not paths)
             for name in names:
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     (folder / name).unlink()
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    if not is_held(name, error):
+                        raise
             folder.rmdir()
         except FileNotFoundError:
             continue
@@ -101,7 +107,9 @@ def _bar(folder: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             if names and all(name.startswith(".nfs") for name in names):
-                return  # held open on this very host; under that name it is not what its owner would rename
+                # Held open on this very host. Under that name it is not what its owner would rename; what else that one
+                # may still rename has the right bytes, as any draft's.
+                return
             if time.monotonic() > deadline:
                 raise
 

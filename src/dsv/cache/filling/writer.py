@@ -24,6 +24,7 @@ _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDERS = 128
+_LOOKS = 3
 LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
 Buffer = bytes | bytearray | memoryview
 
@@ -93,12 +94,23 @@ class Folders:
 
     def open(self, folder: bytes) -> int:
         """The descriptor of a folder, which stays this object's. Raises `OSError`."""
+        for _ in range(_LOOKS):
+            try:
+                return self._find(folder)
+            except OSError as error:
+                if self._drafts < 0 or error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+            # One above it was replaced by another's equal one, as `_make` may, after it was opened here.
+            self.forget(folder + b"/")
+        return self._find(folder)
+
+    def _find(self, folder: bytes) -> int:
         if not folder:
             return self._top
         known = self._open.pop(folder, None)
         if known is None:
             parent, _, name = folder.rpartition(b"/")
-            known = self._enter(self.open(parent), name)
+            known = self._enter(self._find(parent), name)
             if len(self._open) >= _OPEN_FOLDERS:
                 self._drop_oldest()
         self._open[folder] = known

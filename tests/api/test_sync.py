@@ -3,12 +3,17 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsv.api.status import status
+from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NoRoom, Unsupported
 from dsv.model.names import BranchName
+from dsv.model.progress import NoProgress
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from tests.api.people import Person
@@ -183,6 +188,59 @@ def test_what_cannot_be_stored_is_listed_at_once(ann: Person, tmp_path: Path) ->
     done = ann.sync(skip_unsupported=True)
     assert len(done.skipped) == 4 and done.commit is not None
     assert ann.read(done.commit) == FILES
+
+
+class Away(NoProgress):
+    """Somebody moves files of these names away just when a sync has listed them, and back when it has read all."""
+
+    def __init__(self, workspace: Path, *names: str) -> None:
+        self._moved = {workspace / name: workspace.parent / f"{name}.away" for name in names}
+
+    def start(self, total_files: int | None, total_bytes: int | None) -> None:
+        for path, away in self._moved.items():
+            path.rename(away)
+
+    def finish(self) -> None:
+        for path, away in self._moved.items():
+            away.rename(path)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_could_not_be_read_is_synced_the_next_time_though_its_hash_was_known(
+    ann: Person, settled: bool
+) -> None:
+    ann.write({"a": b"a", "sub/same size": b"before", "large": bytes((1 << 20) + 1)})
+    ann.sync()
+    ann.write({"a": b"other", "sub/same size": b"behind", "large": bytes(1 << 20) + b"x", "new": b"new"})
+    if settled:  # so that their times vouch for what is read
+        time.sleep(0.05)
+    assert status(ann.context()).differences.changed == [b"a", b"large", b"sub/same size"]
+    away = Away(ann.workspace, "sub/same size", "large", "new")
+    (ann.home / "sub").mkdir()
+    done = sync(replace(ann.context(), progress=away), SyncRequest(skip_unsupported=True))
+    assert {problem.path for problem in done.skipped} == {b"sub/same size", b"large", b"new"}
+    assert done.commit is not None and ann.read(done.commit)["sub/same size"] == b"before"
+    second = ann.sync()
+    assert second.commit is not None and ann.read(second.commit) == ann.files()
+    assert (second.added, second.changed) == (1, 2)
+
+
+def test_what_a_stopped_sync_had_stored_of_a_file_is_no_proof_that_it_is_committed(ann: Person) -> None:
+    """The first sync reads both files and publishes nothing; what it stored is gone when the next one comes."""
+    ann.write({"base": b"base"})
+    ann.sync()
+    ann.write({"read": b"read", "gone": b"gone"})
+    time.sleep(0.05)
+    with pytest.raises(Unsupported):
+        sync(replace(ann.context(), progress=Away(ann.workspace, "gone")), SyncRequest())
+    (ann.workspace / ".dsv/journal").unlink()
+    ann.write({"more": b"more"})
+    done = sync(
+        replace(ann.context(), progress=Away(ann.workspace, "read")), SyncRequest(skip_unsupported=True)
+    )
+    assert [problem.path for problem in done.skipped] == [b"read"]
+    second = ann.sync()
+    assert second.commit is not None and ann.read(second.commit) == ann.files()
 
 
 def test_two_syncs_at_once(ann: Person) -> None:

@@ -87,6 +87,7 @@ class Changes:
         found = read_steadily(self._descent, item.path, self._upload)
         if isinstance(found, Problem):
             self.problems.append(found)
+            self._survey.not_stored(item)
             return None
         stored = found.value
         row, device = row_of(found.stat), found.stat.st_dev

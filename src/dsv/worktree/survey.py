@@ -205,6 +205,14 @@ class Survey:
         folder.marks[at] = with_relation(known, relation, base_kind)
         return Entry(item.path, kind, size, file_id, recipe_id)
 
+    def not_stored(self, item: Pending) -> None:
+        """What was known of the file's content is forgotten: it could not be read to be stored, so that what the
+        base has there stays, and `published` must not take it for committed.
+        """
+        folder = self.state.edit(item.folder)
+        before = folder.marks[item.at]
+        folder.marks[item.at] = with_relation(0, RELATIONS[before], BASE_KINDS[before])
+
     def relate(self, item: Pending, base: Entry | None) -> None:
         """Sets how a path stands to the base, which has this entry there, or none."""
         item.base = base

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsv.api.cache import cache, cached, evict
 from dsv.api.cache_check import check
+from dsv.cache import check as cache_check
+from dsv.cache.filling import writer
+from dsv.cache.filling.existing import State
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.errors import Conflict, NotFound, Unreachable
+from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
 from dsv.model.names import Target
 from tests.api.people import Person, read_folder
 
@@ -123,6 +129,66 @@ def test_parts_of_commits_are_checked_as_parts(ann: Person, folder: Path) -> Non
     report = check(ann.context(), folder)
     assert report.items[0].files == 3 and report.items[0].repaired == 1
     assert sorted(read_folder(path)) == ["a/1.txt", "a/2.txt", "a/empty"]
+
+
+@pytest.mark.parametrize("when", ["create", "sync"])
+def test_a_disk_that_takes_no_repair(
+    ann: Person, folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong stays as it is, nothing is left behind, and no file stays open."""
+    path = scans(ann, folder)
+    spoil(path / "a/1.txt", b"eno")
+    sync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == folder / ".dsv/tmp" and drafts:
+            raise OSError(errno.EIO, "the disk is broken")
+        sync(descriptor)
+
+    drafts: list[int] = []
+    create = writer.start_file
+
+    def started(*arguments: Any, **options: Any) -> int:
+        if when == "create":
+            raise OSError(errno.ENOSPC, "the disk is full")
+        drafts.append(create(*arguments, **options))
+        return drafts[-1]
+
+    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(writer, "start_file", started)
+    with pytest.raises((Unreachable, NoRoom)):
+        check(ann.context(), folder)
+    assert not any(Path(f"/proc/self/fd/{descriptor}").exists() for descriptor in drafts)
+    assert (path / "a/1.txt").read_bytes() == b"eno"
+    assert list((folder / ".dsv/tmp").iterdir()) == []
+
+
+def test_a_file_server_that_is_away_is_no_broken_file(
+    ann: Person, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soft mount says EIO of each file then; and once of what was open while the server forgot this host."""
+    path = scans(ann, folder)
+    there = {str(one): one.lstat().st_ino for one in path.rglob("*")}
+    answers = iter([errno.EIO])
+    examine = cache_check.examine
+
+    def upset(*arguments: Any) -> State:
+        number = next(answers, None)
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+        return examine(*arguments)
+
+    monkeypatch.setattr(cache_check, "examine", upset)
+    assert check(ann.context(), folder).items[0].wrong == ()
+
+    def away(folder: Path) -> None:
+        raise OSError(errno.EIO, "the server does not answer")
+
+    answers = itertools.repeat(errno.EIO)
+    monkeypatch.setattr(cache_check, "look_anew", away)
+    with pytest.raises(Unreachable, match="does not answer"):
+        check(ann.context(), folder)
+    assert {str(one): one.lstat().st_ino for one in path.rglob("*")} == there
 
 
 def test_what_it_cannot_do(ann: Person, folder: Path, tmp_path: Path) -> None:

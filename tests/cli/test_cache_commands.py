@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsv.cli.app import load
-from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, write_files
+from tests.strace import needs_strace
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
 
@@ -179,6 +180,40 @@ def test_a_check_reads_again_and_repairs(pets: Dsv) -> None:
     assert set(item) == documented
     assert (path / "a.txt").read_bytes() == b"alpha\n"
     assert pets("cached", "pets@v1").code == 2
+
+
+def test_a_file_that_the_disk_cannot_read_is_replaced(pets: Dsv, tmp_path: Path) -> None:
+    """The rest is read, too, and a commit that shares the file gets the new one."""
+    needs_strace()
+    first, second = (Path(line) for line in pets.ok("cache", "pets@v1", "pets@v2").lines)
+    broken = [path / "train/1.png" for path in (first, second)]
+    assert broken[0].samefile(broken[1])
+    before = broken[0].stat().st_ino
+    at_fault = [part for path in broken for part in ("-P", str(path))]
+    upset = ["strace", "-f", "-o", str(tmp_path / "strace"), *at_fault, "-e", "inject=read:error=EIO"]
+
+    def check(*options: str) -> Result:
+        line = [*upset, *PROGRAM, "cached", "--check", "--json", *options]
+        done = subprocess.run(
+            line, env=dict(pets.environ), cwd=pets.cwd, capture_output=True, check=False, text=True
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    found = check("--no-repair")
+    assert found.code == 5
+    unreadable = "1 of 4 files: 'train/1.png' (can't be read: Input/output error)"
+    assert found.json["error"]["message"].count(unreadable) == 2
+    assert broken[0].stat().st_ino == before
+    mended = check()
+    assert mended.code == 0
+    assert [item["repaired"] for item in mended.json["checked"]] == [1, 1]
+    assert mended.json["checked"][0]["wrong"] == [
+        {"path": "'train/1.png'", "problem": "can't be read: Input/output error", "links": 1}
+    ]
+    assert broken[0].samefile(broken[1])
+    assert broken[0].stat().st_ino != before
+    assert broken[0].read_bytes() == FILES["train/1.png"]
+    assert pets.ok("cached", "--check").out.count("as committed") == 2
 
 
 def test_evict_is_quiet_when_nothing_is_due(pets: Dsv) -> None:

@@ -11,9 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsv.cache.filesystem import look_anew
 from dsv.cache.filling.existing import State, examine
 from dsv.cache.filling.source import Source
-from dsv.cache.filling.writer import Folders, Rights, finish_file, start_file
+from dsv.cache.filling.writer import Folders, Rights, create_file
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.selection import Selection
 from dsv.model.entry import Entry, Kind
@@ -87,7 +88,7 @@ def repair(root: CacheRoot, place: Place, source: Source, result: Checked, known
     the place of which file. Raises `OSError`, and what the source raises.
     """
     visible = root.visible(place)
-    rights = Rights.of(root)
+    rights = Rights.of(root, sync=True)  # on any file system: it is visible at once
     files: list[Wrong] = []
     for wrong in result.wrong:
         entry, path = wrong.entry, _at(visible, wrong.entry.path)
@@ -142,7 +143,7 @@ def _look_at_all(
                     raise
                 jobs.append(pool.submit(Wrong, entry, where, "is missing"))
             else:
-                jobs.append(pool.submit(_look, folder, name, entry, where))
+                jobs.append(pool.submit(_look, root, folder, name, entry, where))
             if len(jobs) > _AHEAD:
                 yield jobs.popleft().result()
         while jobs:
@@ -151,7 +152,7 @@ def _look_at_all(
         folders.close()
 
 
-def _look(folder: int, name: bytes, entry: Entry, where: Location | None) -> Entry | Wrong:
+def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Location | None) -> Entry | Wrong:
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -170,9 +171,26 @@ def _look(folder: int, name: bytes, entry: Entry, where: Location | None) -> Ent
         return Wrong(entry, where, problem, identity, found.st_nlink - 1)
     if bool(found.st_mode & 0o100) != (entry.kind is Kind.EXECUTABLE):
         return Wrong(entry, where, "has the wrong executable bit", identity, found.st_nlink - 1)
-    if examine(folder, name, entry) is not State.WHOLE:
-        return Wrong(entry, where, "has other content", identity, found.st_nlink - 1)
-    return entry
+    fault = _read(root, folder, name, entry)
+    return entry if fault is None else Wrong(entry, where, fault, identity, found.st_nlink - 1)
+
+
+def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None:
+    """What is wrong about a file's content. Raises `OSError`, but not for a place on the disk that can't be read.
+
+    Of a server that is away, or had forgotten what this host had open, the same is said; the one doesn't answer
+    about the cache either, and from the other the file can be read when it is opened again.
+    """
+    for last in (False, True):
+        try:
+            return None if examine(folder, name, entry) is State.WHOLE else "has other content"
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            look_anew(root.path)
+            if last:
+                return f"can't be read: {error.strerror}"
+    raise AssertionError("unreachable")
 
 
 def _find_aliens(visible: Path, expected: set[bytes], result: Checked) -> None:
@@ -228,9 +246,7 @@ def _fetch(root: CacheRoot, pieces: Iterable[bytes], path: Path, rights: Rights,
     draft = root.temporary / os.urandom(8).hex()
     folder = os.open(root.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        descriptor = start_file(folder, draft.name, pieces, rights, runs=runs)
-        os.fsync(descriptor)
-        finish_file(descriptor, rights, runs=runs)
+        create_file(folder, draft.name, pieces, rights, runs=runs)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

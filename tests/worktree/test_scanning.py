@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.errors import UsageError
-from dsv.model.entry import Kind
 from dsv.worktree.folder import ROW, differing, row_of
 from dsv.worktree.problem import Trouble, refusal
 from dsv.worktree.scan import list_folder
 from dsv.worktree.survey import Survey
-from tests.worktree.worlds import World, tree_of
+from tests.worktree.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
 
 
 @pytest.fixture
@@ -29,26 +27,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "w")
 
 
-def write(world: World, **files: bytes) -> None:
-    for name, content in files.items():
-        path = world.root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
 def problems(survey: Survey) -> dict[bytes, str]:
     return {problem.path: problem.reason for problem in survey.problems}
-
-
-def settle(world: World) -> None:
-    """Syncs until nothing is so young that it would be read again."""
-    world.sync()
-    age = world.root / ".dsv/age"
-    while True:
-        age.write_bytes(b"")
-        world.sync()
-        if world.survey().unchanged:
-            return
 
 
 def test_a_file_that_did_not_change_is_not_read_again(world: World) -> None:
@@ -221,38 +201,15 @@ def test_order_is_by_components_whatever_the_names(world: World) -> None:
     assert world.base == tree_of(world.root)
 
 
-UNPRIVILEGED = """
-import json, os, sys
-from pathlib import Path
-from dsv.worktree.state import State
-from dsv.worktree.scanning import take_survey
-os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they may lie where that user may not read
-root = Path(sys.argv[1])
-survey = take_survey(root, State.load(root / ".dsv/state"), None)
-print(json.dumps({
-    "problems": {p.path.decode(): [p.reason, p.trouble.value] for p in survey.problems},
-    "pending": [item.path.decode() for item in survey.pending()],
-    "missing": [path.decode() for path in survey.missing],
-}))
-"""
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_what_another_user_may_not_read_is_listed_and_not_taken_for_removed(tmp_path: Path) -> None:
-    import json
-
-    tmp_path.chmod(0o755)
-    for above in tmp_path.parents:
-        if above != Path("/tmp") and above.is_relative_to("/tmp"):
-            above.chmod(0o755)
-    world = World(tmp_path / "w")
+    world = readable_by_all(tmp_path)
     write(world, open=b"1", shut=b"2", locked__in=b"3", seen__in=b"4")
     (world.root / "shut").chmod(0o600)
     (world.root / "locked").chmod(0o700)
     (world.root / "seen").chmod(0o744)
-    done = subprocess.run(
-        [sys.executable, "-c", UNPRIVILEGED, str(world.root)], capture_output=True, text=True, check=True
-    )
+    done = scan_as_another(world)
+    assert not done.returncode, done.stderr
     found = json.loads(done.stdout)
     assert set(found["problems"]) == {"shut", "locked", "seen"}
     assert all(trouble == Trouble.UNREADABLE.value for _, trouble in found["problems"].values())
@@ -280,62 +237,6 @@ def test_what_can_not_be_listed_stays_as_the_base_has_it(
     survey.state.save()
     monkeypatch.undo()
     assert world.survey().missing == []
-
-
-def test_dsvignore(world: World) -> None:
-    write(
-        world,
-        **{
-            ".dsvignore": b"# not these\n*.tmp\n/build/\n!keep.tmp\n",
-            "a.tmp": b"",
-            "keep.tmp": b"k",
-            "build__x": b"",
-            "sub__build__x": b"y",
-            "sub__.dsvignore": b"!*.tmp\nsecret\n",
-            "sub__b.tmp": b"b",
-            "sub__secret": b"",
-            "secret": b"s",
-            "only__x.tmp": b"",
-        },
-    )
-    world.sync()
-    ignored = [b"a.tmp", b"build", b"sub/secret", b"only/x.tmp"]
-    assert world.base == tree_of(world.root, ignored)
-    assert world.base[b"only"].kind is Kind.EMPTY_DIRECTORY
-    write(world, **{"a.tmp": b"changed", "build__z": b"new", "sub__c.tmp": b"c"})
-    world.sync()
-    assert world.base == tree_of(world.root, ignored)
-    (world.root / "build/x").unlink()
-    (world.root / "build/z").unlink()
-    (world.root / "build").rmdir()
-    (world.root / "build").write_bytes(b"a file now, which the pattern does not mean")
-    world.sync()
-    assert b"build" in world.base
-    (world.root / "sub/.dsvignore").unlink()
-    world.sync()
-    assert {b"sub/b.tmp", b"sub/c.tmp"}.isdisjoint(world.base) and b"sub/secret" in world.base
-    (world.root / ".dsvignore").unlink()
-    world.sync()
-    assert world.base == tree_of(world.root)
-
-
-def test_verdicts_of_ignore_rules_are_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(world, **{".dsvignore": b"*.tmp\n", "a.tmp": b"", "b": b"1"})
-    settle(world)
-    from dsv.worktree.ignore import Rules
-
-    def never(*_: object, **__: object) -> bool:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr(Rules, "ignores", never)
-    (world.root / "a.tmp").write_bytes(b"other")
-    assert world.survey().unchanged
-
-
-def test_a_line_that_is_no_pattern_is_said_to_be(world: World) -> None:
-    write(world, **{"sub__.dsvignore": b"fine\n!\n"})
-    with pytest.raises(UsageError, match=r"sub/\.dsvignore"):
-        world.survey()
 
 
 def test_a_scope_ends_where_its_paths_end(world: World) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +21,20 @@ from dsv.worktree.steady import read_steadily
 from dsv.worktree.survey import Gone, Pending, Survey
 
 Tree = dict[bytes, Entry]
+UNPRIVILEGED = """
+import json, os, sys
+from pathlib import Path
+from dsv.worktree.state import State
+from dsv.worktree.scanning import take_survey
+os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they may lie where that user may not read
+root = Path(sys.argv[1])
+survey = take_survey(root, State.load(root / ".dsv/state"), None)
+print(json.dumps({
+    "problems": {p.path.decode(): [p.reason, p.trouble.value] for p in survey.problems},
+    "pending": [item.path.decode() for item in survey.pending()],
+    "missing": [path.decode() for path in survey.missing],
+}))
+"""
 
 
 class World:
@@ -120,3 +136,36 @@ def tree_of(root: Path, ignored: Iterable[bytes] = ()) -> Tree:
 
     visit(b"")
     return tree
+
+
+def write(world: World, **files: bytes) -> None:
+    for name, content in files.items():
+        path = world.root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def settle(world: World) -> None:
+    """Syncs until nothing is so young that it would be read again."""
+    world.sync()
+    age = world.root / ".dsv/age"
+    while True:
+        age.write_bytes(b"")
+        world.sync()
+        if world.survey().unchanged:
+            return
+
+
+def readable_by_all(folder: Path) -> World:
+    folder.chmod(0o755)
+    for above in folder.parents:
+        if above != Path("/tmp") and above.is_relative_to("/tmp"):
+            above.chmod(0o755)
+    return World(folder / "w")
+
+
+def scan_as_another(world: World) -> subprocess.CompletedProcess[str]:
+    """What an unprivileged user's scan finds."""
+    return subprocess.run(
+        [sys.executable, "-c", UNPRIVILEGED, str(world.root)], capture_output=True, text=True, check=False
+    )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from dsv.errors import UsageError
 from dsv.model.paths import show
+from dsv.model.units import format_bytes
+from dsv.worktree.steady import OPEN_FLAGS
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 NAME = ".dsvignore"
+_LIMIT = 16 << 20  # bytes of one
 
 
 class Rules:
@@ -51,6 +56,27 @@ class Rules:
                 return verdict
             rules = rules._above
         return False
+
+
+def read(folder: int, where: bytes) -> bytes:
+    """All of the `.dsvignore` in a folder, given by its descriptor; `where` is the file's path.
+
+    Raises `OSError`, and `UsageError` for what is no file, or too large to be one of patterns.
+    """
+    if stat.S_ISREG(os.stat(NAME, dir_fd=folder, follow_symlinks=False).st_mode):
+        with os.fdopen(os.open(NAME, OPEN_FLAGS, dir_fd=folder), "rb") as file:
+            text = file.read(_LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    else:
+        text = None
+    if text is None:
+        raise _unfit(where, "is not a regular file, so that nobody knows what to leave out")
+    if len(text) > _LIMIT:
+        raise _unfit(where, f"is larger than {format_bytes(_LIMIT)}")
+    return text
+
+
+def _unfit(where: bytes, reason: str) -> UsageError:
+    return UsageError(f"{show(where)} {reason}", subject=where.decode("utf-8", "backslashreplace"))
 
 
 def _characters(path: bytes, start: int) -> int:

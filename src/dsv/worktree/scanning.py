@@ -31,15 +31,13 @@ from dsv.worktree.scope import Scope
 from dsv.worktree.state import State
 from dsv.worktree.survey import Survey
 
-_IGNORE_LIMIT = 1 << 20  # bytes of a .dsvignore
-
 
 def take_survey(root: Path, state: State, base: CommitId | None, only: Iterable[bytes] = ()) -> Survey:
     """Lists the workspace at `root` (or only these paths of it) and compares it with the state.
 
     Reads no file but symlinks and `.dsvignore`s. Where the state does not mirror `base` all is listed, and
     `Survey.align` is due before anything else. Raises `UsageError` for a `.dsvignore` that is none, and what
-    `oserrors` makes of a root that can't be listed.
+    `oserrors` makes of one that can't be read, and of a root that can't be listed.
     """
     with about(root):
         dot = root / ".dsv"
@@ -149,18 +147,10 @@ class _Scanner:
     def _enter(self, path: bytes, above: Rules, listing: Listing, descriptor: int) -> Rules:
         if ignore.NAME not in listing.names:
             return above
-        try:
-            file = os.open(ignore.NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
-            try:
-                return above.enter(path, os.read(file, _IGNORE_LIMIT))
-            finally:
-                os.close(file)
-        except OSError as error:
-            # Going on without its rules would commit what somebody wanted left out.
-            self._judge.problem(
-                _join(path, ignore.NAME.encode()), f"it can't be read: {error.strerror}", Trouble.UNREADABLE
-            )
-            return above
+        where = _join(path, ignore.NAME.encode())
+        with about(where):
+            # Going on with less than all of its rules would commit what somebody wanted left out.
+            return above.enter(path, ignore.read(descriptor, where))
 
     def _lose_unvisited(self, scope: Scope) -> None:
         """What is remembered below folders that went, or that are left out now."""

@@ -24,6 +24,7 @@ from tests.labs.machine import MissingError
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
 from tests.scheduling import ON_HOSTS, Scheduling
+from tests.store.servers_on_moto import ServerOnMoto
 
 # A busy machine is no failure of the code; pytest's own timeout ends what hangs.
 hypothesis.settings.register_profile("dsv", deadline=None)
@@ -108,12 +109,11 @@ def nfs_hosts() -> NfsHosts:
 @pytest.fixture(scope="session")
 def moto_s3() -> Iterator[S3Server]:
     """moto's S3 server, in a thread: right answers with nothing installed, but no measure of speed."""
-    server_module = pytest.importorskip("moto.server", reason="moto's server needs moto[s3,server]")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield S3Server(f"http://{host}:{port}", "motokey", "motosecret")
-    server.stop()
+    pytest.importorskip("moto.server", reason="moto's server needs moto[s3,server]")
+    # Not moto's own: of two who put one key at once, if it is absent, that may let both win.
+    server = ServerOnMoto()
+    yield S3Server(server.endpoint, "motokey", "motosecret")
+    server.close()
 
 
 def _lab(name: str, kind: type[Reached]) -> Reached:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -68,7 +67,6 @@ class ObservedServer(ServerOnMoto):
     """`delay`: seconds that each answer is held back, as a network would."""
 
     def __init__(self) -> None:
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.delay = 0.0
         self._seen = Seen()
         self._noting = threading.Lock()
@@ -84,9 +82,6 @@ class ObservedServer(ServerOnMoto):
             yield seen
         finally:
             self.delay, self._seen = 0.0, Seen()
-
-    def change(self, environ: dict[str, Any]) -> None:
-        pass
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         begin, seen = time.monotonic(), self._seen

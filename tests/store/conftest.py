@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -52,7 +51,6 @@ def opened() -> Iterator[Opened]:
 @pytest.fixture(scope="session")
 def moto_bucket(moto_s3: S3Server) -> Bucket:
     """On moto's S3: an S3 server's presence, and no measure of speed."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     return _bucket(moto_s3)
 
 
@@ -93,7 +91,6 @@ def _bucket(server: S3Server) -> Bucket:
 
 def _bucket_on(kind: type[ServerOnMoto]) -> Iterator[Bucket]:
     pytest.importorskip("moto.server", reason="needs moto[server]")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = kind()
     yield _bucket(S3Server(server.endpoint, "testing", "secret-testing"))
     server.close()

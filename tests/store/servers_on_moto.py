@@ -1,4 +1,4 @@
-"""moto's S3 behind a server of the tests' own, which changes what is asked of it and what it answers.
+"""moto's S3 behind a server of the tests' own, which may change what is asked of it and what it answers.
 
 `GcsOnMoto` is as much of Google Cloud Storage's XML interface as the client uses. That interface is S3's but
 for names: the header of the condition, and the one that tells an object's generation. It shows that a gs://
@@ -9,6 +9,7 @@ store asks the right things; of Google's own servers it shows nothing.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,9 +25,14 @@ class ServerOnMoto:
     extra_headers: tuple[tuple[str, str], ...] = ()
 
     def __init__(self) -> None:
-        from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+        from moto.moto_server.werkzeug_app import (
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
         from werkzeug.serving import make_server
 
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
         self._inner = DomainDispatcherApplication(create_backend_app)
         # Checking and storing are two steps in moto; only one request at a time makes them one.
         self._lock = threading.Lock()
@@ -43,8 +49,7 @@ class ServerOnMoto:
         self._server.server_close()
 
     def change(self, environ: dict[str, Any]) -> None:
-        """Makes of a request what moto is to see."""
-        raise NotImplementedError
+        """Makes of a request what moto is to see; here it is what was asked."""
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def begin(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:

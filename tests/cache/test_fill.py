@@ -128,11 +128,36 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
     monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
     if remote:
-        world.check(commit, cache_it(root, world, commit).path)
+        result = cache_it(root, world, commit)
+        world.check(commit, result.path)
         assert not failures
+        assert not result.hit
+        assert result.fetched_bytes >= sum(one.size for one in ALL_KINDS)  # what it did before counts, too
     else:
         with pytest.raises(Unreachable, match=f"xrays/{commit}"):
             cache_it(root, world, commit)
+
+
+def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync tells of what was lost once: who came later would take the part for whole."""
+    kind = FileSystem(remote=True, sync_each=False)
+    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    commit = world.commit(ALL_KINDS)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(filesystem, "sync", fail)
+        with pytest.raises(Unreachable, match="lost what was written"):
+            cache_it(root, world, commit)
+    assert not any((root.dot / "fill").rglob("*"))
+    world.forget()
+    result = cache_it(root, world, commit)
+    world.check(commit, result.path)
+    assert sum(size for _, size in world.fetched()) == sum(one.size for one in ALL_KINDS)
 
 
 def test_an_empty_commit_is_a_folder(root: CacheRoot, world: World) -> None:

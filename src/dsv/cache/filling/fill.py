@@ -74,19 +74,17 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
         if site is not None and not site.is_open():
             bury(site)
             continue
-        try:
-            done = _take_part(request, means, site)
-        except OSError as error:
-            if error.errno not in FORGOTTEN or not means.kind.remote or comebacks == _COMEBACKS:
-                raise
-            comebacks += 1
-            means.progress.note(f"{root.path} had forgotten this host; it joins again")
-            continue
+        done = _take_part(request, means, site)
         if done is not None:
             worked = True
             fetched += done.fetched
             linked += done.linked
-            if not done.published:
+            if done.forgotten is not None:
+                comebacks += 1
+                if comebacks > _COMEBACKS:
+                    raise done.forgotten
+                means.progress.note(f"{root.path} had forgotten this host; it joins again")
+            elif not done.published:
                 time.sleep(min(1.0, 0.01 * attempt))
     raise Unreachable(
         f"{place} is evicted from {root.path} again and again before it is whole", subject=str(place)
@@ -111,8 +109,11 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
             shift.run()
     except FillEnded:
         pass
-    except OSError as error:  # it may have ended while this process was about to join it
-        if site is None or error.errno not in GONE or site.is_open():
+    except OSError as error:
+        if shift is not None and error.errno in FORGOTTEN and means.kind.sync_each:
+            shift.forgotten = error
+        # It may have ended while this process was about to join it.
+        elif site is None or error.errno not in GONE or site.is_open():
             raise
     finally:
         beat.stop()

@@ -21,7 +21,7 @@ from dsv.cache.filling.source import Source
 from dsv.cache.filling.turns import do_free_parts
 from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.workers import Beat, Worker, read_workers
-from dsv.cache.filling.write_back import WriteBack
+from dsv.cache.filling.write_back import Lost, WriteBack
 from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
 from dsv.model.progress import Progress
@@ -61,6 +61,7 @@ class Shift:
 
     fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: nobody
     can or will go on with it, so it should be given up. The caller acts on both when all files of it are closed.
+    forgotten: for the caller, the error by which it ended as the file server had dropped this host's open files.
     """
 
     def __init__(self, means: Means, site: Site, beat: Beat) -> None:
@@ -75,6 +76,7 @@ class Shift:
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
         self.hopeless = False
+        self.forgotten: OSError | None = None
 
     @property
     def fetched(self) -> int:
@@ -105,11 +107,14 @@ class Shift:
             self._check_disk()
             if error.errno in GONE and not site.is_open():
                 raise FillEnded from error
+            if error.errno in _FULL:
+                self._make_way()
             raise
         except NoRoom:
-            self._stop_helpers(now=True)
-            # A half fill that nobody works on would keep a full disk full.
-            self.hopeless = self._is_alone()
+            self._make_way()
+            raise
+        except Lost:
+            self.hopeless = True
             raise
         finally:
             self._stop_helpers(now=not self.published)
@@ -212,6 +217,11 @@ class Shift:
         if not self.published:
             self.hopeless = self._site.is_open()  # an earlier fill is visible; nobody needs this one
             raise FillEnded
+
+    def _make_way(self) -> None:
+        """A half fill that nobody works on would keep a full disk full."""
+        self._stop_helpers(now=True)
+        self.hopeless = self._is_alone()
 
     def _is_alone(self) -> bool:
         try:

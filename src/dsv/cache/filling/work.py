@@ -21,6 +21,7 @@ from dsv.cache.filling.plan import blocks, read_ahead
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.workers import Tally
+from dsv.cache.filling.write_back import lost
 from dsv.cache.filling.writer import LARGE_PIECE
 from dsv.errors import Unreachable
 from dsv.model.chunking import SINGLE_CHUNK_MAX
@@ -214,7 +215,10 @@ class PartWorker:
         else:
             raise Unreachable(f"files of {self._site.place} keep vanishing from {self._site.tree}")
         if self._kind.remote and not self._kind.sync_each:
-            filesystem.sync(self._placer.top)
+            try:
+                filesystem.sync(self._placer.top)
+            except OSError as error:
+                raise lost(self._site, error) from error
         self._report_links(job)
         self._board.finish(job.claim)
         self._drop(job)

@@ -23,6 +23,19 @@ class Lost(Unreachable):
     """The disk could not write something of a fill, whoever wrote it; the fill has ended."""
 
 
+def lost(site: Site, error: OSError) -> Lost:
+    """Gives up the fill of which a sync told this error; returns what is to be raised."""
+    with contextlib.suppress(OSError):  # who hears of the error gives it up, too
+        condemn(site)
+    told = Lost(
+        f"cannot fill {site.place}: {site.root.path} lost what was written to it: {error.strerror}",
+        subject=str(site.place),
+        hint="look at what the kernel says of that disk (dmesg), then try again",
+    )
+    told.__cause__ = error
+    return told
+
+
 class WriteBack:
     """Syncs the local file system that a fill's tree is on. For one thread; `close` it afterwards."""
 
@@ -32,7 +45,7 @@ class WriteBack:
         self._descriptor = os.open(site.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._begun_at = 0
         self._thread: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._error: Lost | None = None
 
     @property
     def lost(self) -> bool:
@@ -60,12 +73,7 @@ class WriteBack:
     def check(self) -> None:
         """Raises `Lost` where a sync has failed so far."""
         if self._error is not None:
-            raise Lost(
-                f"cannot fill {self._site.place}: {self._site.root.path} lost what was written to it: "
-                f"{self._error.strerror}",
-                subject=str(self._site.place),
-                hint="look at what the kernel says of that disk (dmesg), then try again",
-            ) from self._error
+            raise self._error
 
     def close(self) -> None:
         self._settle()
@@ -79,6 +87,4 @@ class WriteBack:
         try:
             filesystem.sync(self._descriptor)
         except OSError as error:
-            self._error = error
-            with contextlib.suppress(OSError):  # who hears of the error gives it up, too
-                condemn(self._site)
+            self._error = lost(self._site, error)

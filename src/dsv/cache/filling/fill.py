@@ -74,27 +74,31 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
         if site is not None and not site.is_open():
             bury(site)
             continue
-        done = _take_part(request, means, site)
+        done, forgotten = _take_part(request, means, site)
         if done is not None:
             worked = True
             fetched += done.fetched
             linked += done.linked
-            if done.forgotten is not None:
-                comebacks += 1
-                if comebacks > _COMEBACKS:
-                    raise done.forgotten
-                means.progress.note(f"{root.path} had forgotten this host; it joins again")
-            elif not done.published:
-                time.sleep(min(1.0, 0.01 * attempt))
+        if forgotten is not None:
+            comebacks += 1
+            if comebacks > _COMEBACKS:
+                raise forgotten
+            means.progress.note(f"{root.path} had forgotten this host; it joins again")
+        elif done is not None and not done.published:
+            time.sleep(min(1.0, 0.01 * attempt))
     raise Unreachable(
         f"{place} is evicted from {root.path} again and again before it is whole", subject=str(place)
     )
 
 
-def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift | None:
-    """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun."""
+def _take_part(request: FillRequest, means: Means, site: Site | None) -> tuple[Shift | None, OSError | None]:
+    """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun.
+
+    Also returns the error, if it was one, by which the file server has dropped what this host had open.
+    """
     beat = Beat(means.root, means.kind)
     shift: Shift | None = None
+    forgotten: OSError | None = None
     superfluous = False
     try:
         if site is None:
@@ -110,8 +114,8 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
     except FillEnded:
         pass
     except OSError as error:
-        if shift is not None and error.errno in FORGOTTEN and means.kind.sync_each:
-            shift.forgotten = error
+        if error.errno in FORGOTTEN and means.kind.sync_each:
+            forgotten = error
         # It may have ended while this process was about to join it.
         elif site is None or error.errno not in GONE or site.is_open():
             raise
@@ -122,7 +126,7 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> Shift |
             give_up(site)
         elif site is not None and shift is not None:
             _leave(site, shift)
-    return shift
+    return shift, forgotten
 
 
 def _leave(site: Site, shift: Shift) -> None:

@@ -61,7 +61,6 @@ class Shift:
 
     fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: nobody
     can or will go on with it, so it should be given up. The caller acts on both when all files of it are closed.
-    forgotten: for the caller, the error by which it ended as the file server had dropped this host's open files.
     """
 
     def __init__(self, means: Means, site: Site, beat: Beat) -> None:
@@ -76,7 +75,6 @@ class Shift:
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
         self.hopeless = False
-        self.forgotten: OSError | None = None
 
     @property
     def fetched(self) -> int:

@@ -43,6 +43,10 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
             start=_start(pid) or 0,
         )
 
+    def same_process(self, other: Owner) -> bool:
+        """False only where it is known that these are claims of two processes."""
+        return (self.kernel, self.pid, self.start) == (other.kernel, other.pid, other.start)
+
     def surely_dead(self) -> bool:
         """True only where this kernel knows that the process is gone; False: alive, or not for us to know."""
         if not self.kernel or self.kernel != _kernel() or self.pid <= 0 or not self.start:

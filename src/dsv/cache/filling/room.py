@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names, read_small
 from dsv.cache.filling.site import PREFIX
 from dsv.cache.filling.workers import Worker, read_workers
 from dsv.cache.layout import CacheRoot, Place
 
-# Seconds between a reservation and the beginning of its fill: it may take a while to evict what is in the way.
+# Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
+# files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
 _BEGINS_WITHIN = 900.0
 
 
@@ -55,7 +57,7 @@ class Reservation:
 
 
 def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
-    """Puts up a reservation; the caller then makes sure that it fits. Raises `OSError`."""
+    """Puts up a reservation; the caller then makes sure that it fits. There already: it stays. Raises `OSError`."""
     record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
     root.write_once(root.room / fill, msgspec.json.encode(record))
 
@@ -94,7 +96,8 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
     workers = read_workers(folder / "workers")
     if not workers:
         # Not begun yet, or just begun: as long as who reserved it may be alive.
-        if now - record.time > _BEGINS_WITHIN or record.owner.surely_dead():
+        late = now - record.time > _BEGINS_WITHIN
+        if record.owner.surely_dead() or (late and not _is_at_work(root, place, record.owner, now)):
             if not folder.is_dir():
                 return None
             return Reservation(place, fill, record.bytes, record.files, 0, 0, 0, 0, False)
@@ -111,6 +114,14 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
         left_bytes=max(0, record.bytes - written) if live else 0,
         left_files=max(0, record.files - made) if live else 0,
         live=live,
+    )
+
+
+def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:
+    """Whether the owner's process holds a lease on the place, so is seen to be alive from any host."""
+    leases = read_claims(root, place).leases
+    return any(
+        lease.purpose != "hold" and lease.owner.same_process(owner) and lease.valid(now) for lease in leases
     )
 
 

@@ -1,0 +1,93 @@
+"""Reservations of fills that have not begun: they count as long as who made them may be at work."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.cache.fake_source import STORE, FakeSource, File, World
+from tests.cache.places import make_root, place
+
+from dsv.cache.claims.claims import LeaseName, LeaseRecord
+from dsv.cache.claims.leases import Lease
+from dsv.cache.claims.owners import Owner
+from dsv.cache.filling import room
+from dsv.cache.filling.fill import fill
+from dsv.cache.filling.request import FillRequest, Need
+from dsv.cache.layout import CacheRoot
+
+FILL = "f" * 32
+LONG = 0.2  # seconds
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheRoot:
+    monkeypatch.setattr(room, "_BEGINS_WITHIN", LONG)
+    return make_root(tmp_path / "cache")
+
+
+def elsewhere(pid: int = 7) -> Owner:
+    """A process on another host, of which nothing is known here."""
+    return Owner("ab" * 15 + f"{pid:02}", "gpu2", "ben", "another kernel", pid, 4711)
+
+
+def reserve_from(root: CacheRoot, owner: Owner) -> None:
+    room.reserve(root, place(), FILL, 100, 1)
+    record = msgspec.json.decode((root.room / FILL).read_bytes())
+    root.replace(root.room / FILL, msgspec.json.encode({**record, "owner": msgspec.to_builtins(owner)}))
+
+
+def lease_from(root: CacheRoot, owner: Owner, purpose: str, ttl: float) -> None:
+    now = root.now()
+    record = LeaseRecord(owner=owner, purpose=purpose, since=now, renewed=now, ttl=ttl)  # type: ignore[arg-type]
+    path = root.claims(place()) / str(LeaseName(owner.id, 0, now))
+    root.write_once(path, msgspec.json.encode(record))
+
+
+def test_making_room_may_take_any_time(root: CacheRoot, tmp_path: Path) -> None:
+    world = World(tmp_path / "world")
+    commit = world.commit([File("a", 100_000, "a")])
+    request = FillRequest("xrays", commit, STORE)
+    asked: list[Need] = []
+
+    def evicts_for_long(need: Need) -> None:
+        asked.append(need)
+        time.sleep(2 * LONG)
+        (one,) = room.reservations(root)
+        assert (one.place, one.left_files, one.live) == (request.place, 1, True)
+
+    with Lease.take(root, request.place, "stage"):
+        fill(root, request, FakeSource(world.folder, str(commit)), ensure_room=evicts_for_long)
+    assert len(asked) == 1
+    assert room.reservations(root) == []
+
+
+def test_it_counts_while_its_host_renews_its_lease(root: CacheRoot) -> None:
+    reserve_from(root, elsewhere())
+    lease_from(root, elsewhere(), "stage", ttl=3.0)
+    time.sleep(2 * LONG)
+    (one,) = room.reservations(root)
+    assert (one.left_bytes, one.live) == (100, True)
+    time.sleep(3.0)
+    assert room.reservations(root) == []
+    assert list(root.room.iterdir()) == []
+
+
+@pytest.mark.parametrize("purpose", [None, "hold", "another's"])
+def test_what_does_not_show_that_its_maker_is_at_work(root: CacheRoot, purpose: str | None) -> None:
+    """A hold outlives its command by days, and who else wants the commit reserves for himself."""
+    reserve_from(root, elsewhere())
+    if purpose == "hold":
+        lease_from(root, elsewhere(), "hold", ttl=3600)
+    elif purpose is not None:
+        lease_from(root, elsewhere(8), "stage", ttl=3600)
+    time.sleep(2 * LONG)
+    assert room.reservations(root) == []
+
+
+def test_reserving_again_changes_nothing(root: CacheRoot) -> None:
+    for _ in range(2):
+        room.reserve(root, place(), FILL, 100, 1)
+    assert len(room.reservations(root)) == 1

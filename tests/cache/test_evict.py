@@ -344,7 +344,7 @@ def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
         root = make_root(mount / "cache")
         publish(root, place(1), {"a": bytes(100_000)}, age=1e6)
         publish(root, place(2), {"a": bytes(100_000)})
-        lease = Lease.take(root, place(2), "run", ttl=0.5)
+        lease = Lease.take(root, place(2), "run", ttl=60)
         assert lease.confirm()
         for number in range(100):
             try:
@@ -353,8 +353,9 @@ def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
                 continue
         with pytest.raises(OSError, match="No space"):
             (mount / "one-more").touch()
-        time.sleep(0.6)
+        before = set(root.claims(place(2)).glob("lease-*"))
         lease.renew()
+        assert before.isdisjoint(root.claims(place(2)).glob("lease-*"))
         result = evict(root, CacheSettings(), ALL)
         assert result.failures == {} and [one.candidate.place for one in result.evicted] == [place(1)]
         assert "in use by run" in result.kept[0].reason

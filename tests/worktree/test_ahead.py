@@ -53,11 +53,11 @@ def survey(root: Path, state: Path) -> Survey:
     return found
 
 
-def filled(folder: Path) -> tuple[Path, dict[bytes, bytes], Survey, list[bytes]]:
-    """A workspace with 2,500 small files: its root, their contents, what is to do, and its paths in order."""
+def filled(folder: Path, count: int = 2500) -> tuple[Path, dict[bytes, bytes], Survey, list[bytes]]:
+    """A workspace with so many small files: its root, their contents, what is to do, and its paths in order."""
     root = folder / "work"
     root.mkdir()
-    small = fill(root, 2500)
+    small = fill(root, count)
     found = survey(root, folder / "state")
     return root, small, found, [item.path for item in found.work()]
 
@@ -120,9 +120,9 @@ def test_a_slot_is_never_filled_again_before_its_content_was_taken(tmp_path: Pat
             assert list(unpacked(run.contents).values()) == [small[path] for path in paths]
 
 
-@pytest.mark.parametrize("after", [0, 1, 700, 2499])
+@pytest.mark.parametrize("after", [0, 1, 700, 4999])
 def test_what_a_killed_process_should_have_read_is_left_to_who_asked(tmp_path: Path, after: int) -> None:
-    root, small, found, expected = filled(tmp_path)
+    root, small, found, expected = filled(tmp_path, 5000)  # twice of what all slots together hold
     order, contents = [], {}
     with Readers(root, 2) as readers:
         pids = children()
@@ -136,7 +136,7 @@ def test_what_a_killed_process_should_have_read_is_left_to_who_asked(tmp_path: P
                 contents[item.path] = content
     assert order == expected
     assert contents.items() <= small.items()
-    assert len(contents) < len(small) or after == 2499
+    assert len(contents) < len(small) or after == 4999
 
 
 def test_no_process_outlives_its_sync(tmp_path: Path) -> None:

@@ -75,13 +75,12 @@ def test_a_killed_holder_delays_nobody_on_its_host_even_as_a_zombie(
 
 def test_of_many_racers_one_wins_each_time(folder: Path) -> None:
     for _ in range(3):
-        racers = [holder(folder, 1.0) for _ in range(6)]
+        racers = [holder(folder, 600) for _ in range(6)]  # who wins holds it until the last has asked
         answers = [said(process) for process in racers]
-        assert answers.count("Lock") == 1, answers
         for process in racers:
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            process.kill()
+            process.communicate()
+        assert sorted(answers) == ["Held"] * 5 + ["Lock"], answers
 
 
 def elsewhere(folder: Path, age: float) -> Path:

@@ -4,6 +4,8 @@ import os
 import random
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from tests.api.people import Person
 
+NOBODY = 65534
 FILES = {
     "a/one.txt": b"1\n",
     "a/two.sh": b"#!/bin/sh\n",
@@ -188,6 +191,48 @@ def test_what_cannot_be_stored_is_listed_at_once(ann: Person, tmp_path: Path) ->
     done = ann.sync(skip_unsupported=True)
     assert len(done.skipped) == 4 and done.commit is not None
     assert ann.read(done.commit) == FILES
+
+
+@contextmanager
+def as_somebody_else(folder: Path) -> Iterator[None]:
+    """As a user who may write in this folder, and may not read what root may."""
+    os.chown(folder, NOBODY, NOBODY)
+    for above in (folder, *folder.parents):
+        if above != Path("/tmp") and above.is_relative_to("/tmp"):
+            above.chmod(0o755)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_folder_is_not_empty_because_what_is_in_it_can_not_be_read(tmp_path: Path) -> None:
+    with as_somebody_else(tmp_path):
+        ann = Person(tmp_path / "ann", str(tmp_path / "store"))
+        ann.init()
+        ann.write({"d/x": b"x", "d/deep/y": b"y", "e": None, "top": b"t"})
+        base = ann.files()
+        ann.sync()
+        for path in ("d/x", "d/deep/y"):
+            ann.write({path: b"changed"})
+            (ann.workspace / path).chmod(0)
+        ann.write({"e/new": b"e", "top": b"top"})
+        (ann.workspace / "e/new").chmod(0)
+        for number in range(2):
+            ann.write({"top": b"top %d" % number})
+            done = ann.sync(skip_unsupported=True)
+            assert {problem.path for problem in done.skipped} == {b"d/x", b"d/deep/y", b"e/new"}
+            assert (done.added, done.changed, done.removed) == (0, 1, 0)
+            assert done.commit is not None and ann.read(done.commit) == {**base, "top": b"top %d" % number}
+        for path in ("d/x", "d/deep/y", "e/new"):
+            (ann.workspace / path).chmod(0o644)
+        done = ann.sync()
+        assert done.commit is not None and ann.read(done.commit) == ann.files()
+        assert (done.added, done.changed, done.removed) == (1, 2, 1)
 
 
 class Away(NoProgress):

@@ -178,7 +178,7 @@ class Folder:
                 yield at
 
     def unclean_totals(self) -> tuple[int, int]:
-        """How many entries are not known to be as in the base, and the bytes of those that must be read."""
+        """How many names are not known to be as in the base, and the bytes of those that must be read."""
         wanted = self.kinds.translate(_CLEAN)
         columns = zip(self.kinds, wanted, self.marks, _SIZES.iter_unpack(self.rows), strict=True)
         sizes = [
@@ -186,8 +186,7 @@ class Folder:
             for kind, clean, now, (size,) in columns
             if clean != now and kind in KEPT
         ]
-        own = bool(self.path) and self.is_empty and self.own != OWN_SAME
-        return len(sizes) + own, sum(sizes)
+        return len(sizes), sum(sizes)
 
     def known_entry(self, at: int, path: bytes) -> Entry | None:
         """What a tree would hold for the name, if its content is known as it is on disk now."""
@@ -215,7 +214,6 @@ class Folder:
         """From now on, what is known of what is in this folder is what the base has."""
         for at in self.unclean():
             self.adopt_name(at)
-        self.own = _CLEAN_DIRECTORY if self.path and self.is_empty else 0
 
     def adopt_name(self, at: int) -> None:
         """From now on, what is known of this name is what the base has. Does nothing where nothing is

@@ -137,7 +137,7 @@ class Survey:
                 yield from self._scoped(stack.pop().rest())
             if stack:
                 yield from self._scoped(stack[-1].until(key))
-            stack.append(_Emitter(folder, key))
+            stack.append(_Emitter(folder, key, own=self._is_new_itself(folder)))
         while stack:
             yield from self._scoped(stack.pop().rest())
 
@@ -151,8 +151,16 @@ class Survey:
             folder = self.state.folder(path)
             if folder is not None:
                 one, other = folder.unclean_totals()
-                count, size = count + one, size + other
+                count, size = count + one + self._is_new_itself(folder), size + other
         return count, size
+
+    def _is_new_itself(self, folder: Folder) -> bool:
+        """Whether the base is to get the folder as an empty directory. Not where something below can't be read, of
+        which the base may have what stays there.
+        """
+        if not folder.path or not folder.is_empty or folder.own == OWN_SAME:
+            return False
+        return self.withheld is None or not self.withheld.touches(folder.path)
 
     def _scoped(self, found: Iterator[Pending]) -> Iterator[Pending]:
         return found if self.scope.whole else (item for item in found if item.path in self.scope)
@@ -235,6 +243,8 @@ class Survey:
         for path in self.unsettled:
             folder = self.state.edit(path)
             if self.scope.whole or path in self.scope:
+                if self._is_new_itself(folder):
+                    folder.own = OWN_SAME
                 folder.adopt()
                 continue
             names = folder.name_list()
@@ -249,13 +259,13 @@ class Survey:
 class _Emitter:
     """The pending paths of one folder, given out as far as the next folder's turn."""
 
-    def __init__(self, folder: Folder, key: bytes) -> None:
+    def __init__(self, folder: Folder, key: bytes, *, own: bool) -> None:
         self._folder = folder
         self._prefix = key + b"\0" if key else b""
         self._names = folder.name_list()
         self._positions = folder.unclean()
         self._next: int | None = None
-        self._own = bool(folder.path) and folder.is_empty and folder.own != OWN_SAME
+        self._own = own
 
     def holds(self, key: bytes) -> bool:
         """Whether a folder with this sort key lies in this one."""

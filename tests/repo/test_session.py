@@ -7,7 +7,8 @@ import pytest
 from dsv.errors import Conflict, IntegrityError, Unsupported
 from dsv.model import keys
 from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, Nonce
+from dsv.model.ids import CommitId, IndexId, Nonce, PackId
+from dsv.model.index import IndexBuilder
 from dsv.model.location import ObjectKind
 from dsv.model.names import MAIN
 from dsv.model.pack import verify
@@ -83,6 +84,51 @@ def test_a_writer_treats_condemned_packs_as_absent(repository: Repository) -> No
     fresh = Repository.open(repository.store, None)
     contents = read(fresh, second)
     assert contents == {**files, **{f"copy-{name}": data for name, data in files.items()}}
+
+
+def collect(repository: Repository, epoch: int) -> list[str]:
+    """The first steps of gc: copies all packs, publishes an index of the copies, and condemns what it copied."""
+    before = packs(repository)
+    builder = IndexBuilder()
+    for key in before:
+        data = repository.store.get(key)
+        copy = PackId.random()
+        repository.store.put_if_absent(keys.pack_key(copy), data)
+        for row in verify(data).indexed(copy):
+            builder.add(*row)
+    repository.store.put_if_absent(keys.index_key(IndexId.random()), builder.finish())
+    condemn(repository, epoch, before)
+    return before
+
+
+@pytest.mark.parametrize("commits", [1, 20])
+def test_the_copies_that_gc_made_are_found_beside_what_it_condemned(
+    repository: Repository, commits: int
+) -> None:
+    """However many index files there are: of many, one place of each object is searched first."""
+    files: dict[str, bytes | None] = {}
+    for number in range(commits):
+        more = {f"f{number}": b"content %d" % number}
+        files |= more
+        commit(repository, more)
+    condemned = collect(repository, 0)
+    there = len(packs(repository))
+    second = commit(Repository.open(repository.store, None), {"copy": b"content 0", "f0": b"new"})
+    assert len(packs(repository)) == there + 2  # the new content, and the metadata; nothing else again
+    for key in condemned:
+        repository.store.delete(key)
+    assert read(Repository.open(repository.store, None), second) == {
+        **files,
+        "copy": b"content 0",
+        "f0": b"new",
+    }
+
+
+def test_a_base_that_lies_in_condemned_packs_alone_is_not_called_damaged(repository: Repository) -> None:
+    commit(repository, {"f": b"content", "g": b"other"})
+    condemn(repository, 0, packs(repository))
+    with pytest.raises(Conflict, match="gc may be about to remove"):
+        commit(repository, {"h": b"new"})
 
 
 def test_an_epoch_that_is_over_condemns_nothing(repository: Repository) -> None:

@@ -33,11 +33,16 @@ class Indexes:
 
     def find(self, kind: ObjectKind, object_id: Id, *, absent: Container[PackId] = ()) -> Location | None:
         """Where the object lies, outside the packs in `absent`; None is a miss in what was loaded so far."""
+        hidden = False
         for one in self._arranged():
             found = one.find(kind, object_id)
-            if found is not None and found.pack not in absent:
-                return found
-        return None
+            if found is not None:
+                if found.pack not in absent:
+                    return found
+                hidden = True
+        if not hidden:
+            return None
+        return next((place for place in self.places(kind, object_id) if place.pack not in absent), None)
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
         """Every place that the files loaded so far give: where one is damaged, another may do. May repeat itself."""

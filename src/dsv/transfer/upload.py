@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from blake3 import blake3
 
-from dsv.errors import IntegrityError
+from dsv.errors import Conflict, IntegrityError
 from dsv.model.chunking import SINGLE_CHUNK_MAX, FileCutter
 from dsv.model.codec import Codec, Compressor
 from dsv.model.entry import Entry
@@ -263,6 +263,13 @@ class Uploader:
     def _present(self, kind: ObjectKind, object_id: Id) -> Location:
         found = self._catalog.find(kind, object_id)
         if found is None:
+            if next(self._session.repository.objects.indexes.places(kind, object_id), None) is not None:
+                raise Conflict(
+                    f"{kind.name.lower()} {object_id} of the base commit lies in packs that gc may be about to remove "
+                    f"from {self._session.repository.store.url}",
+                    subject=str(object_id),
+                    hint="run the same dsv sync again when gc is done: it spares what a branch needs",
+                )
             raise IntegrityError(
                 f"{kind.name.lower()} {object_id} of the base commit is in no index of "
                 f"{self._session.repository.store.url}",

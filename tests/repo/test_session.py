@@ -7,7 +7,7 @@ import pytest
 from dsv.errors import Conflict, IntegrityError, Unsupported
 from dsv.model import keys
 from dsv.model.commit import Commit
-from dsv.model.ids import CommitId, IndexId, Nonce, PackId
+from dsv.model.ids import ChunkId, CommitId, IndexId, Nonce, PackId
 from dsv.model.index import IndexBuilder
 from dsv.model.location import ObjectKind
 from dsv.model.names import MAIN
@@ -129,6 +129,25 @@ def test_a_base_that_lies_in_condemned_packs_alone_is_not_called_damaged(reposit
     condemn(repository, 0, packs(repository))
     with pytest.raises(Conflict, match="gc may be about to remove"):
         commit(repository, {"h": b"new"})
+
+
+def test_what_an_index_said_before_the_session_does_not_count(repository: Repository) -> None:
+    """A whole epoch of gc may have passed since it was read."""
+    kept = ChunkId.hash(b"kept")
+    commit(repository, {"f": b"kept"})
+    before = Repository.open(repository.store, None)
+    assert before.objects.indexes.find(ObjectKind.CHUNK, kept) is not None
+    old = [item.key for item in repository.store.list(keys.INDEX_PREFIX)]
+    for key in [*collect(repository, 0), *old]:
+        repository.store.delete(key)
+    repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
+    with Session.open(before, WRITER) as session:
+        found = session.find(ObjectKind.CHUNK, kept)
+        assert found is not None and keys.pack_key(found.pack) in packs(repository)
+    for item in list(repository.store.list(keys.INDEX_PREFIX)):
+        repository.store.delete(item.key)
+    with Session.open(before, WRITER) as session:
+        assert session.find(ObjectKind.CHUNK, kept) is None
 
 
 def test_an_epoch_that_is_over_condemns_nothing(repository: Repository) -> None:

@@ -51,13 +51,19 @@ class Indexes:
             if found is not None:
                 yield found
 
+    def renew(self) -> None:
+        """Has the store asked again before the next search, if it was asked before: gc may have been there since."""
+        self._search = None
+
     def refresh(self) -> bool:
         """Lists again; True where an index file appeared that was not loaded before."""
-        missing = []
-        for item in self._store.list(keys.INDEX_PREFIX):
-            index_id = keys.parse_index_key(item.key)
-            if index_id is not None and index_id not in self._loaded:
-                missing.append(index_id)
+        keyed = (keys.parse_index_key(item.key) for item in self._store.list(keys.INDEX_PREFIX))
+        listed = [index_id for index_id in keyed if index_id is not None]
+        missing = [index_id for index_id in listed if index_id not in self._loaded]
+        if self._search is None:
+            for index_id in self._loaded.keys() - set(listed):
+                del self._loaded[index_id]
+                self._copies.pop(index_id, None)
         self._load_all(missing)
         return bool(missing)
 

@@ -54,6 +54,7 @@ class Session:
     @classmethod
     def open(cls, repository: Repository, writer: Writer) -> Session:
         """Writes the session, then reads what gc has condemned: in this order, so that one of both sees the other.
+        Index files that were read before do not count, as an epoch of gc may have ended since.
 
         It is the first write of a sync, and so the proof that this user may write at all.
         """
@@ -68,6 +69,7 @@ class Session:
         )
         repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
         session = cls(repository, session_id, _condemned(repository))
+        repository.objects.indexes.renew()
         session._thread.start()
         return session
 

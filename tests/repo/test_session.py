@@ -12,7 +12,7 @@ from dsv.model.index import IndexBuilder
 from dsv.model.location import ObjectKind
 from dsv.model.names import MAIN
 from dsv.model.pack import verify
-from dsv.model.records import Feature, FeatureRule, FormatEntry, GcCondemned, GcDone, SessionVerdict
+from dsv.model.records import Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
 from dsv.repo import session as session_module
 from dsv.repo.naming import naming
 from dsv.repo.repository import Repository
@@ -22,7 +22,7 @@ from dsv.repo.trees import TreeReader
 from dsv.store.base import Buffer, Put
 from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader
-from tests.repo.worlds import DATASET, WRITER, change, commit, create, publish, read
+from tests.repo.worlds import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
 
 
 class Recording(MemoryStore):
@@ -40,16 +40,6 @@ class Recording(MemoryStore):
 @pytest.fixture
 def repository() -> Repository:
     return create(MemoryStore())
-
-
-def packs(repository: Repository) -> list[str]:
-    return [item.key for item in repository.store.list(keys.PACK_PREFIX)]
-
-
-def condemn(repository: Repository, epoch: int, pack_keys: list[str]) -> None:
-    ids = sorted(pack for pack in map(keys.parse_pack_key, pack_keys) if pack is not None)
-    record = GcCondemned(epoch, tuple(ids), Nonce.random(), 0, "test")
-    repository.store.put_if_absent(keys.gc_condemned_key(epoch), record.encode())
 
 
 def test_the_order_of_writes() -> None:

@@ -6,12 +6,13 @@ import io
 import itertools
 from collections.abc import Mapping
 
+from dsv.model import keys
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.commit import Commit
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, DatasetName
-from dsv.model.records import RefEntry
+from dsv.model.records import GcCondemned, RefEntry
 from dsv.repo.refs import Head, Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
@@ -98,3 +99,15 @@ def read(repository: Repository, commit_id: CommitId) -> dict[str, bytes | None]
     for file, pieces in Fetcher(repository.objects).files(wanted):
         found[file.entry.path.decode()] = b"".join(pieces)
     return found
+
+
+def packs(repository: Repository) -> list[str]:
+    """Their keys."""
+    return [item.key for item in repository.store.list(keys.PACK_PREFIX)]
+
+
+def condemn(repository: Repository, epoch: int, pack_keys: list[str]) -> None:
+    """As gc says that it is about to remove them."""
+    ids = sorted(pack for pack in map(keys.parse_pack_key, pack_keys) if pack is not None)
+    record = GcCondemned(epoch, tuple(ids), Nonce.random(), 0, "test")
+    repository.store.put_if_absent(keys.gc_condemned_key(epoch), record.encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,14 +12,14 @@ from dsv.model.codec import Compressor
 from dsv.model.ids import ChunkId
 from dsv.model.keys import INDEX_PREFIX
 from dsv.model.location import ObjectKind
-from dsv.model.pack import Packed
+from dsv.model.pack import Packed, verify
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer import upload as upload_module
 from dsv.transfer.upload import Uploader
-from tests.repo.worlds import WRITER, create
+from tests.repo.worlds import WRITER, condemn, create, packs, store_content
 
 CONTENTS = st.integers(0, 40).map(lambda number: bytes([number]) * (40 * number) + b"end")
 STEPS = st.lists(st.lists(CONTENTS, min_size=1, max_size=12), min_size=1, max_size=8)
@@ -34,7 +36,7 @@ def packed(contents: list[bytes]) -> Packed:
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS, before=st.lists(CONTENTS, max_size=5), target=st.sampled_from([300, 1000, 1 << 20]))
 def test_whatever_is_known_or_there_twice(
     monkeypatch: pytest.MonkeyPatch, steps: list[list[bytes]], before: list[bytes], target: int
@@ -69,3 +71,28 @@ def test_a_full_index_is_written_on_the_way(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(list(store.list(INDEX_PREFIX))) == 2
         uploader.finish()
     assert len(list(store.list(INDEX_PREFIX))) == 3
+
+
+def test_a_large_content_is_not_stored_while_a_chunk_of_it_is_condemned() -> None:
+    """Though its recipe, which lies in another pack, is."""
+    repository = create(MemoryStore())
+    content = random.Random(1).randbytes(3 << 20)
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        stored = store_content(uploader, content)
+        uploader.finish()
+    ids = stored.size, stored.file_id, stored.recipe_id
+    chunks = [key for key in packs(repository) if ObjectKind.CHUNK in verify(repository.store.get(key)).kinds]
+    assert len(chunks) == 1 and len(packs(repository)) == 2
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        assert uploader.find(*ids) == stored
+    condemn(repository, 0, chunks)
+    with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
+        assert uploader.find(*ids) is None
+        again = store_content(uploader, content)
+        assert uploader.find(*ids) == again
+        uploader.finish()
+    repository.store.delete(chunks[0])
+    objects = Repository.open(repository.store, None).objects
+    assert stored.recipe_id is not None
+    recipe, _ = objects.recipe(stored.recipe_id, again.location)
+    assert b"".join(objects.read(ObjectKind.CHUNK, one) for one in recipe.children()) == content

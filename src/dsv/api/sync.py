@@ -18,7 +18,7 @@ from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import BranchName, DatasetName, Rev, Target
 from dsv.model.records import RefEntry
 from dsv.model.units import format_bytes
-from dsv.repo.naming import naming
+from dsv.repo.naming import check_whole, naming
 from dsv.repo.refs import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -154,6 +154,8 @@ class _Sync:
             Session.open(self._repository, self._context.writer) as session,
             Uploader(session, self._journal) as uploader,
         ):
+            if base is not None and start is None:  # no branch of this name keeps the base from gc
+                check_whole(session, base)
             files = self._expect(survey)
             uploader.resume(self._journal.left.packs, self._journal.left.recipes)
             root, jobs = self._workspace.root, self._request.jobs

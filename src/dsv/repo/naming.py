@@ -20,14 +20,16 @@ def naming(repository: Repository, writer: Writer, commit_id: CommitId) -> Itera
     Raises `Conflict` where gc is removing it, or has fenced this session.
     """
     with Session.open(repository, writer) as session:
-        if session.condemned:
-            _check_whole(session, commit_id)
+        check_whole(session, commit_id)
         session.declare(commit_id)
         yield
         session.close()
 
 
-def _check_whole(session: Session, commit_id: CommitId) -> None:
+def check_whole(session: Session, commit_id: CommitId) -> None:
+    """Raises `Conflict` where something of the commit lies in condemned packs alone. Where none is, asks nothing."""
+    if not session.condemned:
+        return
     for kind, object_id, where in _needed(session.repository, commit_id):
         if (where is None or where.pack in session.condemned) and session.find(kind, object_id) is None:
             raise Conflict(

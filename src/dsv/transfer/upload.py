@@ -76,6 +76,7 @@ class Uploader:
         self._data = PackStream(self._send_data, memory)
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
+        self._whole: set[RecipeId] = set()  # that were found out to be; while nothing is condemned all are
         self._index_bytes = 0
 
     def __enter__(self) -> Uploader:
@@ -153,11 +154,12 @@ class Uploader:
         """A content whose ids are known, if the store has all of it (or this upload has sent it)."""
         if not size:
             return Stored(0, file_id, None, None)
-        if recipe_id is None:
-            location = self._catalog.find(ObjectKind.CHUNK, file_id)
-        else:
-            location = self._catalog.find(ObjectKind.RECIPE, recipe_id) or self._rebuild_recipe(recipe_id)
-        return None if location is None else Stored(size, file_id, recipe_id, location)
+        found = (
+            self._catalog.find(ObjectKind.CHUNK, file_id)
+            if recipe_id is None
+            else self._whole_recipe(recipe_id)
+        )
+        return None if found is None else Stored(size, file_id, recipe_id, found)
 
     def put_segment(self, segment: Segment, locations: list[Location]) -> tuple[SegmentId, Location]:
         encoded = segment.encode()
@@ -228,7 +230,27 @@ class Uploader:
             sub[recipe_id] = self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
             top = recipe_id, sub[recipe_id]
         assert top is not None
+        if self._session.condemned:
+            self._whole.update(map(RecipeId, sub))
         return top
+
+    def _whole_recipe(self, recipe_id: RecipeId) -> Location | None:
+        """Where a recipe lies all of whose content is in the store, outside condemned packs as it is itself."""
+        found = self._catalog.find(ObjectKind.RECIPE, recipe_id)
+        if found is None:
+            return self._rebuild_recipe(recipe_id)
+        if self._session.condemned and recipe_id not in self._whole:
+            recipe, _ = self._session.repository.objects.recipe(recipe_id, found)
+            if not all(self._place(recipe, child) for child in recipe.children()):
+                return None
+            self._whole.add(recipe_id)
+        return found
+
+    def _place(self, recipe: Recipe, child: Id) -> Location | None:
+        """Where something that a recipe lists lies, if the store has all of it."""
+        if recipe.level == 0:
+            return self._catalog.find(ObjectKind.CHUNK, child)
+        return self._whole_recipe(RecipeId(child))
 
     def _rebuild_recipe(self, recipe_id: RecipeId) -> Location | None:
         """A recipe that a killed upload had worked out, if all that it lists is in the store."""
@@ -238,13 +260,12 @@ class Uploader:
         recipe = Recipe.decode(encoded)
         rows: list[Location] = []
         for child in recipe.children():
-            if recipe.level == 0:
-                found = self._catalog.find(ObjectKind.CHUNK, child)
-            else:
-                found = self._catalog.find(ObjectKind.RECIPE, child) or self._rebuild_recipe(RecipeId(child))
+            found = self._place(recipe, child)
             if found is None:
                 return None
             rows.append(found)
+        if self._session.condemned:
+            self._whole.add(recipe_id)
         return self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
 
     def _described(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:

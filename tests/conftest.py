@@ -26,8 +26,11 @@ from tests.labs.s3_server import S3Server
 from tests.scheduling import ON_HOSTS, Scheduling
 from tests.store.servers_on_moto import ServerOnMoto
 
-# A busy machine is no failure of the code; pytest's own timeout ends what hangs.
-hypothesis.settings.register_profile("dsv", deadline=None)
+# A busy machine is no failure of the code; pytest's own timeout ends what hangs. And the same examples each time, as
+# what chance finds one day is no fault of the change that it would refuse; --hypothesis-profile=search looks for more.
+BUSY = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("dsv", BUSY, derandomize=True)
+hypothesis.settings.register_profile("search", BUSY, derandomize=False, print_blob=True)
 hypothesis.settings.load_profile("dsv")
 
 Reached = TypeVar("Reached")

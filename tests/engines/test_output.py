@@ -53,7 +53,7 @@ def test_a_slow_reader_gets_everything() -> None:
     while got < size:
         got += len(os.read(reader, 1 << 20))
     thread.join()
-    assert output.settled(5) and got == size
+    assert output.settled(10) and got == size
     os.close(reader)
     os.close(writer)
 
@@ -72,7 +72,7 @@ def test_held_back_output_is_not_given_up_on(monkeypatch: pytest.MonkeyPatch) ->
     got = 0
     while got < 500_000:
         got += len(os.read(reader, 1 << 20))
-    assert output.settled(5)
+    assert output.settled(10)
     os.close(reader)
     os.close(writer)
 
@@ -85,8 +85,8 @@ def test_a_stream_that_stays_open_ends_after_a_while(monkeypatch: pytest.MonkeyP
     assert not output.settled(0.5)
     output.job_ended()
     began = time.monotonic()
-    assert output.settled(5)
-    assert 0.2 < time.monotonic() - began < 2
+    assert output.settled(10)
+    assert 0.2 < time.monotonic() - began < 5
     pipes.close()
 
 
@@ -103,7 +103,7 @@ def test_letting_go_of_a_stuck_terminal_keeps_the_log_whole() -> None:
     output.let_go()
     output.job_ended()
     thread.join(10)
-    assert output.settled(5)
+    assert output.settled(10)
     assert keeper.kept(Masker()).total == size
     os.close(reader)
     os.close(writer)
@@ -121,7 +121,7 @@ def test_a_terminal_that_does_not_block_is_waited_for() -> None:
     while got < 300_000:
         got += len(os.read(reader, 1 << 16))
     output.job_ended()
-    assert output.settled(5)
+    assert output.settled(10)
     os.close(reader)
     os.close(writer)
 

@@ -38,7 +38,7 @@ def start(folder: Path, script: str, grace: float = 20) -> subprocess.Popen[byte
 
 
 def finish(child: subprocess.Popen[bytes]) -> tuple[int, bytes]:
-    output, _ = child.communicate(timeout=30)
+    output, _ = child.communicate(timeout=120)
     return child.returncode, output.strip()
 
 
@@ -74,10 +74,12 @@ def test_what_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
     """Under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        child = start(tmp_path, f"touch {tmp_path}/ready; sleep 1; exit 3")
+        wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+        child = start(tmp_path, f"touch {tmp_path}/ready; {wait}; exit 3")
     finally:
         signal.signal(signal.SIGHUP, before)
     child.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
     assert finish(child) == (3, b"None ended")
 
 

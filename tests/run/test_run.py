@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -262,7 +264,7 @@ def test_runs_are_listed_newest_first_and_found_by_part_of_their_id(shop: Shop) 
     for text in (first.run, first.run[-8:], first.run[:15]):
         assert show_run(shop.runs, shop.spool, text, [SCANS]).record == first
     with pytest.raises(UsageError, match="means 2 runs"):
-        show_run(shop.runs, shop.spool, first.run[:8], [SCANS])
+        show_run(shop.runs, shop.spool, first.run[:2], [SCANS])  # the century
     with pytest.raises(NotFound):
         show_run(shop.runs, shop.spool, "20010101-000000-00000000", [SCANS])
     item = show_run(shop.runs, None, first.run, [SCANS]).item()
@@ -328,13 +330,17 @@ def test_a_run_that_was_killed_is_known_by_its_start(shop: Shop, tmp_path: Path)
     child = os.fork()
     if child == 0:
         try:
-            shop.run("sh", "-c", f"touch {ready}; sleep 2", offline=True)
+            script = f"echo $$ > {ready}.new; mv {ready}.new {ready}; exec sleep 60"
+            shop.run("sh", "-c", script, offline=True)
         finally:
             os._exit(0)
-    while not ready.exists():
+    deadline = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(child, 9)
+    os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    with suppress(ProcessLookupError):
+        os.kill(int(ready.read_text()), signal.SIGKILL)
     later = shop.run("true").record
     states = {view.record.run: view.record.state for view in list_runs(shop.runs, shop.spool, SCANS)}
     assert states.pop(later.run) is RunState.ENDED

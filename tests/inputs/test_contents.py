@@ -6,6 +6,7 @@ import resource
 import struct
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from dsv.model.ids import ChunkId, CommitId, FileId, RecipeId
 from dsv.model.location import ObjectKind
 from dsv.model.recipe import Recipe
 from dsv.reader import StoreError
+from tests.cli.runner import Dsv, Result
 from tests.inputs.hostile import Maker, file, named
 from tests.inputs.scene import CACHE, CLONE, Scene, nothing_partial, refused
 
@@ -122,9 +124,13 @@ def bomb(header: bytes) -> bytes:
     return b"\x28\xb5\x2f\xfd" + header + run * (blocks - 1) + last
 
 
-def little_memory() -> None:
-    """For the child: 1 GiB of addresses, where 100 GB would be an end with a traceback, or the machine's."""
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+def with_little_memory(person: Dsv, *arguments: str) -> Result:
+    """With 4 GiB of addresses, where 100 GB would be an end with a traceback, or the machine's.
+
+    An arena for each thread, of which there are the more the more cores there are, would take 64 MiB of them.
+    """
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    return person.at(person.cwd, MALLOC_ARENA_MAX="2").process(*arguments, preexec_fn=limit)
 
 
 def bomb_as_chunk(frame: bytes) -> dict[str, bytes]:
@@ -156,7 +162,7 @@ def test_a_frame_that_unpacks_to_100_gb(
     kind = make.__name__.rpartition("_")[2]
     for use in (CACHE, CLONE):
         person = scene.newcomer()
-        result = person.process(*use.arguments("set"), preexec_fn=little_memory)
+        result = with_little_memory(person, *use.arguments("set"))
         refused(result, 5, kind, "is damaged")
         nothing_partial(person)
     with pytest.raises(StoreError, match=f"{kind}.*damaged"):
@@ -166,12 +172,12 @@ def test_a_frame_that_unpacks_to_100_gb(
 def test_a_locator_that_unpacks_to_100_gb_is_done_without(scene: Scene) -> None:
     scene.reset(bomb_as_locator(bomb(SAYS_100_GB)))
     person = scene.newcomer()
-    result = person.process("cat", "set:f", preexec_fn=little_memory)
+    result = with_little_memory(person, "cat", "set:f")
     assert (result.code, result.out) == (0, "x")
 
 
 def test_a_large_object_that_is_honest_is_read_with_that_memory(scene: Scene) -> None:
     maker, commit = with_recipe(level_0(ONE, TWO), 2 * MB, RIGHT)
     scene.reset(maker.store(commit))
-    result = scene.newcomer().process("cat", "set:f", preexec_fn=little_memory)
+    result = with_little_memory(scene.newcomer(), "cat", "set:f")
     assert (result.code, len(result.out)) == (0, 2 * MB)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
 from dsv.repo.runs import RunStore
+from dsv.store.temporary import sync_folder
 
 _ORDER = {START: 0, LOG: 1, RECORD: 2}
 
@@ -42,6 +44,7 @@ class Spool:
     def keep(self, dataset: DatasetName, run: RunId, part: str, data: bytes) -> Path:
         """Stores a part durably, for its owner's eyes only. Raises `OSError`."""
         folder = self._folder / dataset.component
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".", dir=folder)
         try:
@@ -54,6 +57,11 @@ class Spool:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+        # Its name, then those of the folders: another process may just have made the spool's own, and not synced them.
+        for one in dict.fromkeys(
+            (folder, self._folder, self._folder.parent, *(each.parent for each in made))
+        ):
+            _sync(one)
         return target
 
     def waiting(self) -> list[SpooledPart]:
@@ -95,6 +103,15 @@ class Spool:
                     yield RunRecord.decode(part.path.read_bytes(), str(part.path))
                 except FileNotFoundError:
                     continue
+
+
+def _sync(folder: Path) -> None:
+    with suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_folder(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _listing(folder: Path) -> list[Path]:

@@ -191,4 +191,4 @@ def test_another_process_of_the_same_name_does_not_hold_the_lock(tmp_path: Path)
     process.stdout.close()
     started = time.monotonic()
     assert person.sync().any_change
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # one on another host is waited for twice as long

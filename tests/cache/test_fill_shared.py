@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
+from tests.processes import running
 
 from dsv.cache.eviction.removal import Remover
 from dsv.cache.filling import processes
@@ -58,8 +59,8 @@ def until(condition: object, seconds: float = 120) -> None:
 
 def test_four_processes_fetch_each_byte_once(root: CacheRoot, world: World) -> None:
     commit = world.commit(FILES)
-    running = [filler.start(root, world.folder, commit, part_bytes=PART, pause=0.005) for _ in range(4)]
-    answers = [filler.finish(process) for process in running]
+    processes = [filler.start(root, world.folder, commit, part_bytes=PART, pause=0.05) for _ in range(4)]
+    answers = [filler.finish(process) for process in processes]
     assert {answer["path"] for answer in answers} == {str(root.path / "xrays" / str(commit))}
     world.check(commit, Path(answers[0]["path"]))
     assert sorted(path for path, _ in world.fetched()) == sorted(file.path for file in FILES)
@@ -83,7 +84,7 @@ def pids_at_work(root: CacheRoot, commit: CommitId) -> set[int]:
 
 def test_a_killed_helper_costs_what_it_had_under_way(root: CacheRoot, world: World) -> None:
     commit = world.commit(FILES)
-    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.03, jobs=2)
+    process = filler.start(root, world.folder, commit, part_bytes=PART, pause=0.1, jobs=2)
     until(lambda: len(pids_at_work(root, commit)) == 2)
     (helper,) = pids_at_work(root, commit) - {process.pid}
     os.kill(helper, signal.SIGKILL)
@@ -110,7 +111,7 @@ def test_helpers_end_with_who_started_them(root: CacheRoot, world: World) -> Non
     (helper,) = pids_at_work(root, commit) - {process.pid}
     process.kill()
     process.communicate()
-    until(lambda: not Path(f"/proc/{helper}").exists(), 10)
+    until(lambda: not running(helper), 30)
     fill_here(root, world, commit)
 
 
@@ -146,7 +147,7 @@ def test_the_parts_of_a_killed_process_are_taken_over_at_once(root: CacheRoot, w
     doomed.communicate()
     began = time.monotonic()
     answer = filler.finish(other)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # seconds, well below what a silent process is waited for
     world.check(commit, Path(answer["path"]))
 
 

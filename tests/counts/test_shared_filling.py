@@ -61,7 +61,7 @@ def people(server: ObservedServer, tmp_path: Path) -> list[Dsv]:
 
 
 def test_each_byte_leaves_the_store_once(server: ObservedServer, people: list[Dsv]) -> None:
-    with server.watch(0.02) as seen:
+    with server.watch(0.1) as seen:  # so slow that none can have it all before another has started
         running = [fill(who) for who in people]
         answers = [process.communicate(timeout=120)[0] for process in running]
     items = [json.loads(answer)["items"][0] for answer in answers]

@@ -105,4 +105,8 @@ def running(folder: Path) -> Iterator[Azurite]:
         yield Azurite(port)
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -83,7 +83,7 @@ def test_a_host_that_does_not_exist() -> None:
     begin = time.monotonic()
     with pytest.raises(Unreachable, match=r"no-such-host\.invalid"):
         open_store("s3://bucket/p", options("http://no-such-host.invalid")).get("k")
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 90
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -25,6 +25,7 @@ from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
 from dsv.worktree.survey import Gone, Pending, Survey
+from tests.processes import running
 
 SIZES = [1, 63, 64, 4096, 8192, 100_000, 1 << 20]
 
@@ -249,11 +250,3 @@ def children() -> list[int]:
         if f"\nPPid:\t{os.getpid()}\n" in status and b"dsv.worktree.ahead.process" in command:
             found.append(int(entry.name))
     return found
-
-
-def running(pid: int) -> bool:
-    """Whether it is there, and no zombie that whoever inherited it has yet to collect."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False

@@ -1,0 +1,13 @@
+"""Looking at processes that are not this one's children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def running(pid: int) -> bool:
+    """Whether it is there, and no zombie that whoever inherited it has yet to collect."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -1,12 +1,15 @@
 """A batch of small files: what is asked of a reading process, and what it answers.
 
-Contents lie in memory that both processes map, in a slot for each batch; all else goes over a pipe, in columns.
+Contents lie in memory that both processes map, in a slot for each batch, and behind them what is to be said of them, in
+columns. Over the pipe go orders, and of each answer no more than its length: an answer that waited for room in a pipe
+would keep its process from taking the orders that whoever should make this room is just sending.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
 from array import array
 from dataclasses import dataclass
 from itertools import compress
@@ -27,8 +30,10 @@ FILES = 256
 """A batch has at most so many."""
 SLOT = 4 << 20
 """Bytes of a batch's memory, with one more for each file than it should have: where it has grown, that shows."""
+ANSWER = 32 << 10
+"""Bytes behind a slot, for a `Batch`: 81 for each file, and some for its form."""
 PATHS = 64 << 10
-"""Bytes of a batch's paths: so little, and so many orders at a time, that a pipe takes them without anybody waiting."""
+"""Bytes of a batch's paths, which is enough for most: an order should not wait for its process to take it."""
 LARGEST = SINGLE_CHUNK_MAX
 """Bytes of the largest file that is read in a batch: its content is one chunk."""
 UNREAD = 255
@@ -57,6 +62,30 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     ids: bytes
     codecs: bytes
     stored: bytes
+
+
+_LENGTH = struct.Struct("<I")
+_batches = msgspec.msgpack.Decoder(Batch)
+
+
+class Slot:
+    """One of the slots in memory that both processes map."""
+
+    SIZE = SLOT + ANSWER
+
+    def __init__(self, memory: memoryview, number: int) -> None:
+        place = memory[number * self.SIZE : (number + 1) * self.SIZE]
+        self.contents, self._answer = place[:SLOT], place[SLOT:]
+
+    def write(self, batch: Batch) -> bytes:
+        """Leaves the answer here; what of it goes over the pipe."""
+        encoded = msgspec.msgpack.encode(batch)
+        self._answer[: len(encoded)] = encoded
+        return _LENGTH.pack(len(encoded))
+
+    def read(self, length: bytes) -> Batch:
+        """What `write` left, by what it gave."""
+        return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.model.codec import Compressor
-from dsv.worktree.ahead.batch import SLOT, Order, read_batch
+from dsv.worktree.ahead.batch import Order, Slot, read_batch
 from dsv.worktree.descent import Descent
 
 _orders = msgspec.msgpack.Decoder(Order)
@@ -28,8 +28,8 @@ def main() -> None:
         while True:
             try:
                 order = _orders.decode(asked.recv_bytes())
-                place = slots[order.slot * SLOT : (order.slot + 1) * SLOT]
-                asked.send_bytes(msgspec.msgpack.encode(read_batch(descent, compressor, order, place)))
+                slot = Slot(slots, order.slot)
+                asked.send_bytes(slot.write(read_batch(descent, compressor, order, slot.contents)))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
 

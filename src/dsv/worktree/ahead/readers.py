@@ -19,7 +19,7 @@ import msgspec
 
 from dsv.model.codec import Compressor
 from dsv.model.entry import Kind
-from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, read_batch
+from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, Slot, read_batch
 from dsv.worktree.descent import Descent
 from dsv.worktree.survey import Gone, Pending
 
@@ -29,7 +29,6 @@ _RUNS = 64  # cut in advance at most, as of some nothing is to be read
 # A process pays for its start, which takes as long as reading some thousand small files, with so many paths.
 _WORTH = 4096
 _MOST = 4
-_batches = msgspec.msgpack.Decoder(Batch)
 
 
 def suitable(files: int, processors: int) -> int:
@@ -72,7 +71,7 @@ class Readers:
             run = self._runs.popleft()
             if run.reader is not None:
                 self._read_meanwhile(run.reader, upcoming)
-                run.batch = run.reader.answer()
+                run.batch = run.reader.answer(run)
             yield run
             self._release(run)
 
@@ -89,7 +88,10 @@ class Readers:
 
     def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run]) -> None:
         """Reads what no process was given yet, until the next content is there."""
-        while self._own and not reader.has_answered and (run := next(upcoming, None)) is not None:
+        while self._own and len(self._runs) < _RUNS and not reader.has_answered:
+            run = next(upcoming, None)
+            if run is None:
+                return
             self._runs.append(run)
             if run.sizes:
                 run.memory = self._own.pop()
@@ -156,8 +158,8 @@ class _Reader:
     def __init__(self, root: Path) -> None:
         """Raises `OSError` where no process, or no memory to share, can be had."""
         ours, theirs = Pipe()
-        with theirs, _shared_memory(_SLOTS * SLOT) as shared:
-            self._memory = memoryview(mmap.mmap(shared, 0))
+        with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
+            memory = memoryview(mmap.mmap(shared, 0))
             program = [sys.executable, "-P", "-m", "dsv.worktree.ahead.process"]
             given = (theirs.fileno(), shared)
             # In a process group of its own it does not hear a Ctrl-C that is meant for who started it.
@@ -166,13 +168,14 @@ class _Reader:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=given, process_group=0,
             )  # fmt: skip
+        self._slots = [Slot(memory, number) for number in range(_SLOTS)]
         self._pipe: Connection = ours
         self.free = list(range(_SLOTS))
 
     def ask(self, run: Run) -> None:
         """Has what is small of the run read into a free slot."""
         run.reader, run.slot = self, self.free.pop()
-        run.memory = self._memory[run.slot * SLOT : (run.slot + 1) * SLOT]
+        run.memory = self._slots[run.slot].contents
         try:
             self._pipe.send_bytes(msgspec.msgpack.encode(run.order(run.slot)))
         except OSError:
@@ -183,10 +186,10 @@ class _Reader:
         """Whether `answer` need not wait."""
         return self._pipe.poll(0)
 
-    def answer(self) -> Batch | None:
-        """What became of the oldest run that it was asked for; None where the process has died."""
+    def answer(self, run: Run) -> Batch | None:
+        """What became of the run, the oldest that it was asked for; None where the process has died."""
         try:
-            return _batches.decode(self._pipe.recv_bytes())
+            return self._slots[run.slot].read(self._pipe.recv_bytes())
         except (EOFError, OSError):
             self.free.clear()
             return None

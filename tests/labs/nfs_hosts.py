@@ -258,7 +258,8 @@ def down(folder: Path) -> None:
     namespace = (folder / "namespace").read_text()
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in _inhabitants(namespace):
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         if wait_until(lambda: not _inhabitants(namespace), 3):
             break
     subprocess.run(["ip", "netns", "del", namespace], env=environment(), check=False, capture_output=True)

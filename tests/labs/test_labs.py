@@ -71,14 +71,21 @@ def test_a_host_that_loses_power_leaves_what_it_wrote(nfs_hosts: NfsHosts) -> No
 
 
 def test_an_unplugged_host_waits_and_goes_on(nfs_hosts: NfsHosts) -> None:
-    host = nfs_hosts.boot(3, ["sh", "-c", "touch ready; sleep 2; touch late"])
+    told = nfs_hosts.out / "unplugged"  # where it hears and speaks without the cable
+    tries = nfs_hosts.out / "tries"
+    waits = "until [ -e /mnt/out/unplugged ]; do sleep 0.1; done"
+    host = nfs_hosts.boot(3, ["sh", "-c", f"touch ready; {waits}; touch /mnt/out/tries; touch late"])
     assert machine.wait_until((nfs_hosts.export / "ready").exists, 60)
     host.unplug()
-    time.sleep(4)
+    told.touch()
+    assert machine.wait_until(tries.exists, 60)
+    time.sleep(2)
     assert not (nfs_hosts.export / "late").exists()
     host.plug_in()
     assert host.wait().status == 0
     assert (nfs_hosts.export / "late").exists()
+    told.unlink()
+    tries.unlink()
 
 
 def test_a_lab_goes_with_its_owner(tmp_path: Path) -> None:

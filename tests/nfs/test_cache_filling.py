@@ -30,7 +30,7 @@ def test_three_hosts_share_the_work(crew: Crew, lake: Path) -> None:
 
 def test_a_dead_and_a_cut_host_are_taken_over_and_do_no_harm_later(crew: Crew, lake: Path) -> None:
     dead, cut, third = crew.up(0, 1, 2)
-    times = TIMES._replace(expiry=12)  # longer than what the third has to do before it waits for them
+    times = TIMES._replace(expiry=30)  # longer than what the third has to do before it waits for them
     tasks = [host.dsv("cache", "large@v1", "--json", times=times) for host in (dead, cut)]
     until(lambda: crew.files_being_filled() > 8, 60, "some files")
     cut.unplug()
@@ -42,7 +42,7 @@ def test_a_dead_and_a_cut_host_are_taken_over_and_do_no_harm_later(crew: Crew, l
     waited = [note for note in notes if "to fill large" in note and "time left" in note]
     assert any("root@host4" in note or "root@host5" in note for note in waited), answer
     print(f"taken over, whole and published {took:.1f} s after a power-off and an unplugging")
-    assert took < 45
+    assert took < 120
     visible = crew.seen / crew.visible()[0]
     assert_same(visible, lake / "large")
     before = listed(visible)

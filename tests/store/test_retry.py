@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.errors import Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
+from dsv.errors import (
+    Denied,
+    DsvError,
+    IntegrityError,
+    Interrupted,
+    NotFound,
+    OutcomeUnknown,
+    Terminated,
+    Unreachable,
+)
 from dsv.store.base import Buffer, Busy, Item, NoAnswer, Put, Store
 from dsv.store.faulty import Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
@@ -124,6 +133,24 @@ def test_credentials_that_expire_between_the_write_and_its_answer() -> None:
     with pytest.raises(OutcomeUnknown, match="expired") as caught:
         retrying(Expires(MemoryStore())).put_if_absent("k", b"mine")
     assert caught.value.hint == "log in"
+
+
+@pytest.mark.parametrize("end", [Terminated("stopped by SIGTERM"), Interrupted("interrupted")])
+@pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED])
+def test_a_signal_during_the_wait_is_no_failure_of_the_store(end: DsvError, kind: Kind) -> None:
+    """SIGTERM raises where the program just is: mostly in the wait before the next attempt."""
+
+    class Dead(Faulty):
+        def get(self, key: str) -> bytes:
+            raise OutcomeUnknown("nothing came back")
+
+    def sleep(seconds: float) -> None:
+        raise end
+
+    dead = Dead(MemoryStore(), always=Fault(kind), only=[Operation.PUT])
+    with pytest.raises(DsvError) as caught:
+        Retrying(dead, sleep=sleep).put_if_absent("k", b"mine")
+    assert caught.value is end
 
 
 def test_refusals_are_not_repeated() -> None:

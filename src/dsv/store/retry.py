@@ -122,7 +122,7 @@ class Retrying(Wrapper):
                 unsure = unsure or not isinstance(error, NoAnswer) or error.maybe_done
                 try:
                     trial.failed(error)
-                except DsvError as last:
+                except (NoAnswer, OutcomeUnknown) as last:  # not Ctrl-C or SIGTERM, which end the wait
                     raise (_unknown(self.url, key, last) if unsure else last) from error
             except (Denied, Unreachable) as error:
                 raise (_unknown(self.url, key, error) if unsure else error) from error

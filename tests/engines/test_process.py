@@ -41,6 +41,21 @@ class TestProcess(EngineConformance):
         done = bench.run(bench.job("mine", env={"PATH": f"{program.parent}:{os.environ['PATH']}"}))
         assert done.stdout == b"found\n"
 
+    def test_a_file_here_is_no_command_unless_its_folder_is_named(self, bench: Bench) -> None:
+        """As a shell has it: a bare name is looked for in PATH alone."""
+        (bench.folder / "bin").mkdir()
+        for folder in (bench.folder, bench.folder / "bin"):
+            (folder / "data.csv").write_text("no program")
+        here = str(bench.folder)
+        for command, path, code in (
+            ("data.csv", os.environ["PATH"], 127),
+            ("./data.csv", os.environ["PATH"], 126),
+            ("bin/data.csv", os.environ["PATH"], 126),
+            ("data.csv", f"{bench.folder}/bin:{os.environ['PATH']}", 126),
+        ):
+            done = bench.run(bench.job(command, workdir=here, env={"PATH": path}))
+            assert (done.code, done.outcome.ended.launched) == (code, False), command
+
     def test_a_folder_that_is_not_there_is_125(self, bench: Bench) -> None:
         done = bench.run(bench.job("sh", "-c", "exit 0", workdir=str(bench.folder / "gone")))
         assert (done.code, done.outcome.ended.launched) == (125, False)

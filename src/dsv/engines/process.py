@@ -114,7 +114,7 @@ class _ProcessRun:
                 start_new_session=True,
             )
         except OSError as error:
-            self._ended = _not_started(error, plan)
+            self._ended = _not_started(error, plan, {**environ, **plan.env})
             self._gone = True
             on_end()
             return
@@ -162,13 +162,19 @@ class _ProcessRun:
             os.killpg(self._process.pid, number)
 
 
-def _not_started(error: OSError, plan: Plan) -> Ended:
+def _not_started(error: OSError, plan: Plan, environ: Mapping[str, str]) -> Ended:
     """127 where there is no such command, 126 where it is there and can't be run, as a shell has it."""
     command = plan.argv[0]
     if plan.cwd is not None and not plan.cwd.is_dir():
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{plan.cwd} is no folder to work in")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR) and not Path(plan.cwd or ".", command).exists():
+    if error.errno in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
         return Ended(exit_code=NOT_FOUND, launched=False, reason=f"{command}: there is no such command")
     if error.errno in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN):
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{command}: {error.strerror}")
     return Ended(exit_code=CANNOT_INVOKE, launched=False, reason=f"{command} can't be run: {error.strerror}")
+
+
+def _is_there(command: str, cwd: Path | None, environ: Mapping[str, str]) -> bool:
+    """Whether there is a file that the command means: one in the folders of PATH, unless it names a folder."""
+    folders = [""] if "/" in command else os.get_exec_path(environ)
+    return any(Path(cwd or ".", folder, command).exists() for folder in folders)

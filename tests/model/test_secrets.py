@@ -14,7 +14,11 @@ S = "s3cr3t-VALUE"
 @pytest.mark.parametrize(
     "name",
     ["token", "HF_TOKEN", "hf-token", "apiKey", "API_KEY", "aws_secret_access_key", "dbPassword", "DB_PASS", "passwd",
-     "Authorization", "client.secret", "AWS_SESSION_TOKEN", "private-key", "GITHUB_PAT", "encryptionKey", "APIKey"],
+     "Authorization", "client.secret", "AWS_SESSION_TOKEN", "private-key", "GITHUB_PAT", "encryptionKey", "APIKey",
+     "PGPASSWORD", "SSHPASS", "SMTPPASS", "MYSQL_PWD", "RSYNC_PASSWORD", "dbpassword", "DBpassword", "gpgpassphrase",
+     "clientsecret", "GITHUBTOKEN", "authtoken", "accesstoken", "apitoken", "HFToken", "id_token", "ID_TOKEN",
+     "idToken", "idtoken", "KAGGLE_KEY", "OPENAI_KEY", "OPENAIAPIKEY", "AZURE_STORAGE_CONNECTION_STRING",
+     "connectionString", "SLACK_WEBHOOK_URL", "SENTRY_DSN"],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
@@ -23,7 +27,10 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["lr", "key", "keys", "author", "tokenizer", "max_tokens", "pad_token", "eos_token_id", "passes", "compass",
-     "secretary", "keyboard", "monkey", "primary_key", "path", "pattern", "num_tokens_per_batch"],
+     "secretary", "keyboard", "monkey", "primary_key", "path", "pattern", "num_tokens_per_batch",
+     "token_id", "eos_id_token", "padtoken", "numtokens", "tokens", "num_tokens", "TOKENIZER_PATH",
+     "TOKENIZERS_PARALLELISM", "COMPASS", "bypass", "cache_bypass", "highpass", "passthrough",
+     "string", "connection", "url", "PWD", "OLDPWD"],
 )  # fmt: skip
 def test_names_of_nothing_secret(name: str) -> None:
     assert not is_secret_name(name)
@@ -47,6 +54,12 @@ def test_names_of_nothing_secret(name: str) -> None:
         ["git", "clone", f"https://user:{S}@example.org/x.git"],
         ["train", f"postgresql://user:{S}@host/db"],
         ["train", "--header", f"Authorization: Token {S}"],
+        ["sh", "-c", f'DB_PASSWORD="{S}\\" {S}" run'],
+        ["sh", "-c", f"DB_PASSWORD='it\\'s {S}' run"],
+        ["sh", "-c", f'run --password "a\\\\\\" {S}"'],
+        ["sh", "-c", f"DB_PASSWORD=a\\ {S} run"],
+        ["sh", "-c", f'DB_PASSWORD="a {S}'],
+        ["env", f"PGPASSWORD={S}", "psql"],
         ["train", "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t-VALUE\n-----END RSA PRIVATE KEY-----"],
     ],
 )
@@ -70,6 +83,8 @@ def test_secrets_in_commands_are_hidden(argv: list[str]) -> None:
             "--tokenizer=bert",
             "author=x",
             "key=value",
+            "num_tokens=512",
+            "TOKENIZER_PATH=/data/tokenizer",
         ],
         ["sh", "-c", "for i in 1 2; do echo $i; done > /out/log 2>&1"],
         ["python", "-c", "import torch; print(torch.__version__)"],
@@ -100,6 +115,29 @@ def test_what_the_job_was_given_is_hidden_wherever_it_turns_up() -> None:
     assert masker.value({"a": ["swordfish-9", 1, None], S: True}) == {"a": [HIDDEN, 1, None], HIDDEN: True}
     assert masker.value({"a": "swordfish-9", "b": S}, surely=True) == {"a": "swordfish-9", "b": HIDDEN}
     assert "swordfish" not in repr(masker)
+
+
+def test_the_current_folder_is_no_secret() -> None:
+    assert Masker.of({}, {"PWD": "/home/ada/work", "OLDPWD": "/home/ada"}) == Masker()
+
+
+@given(st.text(st.characters(), max_size=30), st.text(st.characters(), min_size=4, max_size=8))
+def test_any_string_can_be_masked(text: str, known: str) -> None:
+    """Also what is no Unicode, which JSON parameters can hold."""
+    masker = Masker.of({}, {"A_TOKEN": known})
+    for whole in (text, text + known, "\ud800" + known, known + "\udcff\ud800"):
+        assert masker.value({whole: [whole]}) == {masker.text(whole): [masker.text(whole)]}
+        assert masker.argv(["train", whole])[0] == "train"
+        if masker.known:
+            assert known not in masker.text(whole) or known in HIDDEN
+    assert masker.data(b"x") == b"x" and masker.longest >= len(known) * bool(masker.known)
+
+
+def test_a_string_that_is_no_unicode() -> None:
+    masker = Masker.of({}, {"A_TOKEN": "abc\ud800", "B_TOKEN": "abc\udcff"})
+    assert masker.value("\ud800 abc\ud800 abc\udcff") == f"\ud800 {HIDDEN} {HIDDEN}"
+    assert masker.data(b"abc\xff abc") == HIDDEN.encode() + b" abc"
+    assert masker.text("gl\udcfcck ghp_" + "x" * 36) == f"gl\udcfcck {HIDDEN}"
 
 
 def test_one_secret_inside_another() -> None:

@@ -20,13 +20,31 @@ _SECRET_WORDS = frozenset(
     (
         "password", "passwd", "passphrase", "passcode", "pass", "pwd", "secret", "token", "apikey",
         "accesskey", "secretkey", "privatekey", "credential", "credentials", "auth", "authorization",
-        "bearer", "cookie", "sas", "pat",
+        "bearer", "cookie", "sas", "pat", "connstr",
+    )
+)
+_SECRET_ENDINGS = (
+    "password", "passwd", "passphrase", "passcode", "pass", "secret", "token", "apikey", "accesskey",
+    "secretkey", "privatekey", "credential", "credentials", "connectionstring",
+)
+_SECRET_PAIRS = frozenset(
+    (
+        ("connection", "string"), ("connection", "strings"), ("conn", "str"), ("conn", "string"),
+        ("webhook", "url"), ("sentry", "dsn"),
+    )
+)
+_NO_SECRET_ENDINGS = frozenset(
+    (
+        "compass", "encompass", "bypass", "surpass", "trespass", "overpass", "underpass", "lowpass", "highpass",
+        "bandpass", "allpass", "multipass", "singlepass", "onepass", "twopass", "firstpass", "secondpass",
+        "forwardpass", "backwardpass", "renderpass", "subtoken", "pretoken",
     )
 )
 _KEY_KINDS = frozenset(
     (
         "api", "access", "secret", "private", "account", "encryption", "signing", "storage", "master",
-        "license", "ssh",
+        "license", "ssh", "subscription", "fernet", "hmac", "aes", "jwt", "deploy", "kaggle", "openai",
+        "anthropic",
     )
 )
 _TOKENS_OF_TEXT = frozenset(
@@ -35,6 +53,7 @@ _TOKENS_OF_TEXT = frozenset(
         "first", "last", "new", "extra", "id", "ids", "type", "count", "size",
     )
 )
+_FOLDERS = frozenset(("PWD", "OLDPWD"))  # where a shell is and was
 _NO_SECRETS = frozenset(
     (
         "true", "false", "yes", "no", "none", "null", "auto", "default",
@@ -42,41 +61,62 @@ _NO_SECRETS = frozenset(
 )
 # fmt: on
 
+# To the closing quote, which is none after a backslash, or to the end where there is none.
+_QUOTED = r"""(?:"(?:[^"\\]|\\.?+)*+"?|'(?:[^'\\]|\\.?+)*+'?)"""
+
 # A name and what follows it, within a longer text such as the argument of `sh -c`.
 _ASSIGNED = re.compile(
     r"""(?P<head>(?P<name>[A-Za-z][A-Za-z0-9_.-]*)["']?\s*[=:]\s*)"""
-    r"""(?P<value>"[^"]*"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s"'&;,|)}]+)""",
-    re.IGNORECASE,
+    rf"""(?P<value>{_QUOTED}|(?:(?:bearer|basic|token)\s+)?(?:\\.?+|[^\s"'&;,|)}}\\])+)""",
+    re.IGNORECASE | re.DOTALL,
 )
 _FOLLOWED = re.compile(
-    r"""(?P<head>--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'&;|)]+)"""
+    r"""(?P<head>--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)\s+)"""
+    rf"""(?P<value>{_QUOTED}|(?:\\.?+|[^\s"'&;|)\\])+)""",
+    re.DOTALL,
 )
 _WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*)=)(?P<value>.+)", re.DOTALL)
 _FLAG = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)")
 
-_SHAPES = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    rb"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
-    rb"|\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
-    rb"|\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
-    rb"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
-    rb"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{16,})"
-    rb"|(?<=://)[^\s/:@\"']{1,256}:[^\s/@\"']{1,256}(?=@)",
-    re.DOTALL,
+_SHAPES = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
+    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
+    r"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
+    r"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{16,})"
+    r"|(?<=://)[^\s/:@\"']{1,256}:[^\s/@\"']{1,256}(?=@)"
 )
+_IN_BYTES = re.compile(_SHAPES.encode(), re.DOTALL)
+_IN_TEXT = re.compile(_SHAPES, re.DOTALL | re.ASCII)  # what bytes match, text matches
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `aws-secret-access-key`.
+    """Whether a value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`,
+    `aws-secret-access-key`.
 
-    `max_tokens`, `pad_token`, `tokenizer`, `author` and `key` are not.
+    `max_tokens`, `pad_token`, `token_id`, `tokenizer`, `compass`, `author`, `key` and `PWD` are not.
     """
+    if name in _FOLDERS:
+        return False
     words = [word.lower() for word in _WORDS.findall(name)]
-    if "token" in words and not _TOKENS_OF_TEXT.isdisjoint(words):
+    pairs = list(pairwise(words))
+    others = [word for word, after in pairs if (word, after) != ("id", "token")] + words[-1:]
+    if "token" in words and not _TOKENS_OF_TEXT.isdisjoint(others):
         words = [word for word in words if word != "token"]
-    if any(word in _SECRET_WORDS for word in words):
+    if any(word in _SECRET_WORDS or _ends_secretly(word) for word in words):
         return True
-    return any(word in ("key", "keys") and before in _KEY_KINDS for before, word in pairwise(words))
+    return any(
+        pair in _SECRET_PAIRS or (pair[1] in ("key", "keys") and pair[0] in _KEY_KINDS) for pair in pairs
+    )
+
+
+def _ends_secretly(word: str) -> bool:
+    """For names that are written as one word: `sshpass`, `githubtoken`."""
+    if not word.endswith(_SECRET_ENDINGS) or word in _NO_SECRET_ENDINGS:
+        return False
+    kind = word.removesuffix("token")
+    return kind == "id" or kind not in _TOKENS_OF_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +154,13 @@ class Masker:
         """A log, or any other text, without what is known or obvious."""
         for value in self.known:
             data = data.replace(_bytes(value), HIDDEN.encode())
-        return _SHAPES.sub(HIDDEN.encode(), data)
+        return _IN_BYTES.sub(HIDDEN.encode(), data)
 
     def text(self, text: str) -> str:
-        return self.data(_bytes(text)).decode("utf-8", "surrogateescape")
+        """As `data`, of any string, even one that no encoding has bytes for (a parameter `"\\ud800"`)."""
+        for value in self.known:
+            text = text.replace(value, HIDDEN)
+        return _IN_TEXT.sub(HIDDEN, text)
 
     def value(self, value: object, *, surely: bool = False) -> object:
         """A JSON value with all strings and keys masked; with `surely`, by what surely is secret alone."""
@@ -190,4 +233,8 @@ def _is_number(value: str) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    """As the system has it; what no system could have passed is encoded too."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

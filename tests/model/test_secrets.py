@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from itertools import repeat
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,3 +162,67 @@ def test_values_of_engine_variables_are_never_kept() -> None:
         "-e",
     )
     assert hide_env_values(given) == kept
+
+
+_PLAIN = st.text("abX9_./:=-é\\", min_size=1, max_size=8).filter(
+    lambda word: not word.endswith(("\\", "=", ":"))
+)
+_VALUES = st.text("sS3$#é ;|&,)\n", min_size=1, max_size=8)
+
+
+def _said(value: str, quote: str) -> str:
+    """As a shell script has it, in these quotes or in none."""
+    if quote:
+        return quote + value.replace("\\", "\\\\").replace(quote, f"\\{quote}") + quote
+    return "".join(f"\\{c}" if c in " ;|&,)\n\"'" else c for c in value)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            _PLAIN,
+            st.tuples(
+                st.sampled_from(["TOKEN=", "x?api_key=", "9_db-password: ", "--secret ", "a:SSHPASS="]),
+                _VALUES | _VALUES.map(lambda value: f"{value}'\"{value}"),
+                st.sampled_from(["", "'", '"']),
+            ),
+        ),
+        max_size=6,
+    )
+)
+def test_values_of_secret_names_are_hidden_and_nothing_else(parts: list[str | tuple[str, str, str]]) -> None:
+    script, expected = [], []
+    for part in parts:
+        if isinstance(part, str):
+            script.append(part)
+            expected.append(part)
+        else:
+            name, value, quote = part
+            script.append(name + _said(value, quote))
+            expected.append(name + quote + HIDDEN + quote)
+    assert Masker().argv(["sh", "-c", " ; ".join(script)])[2] == " ; ".join(expected)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a", "-a", "--a", "a-", "a.", "-", "1", "_", "a ", "-a ", "a=", "a=a:", "a='", 'b="', "a=\\", "token=",
+        "token='", "token x", "--token ", "\\", "'", " ", "eyJ-", "eyJabcdefghij.", "-----BEGIN ", "-----END A", "://a:",
+        "bearer ", "bearer  ", "sk-", "ghp_",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("before", ["", "token=", 'token="', "eyJ.eyJ", "-----BEGIN PRIVATE KEY-----"])
+def test_a_long_argument_takes_no_longer_than_its_length(before: str, piece: str) -> None:
+    """Ten times the length, ten times the work: it would be a hundred times if the rest were read from each name."""
+
+    def seconds(length: int) -> float:
+        argv = ["sh", "-c", before + piece * (length // len(piece))]
+        best = float("inf")
+        for _ in repeat(None, 4):
+            began = time.thread_time()
+            Masker().argv(argv)
+            best = min(best, time.thread_time() - began)
+        return best
+
+    short = max(seconds(1000), 1e-5)
+    assert any(seconds(10_000) <= 40 * short for _ in repeat(None, 3))

@@ -64,18 +64,19 @@ _NO_SECRETS = frozenset(
 # To the closing quote, which is none after a backslash, or to the end where there is none.
 _QUOTED = r"""(?:"(?:[^"\\]|\\.?+)*+"?|'(?:[^'\\]|\\.?+)*+'?)"""
 
-# A name and what follows it, within a longer text such as the argument of `sh -c`.
+# A name and what stands between it and its value, within a longer text such as the argument of `sh -c`. A name
+# is looked for where a run of its characters begins, and once in each run; so a text is read once, however long.
 _ASSIGNED = re.compile(
-    r"""(?P<head>(?P<name>[A-Za-z][A-Za-z0-9_.-]*)["']?\s*[=:]\s*)"""
-    rf"""(?P<value>{_QUOTED}|(?:(?:bearer|basic|token)\s+)?(?:\\.?+|[^\s"'&;,|)}}\\])+)""",
-    re.IGNORECASE | re.DOTALL,
+    r"""(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)["']?+\s*+[=:]\s*+""", re.IGNORECASE
+)
+_ASSIGNED_VALUE = re.compile(
+    rf"""{_QUOTED}|(?:(?:bearer|basic|token)\s+)?(?:\\.?+|[^\s"'&;,|)}}\\])+""", re.IGNORECASE | re.DOTALL
 )
 _FOLLOWED = re.compile(
-    r"""(?P<head>--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)\s+)"""
-    rf"""(?P<value>{_QUOTED}|(?:\\.?+|[^\s"'&;|)\\])+)""",
-    re.DOTALL,
+    r"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*+--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)\s++"
 )
-_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*)=)(?P<value>.+)", re.DOTALL)
+_FOLLOWED_VALUE = re.compile(rf"""{_QUOTED}|(?:\\.?+|[^\s"'&;|)\\])+""", re.DOTALL)
+_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)=)(?P<value>.+)", re.DOTALL)
 _FLAG = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)")
 
 _SHAPES = (
@@ -83,12 +84,18 @@ _SHAPES = (
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
     r"|\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
     r"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{16,})"
     r"|(?<=://)[^\s/:@\"']{1,256}:[^\s/@\"']{1,256}(?=@)"
 )
 _IN_BYTES = re.compile(_SHAPES.encode(), re.DOTALL)
 _IN_TEXT = re.compile(_SHAPES, re.DOTALL | re.ASCII)  # what bytes match, text matches
+# A JSON web token; once in each run of its characters, as above. Only where there is a `.eyJ` is it looked for.
+_JWT = (
+    r"(?<![A-Za-z0-9_-])(?P<before>(?:(?!\beyJ)[A-Za-z0-9_-])*+)"
+    r"eyJ[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]*+"
+)
+_JWT_IN_BYTES = re.compile(_JWT.encode())
+_JWT_IN_TEXT = re.compile(_JWT, re.ASCII)
 
 
 def is_secret_name(name: str) -> bool:
@@ -154,12 +161,16 @@ class Masker:
         """A log, or any other text, without what is known or obvious."""
         for value in self.known:
             data = data.replace(_bytes(value), HIDDEN.encode())
+        if b".eyJ" in data:
+            data = _JWT_IN_BYTES.sub(rb"\g<before>" + HIDDEN.encode(), data)
         return _IN_BYTES.sub(HIDDEN.encode(), data)
 
     def text(self, text: str) -> str:
         """As `data`, of any string, even one that no encoding has bytes for (a parameter `"\\ud800"`)."""
         for value in self.known:
             text = text.replace(value, HIDDEN)
+        if ".eyJ" in text:
+            text = _JWT_IN_TEXT.sub(rf"\g<before>{HIDDEN}", text)
         return _IN_TEXT.sub(HIDDEN, text)
 
     def value(self, value: object, *, surely: bool = False) -> object:
@@ -211,20 +222,19 @@ def _by_name(argument: str, script: bool) -> str:
     whole = None if script else _WHOLE.fullmatch(argument)
     if whole is not None and is_secret_name(whole["name"]):
         return whole["head"] + HIDDEN
-    for pattern in (_ASSIGNED, _FOLLOWED):
-        argument = _hide_values(pattern, argument)
-    return argument
+    argument = _hide_values(_ASSIGNED, _ASSIGNED_VALUE, argument)
+    return _hide_values(_FOLLOWED, _FOLLOWED_VALUE, argument)
 
 
-def _hide_values(pattern: re.Pattern[str], text: str) -> str:
+def _hide_values(names: re.Pattern[str], values: re.Pattern[str], text: str) -> str:
     """Goes on inside the value of a name that isn't secret: `url=http://host/?token=X`."""
     parts, done, position = [], 0, 0
-    while (match := pattern.search(text, position)) is not None:
-        position = match.start("value")
-        if is_secret_name(match["name"]):
-            quote = match["value"][0] if match["value"][0] in "\"'" else ""
+    while (head := names.search(text, position)) is not None:
+        position = head.end()
+        if is_secret_name(head["name"]) and (value := values.match(text, position)) is not None:
+            quote = value[0][0] if value[0][0] in "\"'" else ""
             parts += [text[done:position], quote, HIDDEN, quote]
-            done = position = match.end("value")
+            done = position = value.end()
     return "".join((*parts, text[done:]))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.cache.claims import pins
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cli.app import load
 from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, write_files
 from tests.strace import needs_strace
@@ -138,6 +140,23 @@ def test_pins(pets: Dsv) -> None:
     assert pets("pin", "pets@v1", "--for", "soon").code == 2
 
 
+def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
+    """An earlier dsv, or another program, may have made it."""
+    folder = Path(pets.ok("cache", "pets@v1").lines[0])
+    place = Place("pets", folder.name)
+    for seconds in (1e12, 1e306):
+        pins.pin(CacheRoot(folder.parents[1]), place, seconds=seconds)
+    assert "pinned" in pets.ok("cached").out
+    shown = pets.ok("cached", "--json").json["items"][0]["pins"]
+    assert [pin["until"] for pin in shown] == ["9999-12-30T00:00:00Z"] * 2
+
+
+def test_a_job_without_an_end_holds_for_long(pets: Dsv) -> None:
+    job = pets.at(pets.cwd, SLURM_JOB_ID="78", SLURM_JOB_END_TIME="9" * 40)
+    job.ok("cache", "pets@v1")
+    assert job.ok("cached", "--json").json["items"][0]["leases"][0]["until"] < "9999"
+
+
 def test_cached_is_a_dashboard(pets: Dsv) -> None:
     empty = pets.ok("cached")
     assert len(empty.lines) == 1
@@ -255,6 +274,8 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
         ["evict", "--max-size", "lots"],
         ["evict", "--min-free", "x"],
         ["cache", "pets@v1", "--hold", "0m"],
+        ["cache", "pets@v1", "--hold", "9999999d"],
+        ["pin", "pets@v1", "--for", "9999999d"],
         ["cache", "pets@v1", "--cache", "s3://bucket"],
         ["release"],
     ):

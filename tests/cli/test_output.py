@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.cli import output
-from dsv.cli.output import Output, ReaderGone, printable, rfc3339, to_json, write_items
+from dsv.cli.output import Output, ReaderGone, local_time, printable, rfc3339, to_json, write_items
 
 
 class Pipe(io.RawIOBase):
@@ -107,3 +107,9 @@ def test_names_of_every_script_stay_readable() -> None:
 def test_times_are_rfc_3339_in_utc() -> None:
     assert rfc3339(1_795_180_865_999) == "2026-11-20T13:21:05Z"
     assert rfc3339(None) is None
+
+
+@pytest.mark.parametrize("time_ms", [1 << 63, -(1 << 63), 253_402_300_799_999, 1e308])
+def test_people_are_told_of_times_that_no_calendar_has(time_ms: float) -> None:
+    assert local_time(time_ms)[:4] in ("9999", "1000")
+    assert local_time(None) == "-"

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from dsv.errors import UsageError
-from dsv.model.units import format_bytes, format_count, format_duration, parse_duration, parse_size
+from dsv.model.units import (
+    LONGEST,
+    format_bytes,
+    format_count,
+    format_duration,
+    parse_duration,
+    parse_size,
+    rfc3339,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,13 +25,16 @@ from dsv.model.units import format_bytes, format_count, format_duration, parse_d
         ("1.5h", 5400),
         ("0s", 0),
         (" 1d ", 86400),
+        ("36525d", LONGEST),
     ],
 )
 def test_durations(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "1", "d", "1 d", "-1d", "1M", "1y", "1d12h", "١d", "1e3s", "inf"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "d", "1 d", "-1d", "1M", "1y", "1d12h", "١d", "1e3s", "inf", "36525.1d", "9999999d"]
+)
 def test_bad_durations(text: str) -> None:
     with pytest.raises(UsageError):
         parse_duration(text)
@@ -101,3 +112,21 @@ def test_durations_for_people(seconds: float, text: str) -> None:
 
 def test_counts() -> None:
     assert [format_count(count, "file") for count in (0, 1, 1195)] == ["0 files", "1 file", "1,195 files"]
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"),
+    [
+        (1_795_180_865_999, "2026-11-20T13:21:05Z"),
+        (1_795_180_865_999.9, "2026-11-20T13:21:05Z"),
+        (-1, "1969-12-31T23:59:59Z"),
+        (10**15, "9999-12-30T00:00:00Z"),
+        (1 << 80, "9999-12-30T00:00:00Z"),
+        (1e308, "9999-12-30T00:00:00Z"),
+        (float("inf"), "9999-12-30T00:00:00Z"),
+        (-(1 << 63), "1000-01-02T00:00:00Z"),
+        (float("nan"), "1000-01-02T00:00:00Z"),
+    ],
+)
+def test_every_number_is_a_time(time_ms: float, text: str) -> None:
+    assert rfc3339(time_ms) == text

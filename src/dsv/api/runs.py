@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from pathlib import Path
 
 from dsv.errors import NotFound, UsageError
+from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import Json, RunId, RunRecord
+from dsv.model.units import rfc3339
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore, StoredRun
 
@@ -30,8 +32,8 @@ class RunView:
         item |= {
             "commit": record.commit.hex(),
             "data": [asdict(each) | {"commit": each.commit.hex()} for each in record.data],
-            "started": _rfc3339(record.started_ms),
-            "ended": None if record.ended_ms is None else _rfc3339(record.ended_ms),
+            "started": rfc3339(record.started_ms),
+            "ended": None if record.ended_ms is None else rfc3339(record.ended_ms),
             "sent": self.sent,
         }
         del item["started_ms"], item["ended_ms"]
@@ -69,6 +71,19 @@ def show_run(
     return RunView(waiting[run], sent=False)
 
 
+def waiting_run(folder: Path, text: str) -> RunRecord:
+    """As `show_run`, of the runs that wait in this folder of spools, for whichever store: none is asked."""
+    waiting = {record.run: record for spool in _spools(folder) for record in spool.records()}
+    found = {run for run in waiting if _matches(run, text)}
+    if text and not found:
+        raise NotFound(
+            f"no run {text} waits here to be sent, and with --offline the store is not asked",
+            subject=text,
+            hint=f"dsv run --again {text}",
+        )
+    return waiting[_only(text, found)]
+
+
 def run_log(runs: RunStore, record: RunRecord) -> bytes | None:
     """What the run wrote: head and tail of it; None where it was not kept."""
     for stored in runs.listing(record.dataset, record.run):
@@ -95,6 +110,15 @@ def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> d
     return {each.run: each for each in found if _matches(each.run, text)}
 
 
+def _spools(folder: Path) -> Iterator[Spool]:
+    for each in folder.iterdir() if folder.is_dir() else ():
+        try:
+            store = StoreId.parse(each.name)
+        except UsageError:
+            continue
+        yield Spool(folder, store)
+
+
 def _matches(run: RunId, text: str) -> bool:
     return run.startswith(text) or run.endswith(f"-{text}")
 
@@ -107,7 +131,3 @@ def _only(text: str, found: set[RunId]) -> RunId:
     if len(found) > 1:
         raise UsageError(f"{text} means {len(found)} runs", subject=text, hint="give more of the id")
     return found.pop()
-
-
-def _rfc3339(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -24,7 +24,7 @@ def write_claims(call: Call, claims: Sequence[ClaimItem], verb: str, ended: str 
         call.items(_item(claim) for claim in claims)
         return
     for claim in claims:
-        end = "" if claim.until is None else f" until {local_time(round(claim.until * 1000))}"
+        end = "" if claim.until is None else f" until {local_time(claim.until * 1000)}"
         many = f" ({claim.count} {ended}s)" if ended is not None and claim.count != 1 else ""
         call.line(f"{verb} {claim.path}{end}{many}")
 
@@ -35,6 +35,6 @@ def _item(claim: ClaimItem) -> dict[str, object]:
         "dataset": str(claim.dataset),
         "commit": str(claim.commit),
         "count": claim.count,
-        "until": None if claim.until is None else rfc3339(round(claim.until * 1000)),
+        "until": None if claim.until is None else rfc3339(claim.until * 1000),
         "why": claim.why,
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, BinaryIO
+
+from dsv.model import units
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -123,18 +124,16 @@ def write_items(
     out.write(b"]}\n" if first else b"\n]}\n")
 
 
-def rfc3339(time_ms: int | None) -> str | None:
-    """Milliseconds since 1970 as `2026-11-20T13:21:05Z`; whole seconds, as jq reads no fractions."""
-    if time_ms is None:
-        return None
-    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def rfc3339(time_ms: float | None) -> str | None:
+    """As in `units`, or null."""
+    return None if time_ms is None else units.rfc3339(time_ms)
 
 
-def local_time(time_ms: int | None) -> str:
+def local_time(time_ms: float | None) -> str:
     """For people: `2026-11-20 14:21`, in the time zone of the process, or a dash."""
     if time_ms is None:
         return "-"
-    return datetime.fromtimestamp(time_ms // 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
 
 
 def printable(text: str | bytes) -> str:

@@ -1,23 +1,34 @@
-"""Durations and sizes as people write and read them."""
+"""Durations, sizes and times as people write and read them."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from typing import Final
 
 from dsv.errors import UsageError
+
+LONGEST: Final = 36525 * 86400
+"""Seconds of the longest duration: a century, so that what it ends at has a date."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
+_EARLIEST, _LATEST = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((1000, 1, 2), (9999, 12, 30)))
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def parse_duration(text: str) -> int:
-    """Seconds in `30s`, `30m`, `12h`, `1d`, `2w` or `1.5h`. Raises `UsageError`."""
+    """Seconds in `30s`, `30m`, `12h`, `1d`, `2w` or `1.5h`: a century at most. Raises `UsageError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a duration", subject=text, hint="write it like 30m, 12h, 1d or 2w")
-    return round(float(match[1]) * _SECONDS[match[2]])
+    seconds = round(float(match[1]) * _SECONDS[match[2]])
+    if seconds > LONGEST:
+        raise UsageError(
+            f"{text!r} is longer than 100 years", subject=text, hint="say less, or leave the limit out"
+        )
+    return seconds
 
 
 def parse_size(text: str) -> int:
@@ -29,6 +40,16 @@ def parse_size(text: str) -> int:
     factor = int((1024 if binary else 1000) ** (_POWERS[prefix.upper()] if prefix else 0))
     whole, _, fraction = number.partition(".")
     return int(whole) * factor + int(fraction or "0") * factor // int(10 ** len(fraction))
+
+
+def utc(time_ms: float) -> datetime:
+    """Milliseconds since 1970 as a date to the second; the nearest one where a record says what no calendar has."""
+    return datetime.fromtimestamp(min(max(_EARLIEST, time_ms), _LATEST) // 1000, UTC)
+
+
+def rfc3339(time_ms: float) -> str:
+    """Milliseconds since 1970 as `2026-11-20T13:21:05Z`; whole seconds, as jq reads no fractions."""
+    return f"{utc(time_ms):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def format_count(count: int, one: str) -> str:

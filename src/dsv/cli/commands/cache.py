@@ -15,7 +15,7 @@ from dsv.cli.declare import command, whole
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.units import format_bytes, format_count, format_duration, parse_duration
+from dsv.model.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
 
 
 @command(
@@ -101,7 +101,7 @@ def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, s
     end = environ.get("SLURM_JOB_END_TIME", "")
     if job is None or not end.isdecimal():
         return None, job
-    left = int(end) - time.time()
+    left = min(int(end) - time.time(), LONGEST)
     return (left, job) if left > 0 else (None, job)
 
 
@@ -129,7 +129,7 @@ def _story(item: CacheItem) -> str:
             f"{format_bytes(item.bytes)}; {format_bytes(item.fetched_bytes)} fetched{linked}"
         )
     if item.held_until is not None:
-        return f"{what}; held until {local_time(round(item.held_until * 1000))}"
+        return f"{what}; held until {local_time(item.held_until * 1000)}"
     if item.may_go is not None:
-        return f"{what}; may be evicted from {local_time(round(item.may_go * 1000))} on, if nobody uses it"
+        return f"{what}; may be evicted from {local_time(item.may_go * 1000)} on, if nobody uses it"
     return what

@@ -257,11 +257,11 @@ def _pin_item(pin: PinItem) -> dict[str, object]:
 
 
 def _utc(seconds: float | None) -> str | None:
-    return None if seconds is None else rfc3339(round(seconds * 1000))
+    return None if seconds is None else rfc3339(seconds * 1000)
 
 
 def _time(seconds: float) -> str:
-    return local_time(round(seconds * 1000))
+    return local_time(seconds * 1000)
 
 
 def _ago(seconds: float) -> str:

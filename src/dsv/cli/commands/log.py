@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.output import printable, rfc3339, to_json
 from dsv.model.names import Target
-from dsv.model.units import format_bytes
+from dsv.model.units import format_bytes, utc
 
 
 @command(
@@ -90,8 +89,7 @@ def _write(call: Call, item: LogItem) -> None:
     head = printable(f"commit {item.id}{names}")
     call.out.line(f"\x1b[1m{head}\x1b[0m" if call.screen.terminal and call.screen.colour else head)
     call.line(f"Author: {commit.author}")
-    when = datetime.fromtimestamp(commit.time_ms // 1000, UTC).astimezone()
-    call.line(f"Date:   {when:%Y-%m-%d %H:%M:%S %z}")
+    call.line(f"Date:   {utc(commit.time_ms).astimezone():%Y-%m-%d %H:%M:%S %z}")
     call.line(f"Files:  {commit.files:,}, {format_bytes(commit.bytes)}")
     if commit.message:
         call.line("")

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dsv.engines.base import State
 from dsv.engines.container import ContainerEngine
+from dsv.engines.container_run import ContainerRun
 from dsv.errors import UsageError
 from tests.engines.conformance import READY_THEN_WAIT, EngineConformance
 from tests.engines.harness import Bench
@@ -154,6 +156,26 @@ class ContainerConformance(EngineConformance):
             outcome = running.wait()
             connection.close()
         assert (outcome.ended.exit_code, outcome.ended.launched) == (130, False)
+
+    def test_a_container_outlives_the_program_that_started_it(self, bench: Bench) -> None:
+        """As when its daemon starts anew and leaves containers alive."""
+        out, env = self.out(bench)
+        script = 'echo ready > "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.1; done; exit 9'
+        job = bench.shell(script, mounts=(out,), env=env)
+        running = bench.start(job)
+        self.ready(out)
+        handle = running.handle
+        assert isinstance(handle, ContainerRun)
+        handle._client.kill()
+        handle._client.wait()
+        assert handle.state is State.RUNNING and handle.ended is None
+        (out.source / "go").touch()
+        assert running.wait().ended.exit_code == 9
+        assert self.call(bench, "ps", "--all", "--quiet", "--filter", f"label=dsv.run={job.run}") == ""
+
+    def test_an_answer_and_none_are_two_things(self, bench: Bench) -> None:
+        assert isinstance(bench.engine, ContainerEngine)
+        assert bench.engine.inspect("0123456789ab") == {}
 
     def test_without_an_init_process(self, bench: Bench) -> None:
         bench.facts = replace(bench.facts, init=())

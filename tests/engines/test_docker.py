@@ -31,3 +31,4 @@ class TestDocker(ContainerConformance):
 def test_a_daemon_that_is_not_there(tmp_path: Path, docker_engine: ContainerEngine) -> None:
     answer = Docker({**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}).probe()
     assert isinstance(answer, NoEngine) and "does not answer" in answer.reason
+    assert Docker({**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}).inspect("0123456789ab") is None

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from dsv.api.runs import list_runs, run_log, show_run
+from dsv.engines import container_run
 from dsv.engines.signals import Signals
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.model.names import Target
 from dsv.model.run import LOG, RECORD, START, RunState
 from dsv.store.base import Put
+from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import SCANS, Shop
 
 
@@ -98,6 +100,26 @@ def test_a_lost_lease_ends_the_job_with_125(shop: Shop) -> None:
     assert (result.exit_code, result.record.exit_code, result.record.state) == (125, 125, RunState.CUT_OFF)
     assert result.error is not None and "evicted while" in result.error.message
     assert "evicted while" in (shop.runs.read(shop.runs.listing(SCANS)[0]).error or "")
+
+
+def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon went away for good: nobody knows whether the job still runs, and that is said."""
+    monkeypatch.setattr(container_run, "SILENCE", 0.5)
+    docker = FakeDocker.make(tmp_path / "docker")
+    shop = Shop(tmp_path, docker.environ)
+
+    def go_away() -> None:
+        docker.await_up()
+        docker.set("down")
+        docker.set("left", 125)
+
+    threading.Thread(target=go_away).start()
+    result = shop.run("train", image="busybox", engine="docker")
+    record = shop.runs.read(shop.runs.listing(SCANS)[0])
+    assert (result.exit_code, record.exit_code, record.state) == (125, 125, RunState.CUT_OFF)
+    assert "did not answer" in (record.error or "")
+    assert result.error is not None and "is not known" in result.error.message
+    assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
 
 
 @pytest.mark.parametrize(("command", "code"), [(("no-such-command",), 127), (("/etc/passwd",), 126)])

@@ -218,10 +218,12 @@ def _keep(launch: Launch, done: _Executed, records: RunRecords) -> tuple[RunReco
     """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
     ended, lost = done.outcome.ended, done.outcome.lost
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
+    if lost is not None or not ended.seen:
+        state = RunState.CUT_OFF
     metrics = None if done.metrics.values is None else launch.masker.value(done.metrics.values)
     record = replace(
         done.first,
-        state=state if lost is None else RunState.CUT_OFF,
+        state=state,
         image_id=None if ended.image is None else ended.image.id,
         image_digest=None if ended.image is None else ended.image.digest,
         ended_ms=done.ended_ms,
@@ -247,9 +249,15 @@ def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
             subject=launch.run,
             hint=f"dsv run --again {launch.run}",
         )
+    engine = launch.chosen.engine
+    if not outcome.ended.seen:
+        return LaunchError(
+            f"how run {launch.run} ended is not known, nor whether it did: {outcome.ended.reason}",
+            subject=launch.run,
+            hint=f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
+        )
     if outcome.ended.launched or outcome.signal is not None:
         return None
-    engine = launch.chosen.engine
     return LaunchError(
         f"{engine.name} could not start the command: {outcome.ended.reason}",
         subject=launch.run,

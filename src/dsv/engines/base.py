@@ -140,11 +140,13 @@ class ImageIdentity:
 class Ended:
     """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 where it never began.
 
-    reason: for people, where the exit code alone doesn't say it.
+    reason: for people, where the exit code alone doesn't say it. seen: False where nobody knows how it ended, nor
+    even whether it did, because the engine doesn't tell any more.
     """
 
     exit_code: int
     launched: bool
+    seen: bool = True
     reason: str | None = None
     image: ImageIdentity | None = None
     usage: Usage | None = None

@@ -25,6 +25,7 @@ PROBE_SECONDS = 5.0
 CALL_SECONDS = 20.0
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)
+_NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
 _CLIENTS_OWN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|ENV|BASH_ENV|IFS|NOTIFY_SOCKET|.*_proxy|.*_PROXY|GO[A-Z]+"
     r"|_?(?:LD|XDG|DOCKER|BUILDKIT|BUILDX|COMPOSE|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|REGISTRIES|CNI"
@@ -153,8 +154,14 @@ class ContainerEngine(ABC):
             return None
 
     def inspect(self, container: str) -> dict[str, Any] | None:
-        """What the engine knows about a container; None where it knows none of that id."""
-        return _one(self.call("container", "inspect", container))
+        """What the engine knows about a container: nothing where it says that there is none of that id.
+
+        None where it gave no answer, because its daemon is down for instance.
+        """
+        done = self.call("container", "inspect", container)
+        if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:
+            return {}
+        return _one(done)
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
         """What goes by the program's own environment, and what by a file."""

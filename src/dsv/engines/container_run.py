@@ -3,6 +3,9 @@
 The program runs attached, without its own passing on of signals and away from the terminal's: those go to the
 container by id, which the program writes to a file as soon as there is one. So nobody else's container of the
 same name is ever touched.
+
+What counts is the container, and the engine's word on it. The program may end before it, when a daemon starts
+anew for instance, and the engine may have no answer for a while: neither says that the job is over.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
 from threading import Thread
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, Final
 
 from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity, Plan, State
 from dsv.engines.cgroup import CgroupSampler
@@ -28,6 +32,12 @@ from dsv.model.run import Usage
 
 _PREFIX = re.compile(r"^(?:docker: )?(?:Error(?: response from daemon)?: )?")
 _NEVER = "0001-01-01"  # how Go writes a time that was not set
+
+SILENCE: Final = 300.0
+"""Seconds without an answer after which an engine is asked no more: it has time to be upgraded."""
+_WAIT: Final = 30.0
+_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
 
 
 class ContainerRun:
@@ -41,8 +51,8 @@ class ContainerRun:
         self._output = output
         self._on_end = on_end
         self._ended: Ended | None = None
-        self._stopping = False
         self._kills = 0
+        self._untold: int | None = None  # a signal that should end the job, and has not reached it
         self._client = self._start()
         self._sampler = CgroupSampler(self._pid)
         Thread(target=self._watch, name="dsv-container", daemon=True).start()
@@ -61,16 +71,14 @@ class ContainerRun:
         return State.RUNNING if status.get("Running") else State.PENDING
 
     def signal(self, number: int) -> None:
-        if number in ENDING:
-            self._stopping = True
         container = self._container()
         if container is not None and self._kill(container, number):
             return
         if number in ENDING:  # no container yet, or not started: ends the fetching of its image
+            self._untold = number
             self._end_client(force=False)
 
     def kill(self) -> None:
-        self._stopping = True
         self._kills += 1
         container = self._container()
         killed = container is not None and self._kill(container, SIGKILL)
@@ -112,33 +120,59 @@ class ContainerRun:
         if container is None:
             self._sampler.stop()
             return self._not_launched(code, None)
-        details = self._engine.inspect(container)
-        if details is not None and (details.get("State") or {}).get("Running"):
-            details = self._outlast(container)
+        details, outlived = self._await_end(container)
         self._sampler.stop()
-        if details is None:
-            return Ended(
-                exit_code=CANNOT_LAUNCH,
-                launched=True,
-                reason=f"{self._engine.name} lost sight of the container",
-            )
+        if not details:
+            return self._out_of_sight(code, container, gone=details is not None)
         state: dict[str, Any] = details.get("State") or {}
         image = self._image(details)
         self._engine.call("rm", "--force", "--volumes", container)
         if str(state.get("StartedAt", _NEVER)).startswith(_NEVER):
             return replace(self._not_launched(code, state.get("Error") or None), image=image)
-        reason = "the engine ended it: out of memory" if state.get("OOMKilled") else None
+        reason = None
+        if outlived:
+            reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
+        if state.get("OOMKilled"):
+            reason = "the engine ended it: out of memory"
         usage = Usage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
         return Ended(
             exit_code=int(state.get("ExitCode", code)), launched=True, reason=reason, image=image, usage=usage
         )
 
-    def _outlast(self, container: str) -> dict[str, Any] | None:
-        """The program has gone, the container hasn't: ends it too or, where nobody asked for that, waits."""
-        if self._stopping:
+    def _await_end(self, container: str) -> tuple[dict[str, Any] | None, bool]:
+        """What the engine says of the container once that lives no more, as `inspect`; and whether it lived on
+        after the program. None where the engine had no answer for too long, or when the job was to be killed."""
+        outlived, answered, pause = False, monotonic(), _PAUSE
+        while True:
+            details = self._engine.inspect(container)
+            if details is None:
+                if self._kills > 1 or monotonic() - answered > SILENCE:
+                    return None, outlived
+            elif not _lives(details):
+                return details, outlived
+            else:
+                outlived, answered = True, monotonic()
+                self._tell(container)
+                done = self._engine.call("wait", container, seconds=_WAIT)
+                if done is not None and done.returncode == 0:
+                    pause = _PAUSE
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _tell(self, container: str) -> None:
+        """Passes on what didn't reach the container when it was sent."""
+        if self._kills:
             self._kill(container, SIGKILL)
-        self._engine.call("wait", container, seconds=None)
-        return self._engine.inspect(container)
+        elif self._untold is not None and self._kill(container, self._untold):
+            self._untold = None
+
+    def _out_of_sight(self, code: int, container: str, *, gone: bool) -> Ended:
+        """gone: the engine has no such container any more, so that the program's word is all that there is."""
+        if gone and code >= 0 and code != CANNOT_LAUNCH:
+            return Ended(exit_code=code, launched=True)
+        name = self._engine.name
+        what = f"{name} has no container" if gone else f"{name} did not answer when asked about container"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=f"{what} {container[:12]}")
 
     def _not_launched(self, code: int, error: str | None) -> Ended:
         self._output.was_read(1.0)
@@ -174,6 +208,12 @@ class ContainerRun:
             self._client.kill()
         else:
             self._client.terminate()
+
+
+def _lives(details: dict[str, Any]) -> bool:
+    """Whether its command runs, or may go on; its exit code means nothing before it doesn't."""
+    state: dict[str, Any] = details.get("State") or {}
+    return bool(state.get("Running")) or state.get("Status") in ("paused", "restarting", "stopping")
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -64,7 +64,8 @@ class RunState(StrEnum):
     NOT_LAUNCHED = "not-launched"
     """The command never began: 125, or 126 and 127 as docker has them."""
     CUT_OFF = "cut-off"
-    """Ended by dsv, because its lease was lost and the data could no longer be vouched for."""
+    """Ended by dsv, because its lease was lost and the data could no longer be vouched for; or lost sight of,
+    because its engine did not answer any more."""
 
     @property
     def is_terminal(self) -> bool:

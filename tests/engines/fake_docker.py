@@ -1,0 +1,79 @@
+"""A docker program that tells what a test has it tell: of a daemon that goes away in the middle of a job."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.engines.harness import eventually
+
+# Files of its folder say how the world stands: `down` (no daemon answers), `deaf` (`wait` fails), `left` (what the
+# attached program exits with), `over` (the container's exit code), `gone` (there is no such container).
+PROGRAM = r"""#!/bin/sh
+cd '{folder}' || exit 1
+echo "$*" >> calls
+unreachable() {{ echo 'Cannot connect to the Docker daemon. Is it running?' >&2; exit 1; }}
+await() {{ until [ -e "$1" ]; do sleep 0.05; done; }}
+case "$1" in
+info) echo '{{"ServerVersion": "27.0", "OSType": "linux", "InitBinary": "docker-init"}}'; exit ;;
+run)
+  while [ $# -gt 0 ]; do [ "$1" = --cidfile ] && echo deadbeefcafe > "$2"; shift; done
+  echo $$ > pid; echo up; touch up; await left; echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
+esac
+[ -e down ] && unreachable
+case "$1" in
+container)
+  if [ -e gone ]; then echo 'Error response from daemon: No such container: deadbeefcafe' >&2; exit 1; fi
+  running=true; code=0
+  if [ -e over ]; then running=false; code=$(cat over); fi
+  state='"Running": '$running', "Pid": '$(cat pid)', "ExitCode": '$code', "StartedAt": "2026-01-01T00:00:00Z"'
+  echo '[{{"Image": "sha256:1", "State": {{'$state'}}}}]' ;;
+wait) [ -e deaf ] && unreachable; await over ;;
+kill) echo $((128 + $3)) > over.new; mv over.new over ;;
+image) echo '[{{"Id": "sha256:1", "RepoDigests": []}}]' ;;
+rm) [ -e over ] || touch removed-alive ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class FakeDocker:
+    """folder: also its `bin`, for PATH."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> FakeDocker:
+        (folder / "bin").mkdir(parents=True)
+        program = folder / "bin" / "docker"
+        program.write_text(PROGRAM.format(folder=folder))
+        program.chmod(0o755)
+        return cls(folder)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+
+    def set(self, name: str, content: object = "") -> None:
+        new = self.folder / f"{name}.being-set"
+        new.write_text(str(content))
+        new.rename(self.folder / name)
+
+    def clear(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def await_up(self) -> None:
+        eventually((self.folder / "up").exists, "the container's start")
+
+    def calls(self, command: str) -> int:
+        """How often it was called so."""
+        return sum(line.startswith(command) for line in (self.folder / "calls").read_text().splitlines())
+
+    def await_calls(self, command: str, more: int) -> None:
+        wanted = self.calls(command) + more
+        eventually(lambda: self.calls(command) >= wanted, f"asking {command} again")
+
+    @property
+    def removed_alive(self) -> bool:
+        return (self.folder / "removed-alive").exists()

@@ -1,0 +1,114 @@
+"""What becomes of a container whose program ends before it, or whose engine doesn't answer."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from dsv.engines import container_run, supervise
+from dsv.engines.docker import Docker
+from tests.engines.fake_docker import FakeDocker
+from tests.engines.harness import Bench, Running, eventually
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> FakeDocker:
+    return FakeDocker.make(tmp_path / "docker")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, docker: FakeDocker) -> Bench:
+    (tmp_path / "jobs").mkdir()
+    return Bench.of(Docker(docker.environ), tmp_path / "jobs", "busybox")
+
+
+def started(bench: Bench, docker: FakeDocker, grace: float = 300.0) -> Running:
+    running = bench.start(bench.job("train"), grace=grace)
+    docker.await_up()
+    return running
+
+
+def test_a_container_that_outlives_its_program_is_waited_for(bench: Bench, docker: FakeDocker) -> None:
+    running = started(bench, docker)
+    docker.set("deaf")
+    docker.set("left", 125)
+    docker.await_calls("wait", 3)
+    assert running.handle.ended is None and not docker.calls("rm")
+    docker.set("over", 7)
+    ended = running.wait().ended
+    assert (ended.exit_code, ended.launched, ended.seen) == (7, True, True)
+    assert ended.reason is not None and "ended before the container" in ended.reason
+    assert docker.calls("rm") == 1 and not docker.removed_alive
+
+
+def test_a_daemon_that_is_away_for_a_moment_ends_nothing(bench: Bench, docker: FakeDocker) -> None:
+    running = started(bench, docker)
+    docker.set("down")
+    docker.set("left", 125)
+    docker.await_calls("container inspect", 4)
+    assert running.handle.ended is None
+    docker.clear("down")
+    docker.await_calls("wait", 1)
+    assert running.handle.ended is None
+    docker.set("over", 3)
+    assert (running.wait().ended.exit_code, docker.removed_alive) == (3, False)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_signal_reaches_a_container_that_outlived_its_program(
+    bench: Bench, docker: FakeDocker, away: bool
+) -> None:
+    """Also one that nobody could take when it was sent."""
+    running = started(bench, docker)
+    if away:
+        docker.set("down")
+    docker.set("left", 125)
+    docker.await_calls("container inspect", 3) if away else docker.await_calls("wait", 1)
+    running.signals.send(signal.SIGTERM)
+    if away:
+        eventually(lambda: docker.calls("kill") > 0, "passing the signal on")
+        docker.clear("down")
+    outcome = running.wait()
+    assert (outcome.ended.exit_code, outcome.signal) == (143, signal.SIGTERM)
+    assert not docker.removed_alive
+
+
+def test_an_engine_that_does_not_answer_any_more(
+    bench: Bench, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_run, "SILENCE", 0.5)
+    running = started(bench, docker)
+    docker.set("down")
+    docker.set("left", 125)
+    ended = running.wait().ended
+    assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
+    assert ended.reason is not None and "did not answer" in ended.reason and "deadbeefcafe" in ended.reason
+    assert not docker.calls("rm")
+
+
+def test_who_ends_a_job_of_an_engine_that_does_not_answer_waits_no_longer_than_its_grace(
+    bench: Bench, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_AGAIN", 0.1)
+    running = started(bench, docker, grace=0.5)
+    docker.set("down")
+    docker.set("left", 125)
+    docker.await_calls("container inspect", 2)
+    running.signals.send(signal.SIGINT)
+    outcome = running.wait()
+    assert (outcome.ended.exit_code, outcome.ended.seen, outcome.signal) == (125, False, signal.SIGINT)
+    assert docker.calls("kill") >= 3 and not docker.calls("rm")
+
+
+@pytest.mark.parametrize(("left", "seen"), [(3, True), (125, False)])
+def test_of_a_container_that_is_gone_the_program_knows(
+    bench: Bench, docker: FakeDocker, left: int, seen: bool
+) -> None:
+    """`--engine-arg --rm`, or somebody's `docker rm`: that is an answer, and waiting would bring no other."""
+    running = started(bench, docker)
+    docker.set("gone")
+    docker.set("left", left)
+    ended = running.wait().ended
+    assert (ended.exit_code, ended.launched, ended.seen) == (left, True, seen)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.engines.fake_docker import FakeDocker
 
 
 @pytest.fixture
@@ -41,6 +42,13 @@ def test_the_result_for_programs_goes_to_a_file(pets: Dsv) -> None:
     assert (refused.code, refused.json["error"]["hint"]) == (2, "--json-file FILE")
 
 
+def test_a_result_that_cannot_be_written_changes_no_exit_code(pets: Dsv) -> None:
+    result = pets.process("run", "pets@v1", "-q", "--json-file", "/dev/full", "--", "sh", "-c", "exit 3")
+    assert (result.code, result.err) == (3, "warning: /dev/full can't be written: No space left on device\n")
+    missing = pets.process("run", "pets@v9", "--json-file", "/dev/full", "--", "true")
+    assert missing.code == 125 and missing.err.count("error: ") == 1 and "tag v9" in missing.err
+
+
 def test_what_keeps_it_from_being_launched_is_125(pets: Dsv) -> None:
     for arguments in (
         ["run", "nothing", "--", "true"],
@@ -66,6 +74,9 @@ def test_what_keeps_it_from_being_launched_is_125(pets: Dsv) -> None:
         ["pets@v1", "--data", "x", "--", "true"],
         ["pets@v1", "--engine", "nomad", "--", "true"],
         ["pets@v1", "--out", ".", "--", "true"],
+        ["pets@v1", "--out", "", "--", "true"],
+        ["pets@v1", "--code", "", "--", "true"],
+        ["--again", "x", "--out", ""],
         ["--again", "x", "--image", "y"],
     ],
 )
@@ -85,6 +96,10 @@ def test_a_dry_run_prints_and_does_nothing(pets: Dsv) -> None:
     assert "secret" not in result.out
     plan = pets("run", "pets@v1", "--dry-run", "--json", "--", "true").json
     assert set(plan) == {"schema", "engine", "argv", "env"}
+    write_files(pets.cwd, {"run.json": b"of another run"})
+    assert pets("run", "pets@v1", "--dry-run", "--json-file", "run.json", "--", "true").code == 0
+    assert pets("run", "pets@v9", "--dry-run", "--json-file", "run.json", "--", "true").code == 125
+    assert (pets.cwd / "run.json").read_bytes() == b"of another run"
     assert pets.ok("runs", "--json").json["items"] == []
     assert not (pets.home / ".cache/dsv/pets").exists()
 
@@ -121,6 +136,44 @@ def test_a_run_is_repeated(pets: Dsv) -> None:
     again = pets.process("run", "--again", first["run"], "-q")
     assert again.out == f'{first["commit"]} {{"x": 1}}\n'
     assert {item["again_of"] for item in pets.ok("runs", "--json").json["items"]} == {None, first["run"]}
+
+
+def test_an_unset_variable_names_no_folder(pets: Dsv) -> None:
+    """`--out "$OUT"`: the working directory would get the job's files."""
+    elsewhere = pets.at(pets.home)
+    write_files(pets.home, {"params.json": b"mine"})
+    refused = elsewhere("run", "pets@v1", "--out", "", "-p", "lr=1", "--", "true")
+    assert refused.code == 2 and "--out names no folder" in refused.err and "unset" in refused.err
+    assert (pets.home / "params.json").read_bytes() == b"mine"
+
+
+def test_a_run_is_repeated_with_the_engines_options_given_anew(pets: Dsv, tmp_path: Path) -> None:
+    docker = FakeDocker.make(tmp_path / "docker")
+    docker.set("left", 0)
+    docker.set("over", 0)
+    containers = pets.at(pets.cwd, PATH=docker.environ["PATH"])
+    secret = "--engine-arg=--env=HF_TOKEN=hunter2"
+    assert containers.process("run", "pets@v1", "--image", "busybox", secret, "--", "train").code == 0
+    first = pets.ok("runs", "--json").json["items"][0]
+    refused = containers("run", "--again", first["run"], "--dry-run")
+    assert refused.code == 2 and "--engine-arg A" in refused.err
+    again = containers("run", "--again", first["run"], "--engine-arg=--cpus=2", "--dry-run", "--json")
+    argv = again.json["argv"]
+    assert argv[argv.index("--cpus=2") :] == ["--cpus=2", "busybox", "train"]
+    assert not any("HF_TOKEN" in word for word in argv)
+
+
+def test_a_run_that_waits_here_is_repeated_offline(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1")
+    assert pets.process("run", "pets@v1", "--offline", "-p", "x=1", "--", "sh", "-c", "exit 4").code == 4
+    (pets.home / ".local/share/dsv/store").rename(pets.home / "away")
+    (record,) = (pets.home / ".local/state/dsv/unsent-runs").rglob("*.record")
+    elsewhere = pets.at(pets.home)
+    again = elsewhere.process("run", "--again", record.stem, "--offline")
+    assert again.code == 4 and "the store is not asked" in again.err
+    unknown = elsewhere.process("run", "--again", "20200101-000000-00000000", "--offline")
+    assert unknown.code == 125 and "with --offline the store is not asked" in unknown.err
+    assert elsewhere("run", "--again", "", "--offline").code == 2
 
 
 def test_a_cached_commit_runs_without_its_store_and_the_record_follows(pets: Dsv) -> None:

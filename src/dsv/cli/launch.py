@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 
 from dsv.api.cache_stage import NoLease, Stager
@@ -18,7 +18,7 @@ from dsv.api.run_place import RunPlace
 from dsv.api.run_records import RunRecords
 from dsv.api.run_request import RunRequest, parse_data, parse_env, parse_gpus, parse_params
 from dsv.api.run_store import LateRunStore
-from dsv.api.runs import show_run
+from dsv.api.runs import show_run, waiting_run
 from dsv.api.staged import Staged
 from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import CacheRoot
@@ -30,7 +30,7 @@ from dsv.engines.base import Plan
 from dsv.engines.signals import Signals
 from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
 from dsv.model.names import Rev, Target
-from dsv.model.run import RunId
+from dsv.model.run import RunId, RunRecord
 from dsv.model.units import format_duration, parse_size
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -63,27 +63,29 @@ class RunOptions:
 def launch(call: Call, options: RunOptions) -> int:
     """Runs it, and returns the exit code. What keeps it from being launched is a `LaunchError`."""
     _check(call, options)
-    file = None if options.json_file is None else _JsonFile(options.json_file)
+    # Opened before anything else happens, so that a result can't be lost for a name that can't be written.
+    file = None if options.json_file is None or options.dry_run else _JsonFile.open(options.json_file)
     try:
         with _as_launch_error():
-            return _launch(call, options, file)
+            result = _launch(call, options)
     except DsvError as error:
         if file is not None:
-            file.write(of_error(error).json())
+            _write(call, file, of_error(error).json())
         raise
+    return 0 if result is None else _tell(call, result, file)
 
 
-def _launch(call: Call, options: RunOptions, file: _JsonFile | None) -> int:
+def _launch(call: Call, options: RunOptions) -> RunResult | None:
+    """None where it was only shown."""
     with call.context() as context:
         place = _place(call)
         request = _request(call, options, context, place)
         root = CacheRoot(call.settings.cache().path)
         with Stager(context, root, offline=options.offline, jobs=options.jobs) as stager:
-            if options.dry_run:
-                _show_plan(call, plan_run(request, place=place, staging=stager))
-                return 0
-            result = _run(call, options, context, place, request, stager)
-    return _tell(call, result, file)
+            if not options.dry_run:
+                return _run(call, options, context, place, request, stager)
+            _show_plan(call, plan_run(request, place=place, staging=stager))
+    return None
 
 
 def _run(
@@ -134,6 +136,9 @@ def _check(call: Call, options: RunOptions) -> None:
         raise UsageError(
             "an empty target is no target", hint="is a variable unset? dsv run DATASET[@REV] -- CMD..."
         )
+    for option, folder in (("--out", options.out), ("--code", options.code)):
+        if folder == "":  # which would be the working directory
+            raise UsageError(f"{option} names no folder", hint=f"is a variable unset? {option} DIR")
 
 
 def _request(call: Call, options: RunOptions, context: Context, place: RunPlace) -> RunRequest:
@@ -178,15 +183,11 @@ def _again(
             raise UsageError(
                 f"{option} of a repeated run is what it was", hint=f"dsv run --again {options.again}"
             )
-    assert options.again is not None
-    with context.repository() as repository:
-        spool = Spool(place.spool, repository.id)
-        runs = RunStore(repository.store)
-        view = show_run(runs, spool, options.again, list(repository.refs.datasets()))
     repeated = again(
-        view.record,
+        _recorded(call, options, context, place),
         place,
         command=call.words,
+        engine_args=options.engine_arg,
         env=env,
         out=None if options.out is None else Path(options.out),
         log=not options.no_log,
@@ -194,6 +195,19 @@ def _again(
     for sentence in repeated.cannot:
         call.warn(sentence)
     return repeated.request if options.name is None else replace(repeated.request, name=options.name)
+
+
+def _recorded(call: Call, options: RunOptions, context: Context, place: RunPlace) -> RunRecord:
+    """The run that is to be repeated."""
+    assert options.again is not None
+    if options.offline:
+        record = waiting_run(place.spool, options.again)
+        call.say(f"run {record.run} as it waits here to be sent: with --offline the store is not asked")
+        return record
+    with context.repository() as repository:
+        spool = Spool(place.spool, repository.id)
+        runs = RunStore(repository.store)
+        return show_run(runs, spool, options.again, list(repository.refs.datasets())).record
 
 
 def _place(call: Call) -> RunPlace:
@@ -230,7 +244,7 @@ def _tell(call: Call, result: RunResult, file: _JsonFile | None) -> int:
     if result.sent.problem is not None:
         call.warn(f"the record is kept here, and sent by the next run: {result.sent.problem.message}")
     if file is not None:
-        file.write(to_json(document(_document(result))) + "\n")
+        _write(call, file, to_json(document(_document(result))) + "\n")
     return result.exit_code
 
 
@@ -250,18 +264,31 @@ def _document(result: RunResult) -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True, slots=True)
 class _JsonFile:
-    """Opened before anything else happens, so that a result can't be lost for a name that can't be written."""
+    """Where a result for programs goes, once."""
 
-    def __init__(self, name: str) -> None:
+    name: str
+    file: FileIO
+
+    @classmethod
+    def open(cls, name: str) -> _JsonFile:
+        """Raises `LaunchError`."""
         try:
-            self._descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            return cls(name, FileIO(name, "w"))
         except OSError as error:
             raise LaunchError(f"{name} can't be written: {error.strerror}", subject=name) from error
 
-    def write(self, text: str) -> None:
-        with os.fdopen(self._descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+
+def _write(call: Call, to: _JsonFile, text: str) -> None:
+    """That it can't be written changes nothing about the job, nor about dsv's exit code."""
+    try:
+        with to.file as file:
+            left = memoryview(text.encode())
+            while left:
+                left = left[file.write(left) or 0 :]
+    except OSError as error:
+        call.warn(f"{to.name} can't be written: {error.strerror}")
 
 
 @contextmanager

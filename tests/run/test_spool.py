@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.runs import list_runs, show_run
+from dsv.errors import DsvError, NotFound, Unreachable
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import LOG, START, RunId
+from dsv.model.run import LOG, RECORD, START, RunId, RunState
 from dsv.repo.run_spool import Spool
+from tests.run.shop import SCANS, Shop
 
 STORE = StoreId(b"s" * 16)
 DATASET = DatasetName.parse("team/scans")
@@ -41,3 +44,60 @@ def test_what_is_kept_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: 
         assert path.read_bytes() == b"data"
         names = [f"{place}/{DATASET.component}", place, "state/dsv/runs", *folders]
         assert events == ["the file", "its name", *names]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def _spoil(shop: Shop, run: RunId, part: str) -> Path:
+    """No user can read it any more: not even root, who runs the tests in places."""
+    path = next(each.path for each in shop.spool.waiting() if (each.run, each.part) == (run, part))
+    path.unlink()
+    path.mkdir()
+    return path
+
+
+def test_a_part_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
+    first, second = (shop.run("true", offline=True).record for _ in range(2))
+    spoiled = _spoil(shop, first.run, RECORD)
+    later = shop.run("sh", "-c", "exit 4")
+    assert (later.exit_code, later.error) == (4, None)
+    assert isinstance(later.sent.problem, Unreachable) and later.sent.problem.subject == str(spoiled)
+    assert [part.path for part in shop.spool.waiting()] == [spoiled]
+
+    said: list[DsvError] = []
+    views = list_runs(shop.runs, shop.spool, None, skipped=said.append)
+    assert {view.record.run: view.record.state for view in views} == {
+        first.run: RunState.RUNNING, second.run: RunState.ENDED, later.record.run: RunState.ENDED,
+    }  # fmt: skip
+    assert [error.subject for error in said] == [str(spoiled)]
+    for run in (first.run, second.run):
+        assert show_run(shop.runs, shop.spool, run, [SCANS]).record.run == run
+
+
+def test_a_start_that_cannot_be_read_is_no_reason_to_stop(shop: Shop) -> None:
+    """The thread that sends it has nobody who would hear of it."""
+    run = shop.run("true", offline=True).record.run
+    for part in (START, RECORD):
+        _spoil(shop, run, part)
+    assert shop.run("true").exit_code == 0
+    with pytest.raises(Unreachable, match=run):  # it is not said that there is no such run
+        show_run(None, shop.spool, run, [])
+    with pytest.raises(NotFound):
+        show_run(shop.runs, shop.spool, "20010101-000000-00000000", [SCANS])
+
+
+def test_a_folder_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
+    first = shop.run("true", offline=True).record
+    folder = shop.spool.waiting()[0].path.parent.parent / "other"
+    folder.symlink_to(folder)
+    later = shop.run("true")
+    assert later.exit_code == 0
+    assert later.sent.problem is not None and later.sent.problem.subject == str(folder)
+    assert shop.spool.waiting() == []
+    said: list[DsvError] = []
+    views = list_runs(shop.runs, shop.spool, None, skipped=said.append)
+    assert {view.record.run for view in views} == {first.run, later.record.run}
+    assert [error.subject for error in said] == [str(folder)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
-from dsv.errors import DsvError, Interrupted, NoRoom
+from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable
 from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -55,8 +55,8 @@ class RunRecords:
             if self._start_problem is not None:
                 return Sent(problem=self._start_problem)
             return Sent(self._spool.send(self._runs))
-        except DsvError as error:
-            return Sent(problem=error)
+        except (DsvError, OSError) as error:
+            return Sent(problem=_explained(error))
         except KeyboardInterrupt:
             return Sent(problem=Interrupted("sending the record was interrupted"))
 
@@ -64,8 +64,8 @@ class RunRecords:
         assert self._runs is not None  # begin looked
         try:
             self._spool.send(self._runs, only=record.run)
-        except DsvError as error:
-            self._start_problem = error
+        except (DsvError, OSError) as error:
+            self._start_problem = _explained(error)
 
     def _keep(self, record: RunRecord, part: str, data: bytes) -> None:
         try:
@@ -74,6 +74,10 @@ class RunRecords:
             raise NoRoom(
                 f"the record of run {record.run} can't be kept: {error}", subject=record.run
             ) from error
+
+
+def _explained(error: DsvError | OSError) -> DsvError:
+    return error if isinstance(error, DsvError) else Unreachable(f"the record can't be sent: {error}")
 
 
 def encode_within_bounds(record: RunRecord) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dsv.errors import NotFound, UsageError
+from dsv.errors import DsvError, NotFound, UsageError
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import Json, RunId, RunRecord
@@ -41,21 +41,28 @@ class RunView:
 
 
 def list_runs(
-    runs: RunStore | None, spool: Spool | None, dataset: DatasetName | None, limit: int | None = None
+    runs: RunStore | None,
+    spool: Spool | None,
+    dataset: DatasetName | None,
+    limit: int | None = None,
+    *,
+    skipped: Callable[[DsvError], None] = lambda _: None,
 ) -> list[RunView]:
     """The newest `limit` runs of a dataset (None: of all), newest first.
 
-    runs: None shows only what waits here to be sent; spool: None shows only what the store has.
+    runs: None shows only what waits here to be sent; spool: None shows only what the store has. skipped: told of
+    each record that can't be read, is damaged or is of a newer dsv; it hides no other.
     """
-    waiting = {} if spool is None else {each.run: each for each in spool.records(dataset)}
+    kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
+    waiting = {each.run: each for each in kept}
     stored = [] if runs is None else runs.listing(dataset)
     newest = sorted({each.run for each in stored} | set(waiting), reverse=True)[:limit]
     wanted = frozenset(newest)
     chosen = [each for each in stored if each.run in wanted]
-    views = {} if runs is None else {each.record.run: each for each in _stored_views(runs, chosen, waiting)}
-    for run in wanted - views.keys():
-        views[run] = RunView(waiting[run], sent=False)
-    return [views[run] for run in newest]
+    views = {run: RunView(waiting[run], sent=False) for run in wanted & waiting.keys()}
+    for record in () if runs is None else runs.read_all(chosen, skipped):
+        views[record.run] = _view(record, waiting)
+    return [views[run] for run in newest if run in views]
 
 
 def show_run(
@@ -63,25 +70,29 @@ def show_run(
 ) -> RunView:
     """One run, by its whole id or by what alone it begins or ends with. Raises `NotFound`, `UsageError`."""
     places = tuple(datasets)
-    waiting = {} if spool is None else {each.run: each for each in spool.records()}
+    waiting, problems = ({}, []) if spool is None else _waiting([spool], text)
     stored = {} if runs is None else _matching(runs, text, places)
-    run = _only(text, {each for each in waiting if _matches(each, text)} | stored.keys())
+    found = waiting.keys() | stored.keys()
+    if text and problems and not found:
+        raise problems[0]
+    run = _only(text, found)
     if runs is not None and run in stored:
-        return next(_stored_views(runs, [stored[run]], waiting))
+        return _view(runs.read(stored[run]), waiting)
     return RunView(waiting[run], sent=False)
 
 
 def waiting_run(folder: Path, text: str) -> RunRecord:
     """As `show_run`, of the runs that wait in this folder of spools, for whichever store: none is asked."""
-    waiting = {record.run: record for spool in _spools(folder) for record in spool.records()}
-    found = {run for run in waiting if _matches(run, text)}
-    if text and not found:
+    waiting, problems = _waiting(_spools(folder), text)
+    if text and problems and not waiting:
+        raise problems[0]
+    if text and not waiting:
         raise NotFound(
             f"no run {text} waits here to be sent, and with --offline the store is not asked",
             subject=text,
             hint=f"dsv run --again {text}",
         )
-    return waiting[_only(text, found)]
+    return waiting[_only(text, set(waiting))]
 
 
 def run_log(runs: RunStore, record: RunRecord) -> bytes | None:
@@ -91,16 +102,23 @@ def run_log(runs: RunStore, record: RunRecord) -> bytes | None:
     return None
 
 
-def _stored_views(
-    runs: RunStore, stored: list[StoredRun], waiting: dict[RunId, RunRecord]
-) -> Iterator[RunView]:
+def _view(record: RunRecord, waiting: Mapping[RunId, RunRecord]) -> RunView:
     """What waits here is newer than what the store has of the same run."""
-    for record in runs.read_all(stored):
-        here = waiting.get(record.run)
-        if here is not None and here.state.is_terminal and not record.state.is_terminal:
-            yield RunView(here, sent=False)
-        else:
-            yield RunView(record, sent=True)
+    here = waiting.get(record.run)
+    if here is not None and here.state.is_terminal and not record.state.is_terminal:
+        return RunView(here, sent=False)
+    return RunView(record, sent=True)
+
+
+def _waiting(spools: Iterable[Spool], text: str) -> tuple[dict[RunId, RunRecord], list[DsvError]]:
+    """The runs that wait and that a text may mean, and why others of them can't be read."""
+    problems: list[DsvError] = []
+    found = {
+        record.run: record
+        for spool in spools
+        for record in spool.records(lambda part: _matches(part.run, text), problems.append)
+    }
+    return found, problems
 
 
 def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> dict[RunId, StoredRun]:

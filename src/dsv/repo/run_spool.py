@@ -9,13 +9,14 @@ at once: a part that is sent twice has the same bytes both times.
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.errors import Conflict, UsageError
+from dsv.errors import Conflict, Denied, DsvError, IntegrityError, Unreachable, Unsupported, UsageError
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
@@ -64,45 +65,79 @@ class Spool:
             _sync(one)
         return target
 
-    def waiting(self) -> list[SpooledPart]:
-        """What waits, oldest run first, each run's parts in the order in which they are sent."""
-        paths = [path for folder in _listing(self._folder) for path in _listing(folder)]
+    def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
+        """What waits, oldest run first, each run's parts in the order in which they are sent.
+
+        skipped: told of each folder that can't be read.
+        """
+        paths = [
+            path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
+        ]
         found = [part for path in paths if (part := _parse(path)) is not None]
         return sorted(found, key=lambda each: (each.run, each.dataset, _ORDER[each.part]))
 
     def send(self, runs: RunStore, only: RunId | None = None) -> int:
         """Sends what waits (of one run, or all); how many parts went.
 
-        Raises at once what the store raises, but a part that clashes with the store's keeps no other back.
+        Raises at once what the store raises. A part that clashes with the store's, or can't be read (another user
+        made it), keeps no other back: the first such is raised when all else has gone.
         """
-        sent, clash = 0, None
-        for part in self.waiting():
+        sent = 0
+        problems: list[DsvError] = []
+        for part in self.waiting(problems.append if only is None else lambda _: None):
             if only is not None and part.run != only:
                 continue
             try:
                 data = part.path.read_bytes()
+                runs.write(part.dataset, part.run, part.part, data)
+                part.path.unlink(missing_ok=True)
             except FileNotFoundError:  # another process has sent it
                 continue
-            try:
-                runs.write(part.dataset, part.run, part.part, data)
             except Conflict as error:
-                clash = error
+                problems.append(error)
                 continue
-            part.path.unlink(missing_ok=True)
+            except OSError as error:
+                problems.append(self._explained(part.path, error))
+                continue
             sent += 1
-        if clash is not None:
-            raise clash
+        if problems:
+            raise problems[0]
         return sent
 
-    def records(self, dataset: DatasetName | None = None) -> Iterator[RunRecord]:
-        """The runs that wait here, whole or just begun."""
-        newest = {(part.dataset, part.run): part for part in self.waiting() if part.part != LOG}
-        for part in newest.values():
-            if dataset in (None, part.dataset):
-                try:
-                    yield RunRecord.decode(part.path.read_bytes(), str(part.path))
-                except FileNotFoundError:
-                    continue
+    def records(
+        self, wanted: Callable[[SpooledPart], bool], skipped: Callable[[DsvError], None]
+    ) -> Iterator[RunRecord]:
+        """The wanted ones of the runs that wait here, whole or just begun.
+
+        skipped: told of each that can't be read, is damaged, or is of a newer dsv.
+        """
+        parts = [part for part in self.waiting(skipped) if part.part != LOG and wanted(part)]
+        for part in {(each.dataset, each.run): each for each in parts}.values():
+            try:
+                yield RunRecord.decode(part.path.read_bytes(), str(part.path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                skipped(self._explained(part.path, error))
+            except (IntegrityError, Unsupported) as error:
+                skipped(error)
+
+    def _listing(self, folder: Path, skipped: Callable[[DsvError], None]) -> list[Path]:
+        try:
+            return list(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            skipped(self._explained(folder, error))
+            return []
+
+    def _explained(self, path: Path, error: OSError) -> DsvError:
+        denied = isinstance(error, PermissionError)
+        return (Denied if denied else Unreachable)(
+            f"a run's record that waits here can't be read or removed: {path}: {error.strerror or error}",
+            subject=str(path),
+            hint=f'sudo chown -R "$(id -u)" {shlex.quote(str(self._folder))}' if denied else None,
+        )
 
 
 def _sync(folder: Path) -> None:
@@ -112,13 +147,6 @@ def _sync(folder: Path) -> None:
             sync_folder(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _listing(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _parse(path: Path) -> SpooledPart | None:

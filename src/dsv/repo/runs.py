@@ -9,11 +9,11 @@ Each is written once, in this order, so a `record` is complete. A run keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
@@ -73,10 +73,25 @@ class RunStore:
             raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
         return record
 
-    def read_all(self, stored: Sequence[StoredRun]) -> Iterator[RunRecord]:
-        """Their records in this order, several fetched at a time; errors are raised where `read` would."""
+    def read_all(
+        self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]
+    ) -> Iterator[RunRecord]:
+        """Their records in this order, several fetched at a time; errors are raised where `read` would.
+
+        skipped: told instead, in this thread, of each that is damaged or of a newer dsv.
+        """
         with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
-            yield from pool.map(self.read, stored)
+            for record in pool.map(self._read_or_not, stored):
+                if isinstance(record, RunRecord):
+                    yield record
+                else:
+                    skipped(record)
+
+    def _read_or_not(self, stored: StoredRun) -> RunRecord | IntegrityError | Unsupported:
+        try:
+            return self.read(stored)
+        except (IntegrityError, Unsupported) as error:
+            return error
 
     def log(self, stored: StoredRun) -> bytes | None:
         """What the run wrote, masked, head and tail of it; None where it was not kept."""

@@ -99,7 +99,16 @@ def runs(
     with _stores(call) as (repository, store, spool, bound):
         if run is None:
             number = limit if limit is not None or call.json else SHOWN
-            _write_table(call, list_runs(store, spool, named or bound, number))
+            _write_table(
+                call,
+                list_runs(
+                    store,
+                    spool,
+                    named or bound,
+                    number,
+                    skipped=lambda error: call.warn(f"{error}; not shown"),
+                ),
+            )
             return
         places = [named] if named is not None else list(repository.refs.datasets())
         view = show_run(store, spool, run, places)

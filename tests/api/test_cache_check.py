@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dsv.api import cache_check as api_check
 from dsv.api.cache import cache, cached, evict
 from dsv.api.cache_check import check
 from dsv.cache import check as cache_check
@@ -204,3 +205,37 @@ def test_what_it_cannot_do(ann: Person, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         check(ann.context(), folder)
     assert len(cached(folder).items) == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{"])
+def test_what_nothing_is_known_of_does_not_pass(ann: Person, folder: Path, content: bytes | None) -> None:
+    path = scans(ann, folder)
+    (entry,) = (folder / ".dsv/claims").rglob("entry-*")
+    saved = entry.read_bytes()
+    entry.unlink()
+    if content is not None:
+        entry.write_bytes(content)
+    for targets in ([], [Target.parse("scans")]):
+        report = check(ann.context(), folder, targets)
+        (item,) = report.items
+        assert report.exit_code == 5 and item.path == path
+        assert item.problem is not None and "record is missing" in item.problem
+    if content is not None:
+        entry.unlink()
+    entry.write_bytes(saved)
+    assert check(ann.context(), folder).exit_code == 0
+
+
+def test_what_is_recorded_a_moment_later_is_checked(
+    ann: Person, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who publishes makes it visible first, and records then; who evicts does it the other way round."""
+    path = scans(ann, folder)
+    (entry,) = (folder / ".dsv/claims").rglob("entry-*")
+    saved = entry.read_bytes()
+    entry.unlink()
+    monkeypatch.setattr(api_check.time, "sleep", lambda _: entry.write_bytes(saved))
+    assert [item.problem for item in check(ann.context(), folder).items] == [None]
+    entry.unlink()
+    monkeypatch.setattr(api_check.time, "sleep", lambda _: path.rename(folder / "gone"))
+    assert check(ann.context(), folder, [Target.parse("scans")]).items == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from dsv.cache.check import Checked
 from dsv.cache.check import check as check_place
 from dsv.cache.check import repair as repair_place
 from dsv.cache.disk import explain
-from dsv.cache.inventory import take_inventory
+from dsv.cache.inventory import find_places, take_inventory
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.selection import Selection
@@ -21,6 +22,8 @@ from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import Conflict, IntegrityError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
+
+_TRIES = 10  # a tenth of a second apart, for the record of what has just become visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,25 @@ class WrongItem:
 
 @dataclass(frozen=True, slots=True)
 class CheckedItem:
-    """One cached commit that was read again. repaired: how many of `wrong` are right now."""
+    """One cached commit that was read again. repaired: how many of `wrong` are right now.
+
+    problem: why it could not be read against anything.
+    """
 
     path: Path
     dataset: DatasetName
     commit: CommitId
     files: int
     bytes: int
-    wrong: tuple[WrongItem, ...]
-    repaired: int
-    aliens: int
-    alien_paths: tuple[str, ...]
+    wrong: tuple[WrongItem, ...] = ()
+    repaired: int = 0
+    aliens: int = 0
+    alien_paths: tuple[str, ...] = ()
+    problem: str | None = None
+
+    @property
+    def still_wrong(self) -> bool:
+        return self.problem is not None or self.repaired < len(self.wrong)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,7 @@ class CheckReport:
     @property
     def exit_code(self) -> int:
         """5 where something is still wrong."""
-        return IntegrityError.exit_code if any(one.repaired < len(one.wrong) for one in self.items) else 0
+        return IntegrityError.exit_code if any(one.still_wrong for one in self.items) else 0
 
 
 def check(
@@ -75,7 +86,7 @@ def check(
             if targets:
                 places = [place for target in targets for place in finder.find_cached(target)]
             else:
-                places = [item.place for item in take_inventory(root).visible if item.record is not None]
+                places = [item.place for item in take_inventory(root).visible]
             items = [_check(context, finder, place, known, repair=repair) for place in places]
     except OSError as error:
         raise explain(error, root.path, "check") from error
@@ -87,12 +98,12 @@ def _check(
 ) -> CheckedItem | None:
     """None where it went in the meantime."""
     root = finder.root
-    record = read_record(root, place)
+    dataset = DatasetName.from_component(place.dataset)
+    record, there = _look(root, place, dataset)
     if record is None:
-        return None
+        return _unknown(root, place, dataset) if there else None
     _check_store(finder, place, record)
     selection = Selection.of(path.encode() for path in record.selection)
-    dataset = DatasetName.from_component(place.dataset)
     found = Found(dataset, place.commit, selection, finder.repository.id)
     context.progress.note(f"reading {place}")
     context.progress.start(record.entries, record.bytes)
@@ -105,6 +116,22 @@ def _check(
             repair_place(root, place, source, result, known)
     context.progress.finish()
     return _item(root, place, result)
+
+
+def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled | None, bool]:
+    """Its record, and whether it is there: it becomes visible first and is recorded then, and goes as it came."""
+    for attempt in range(_TRIES):
+        record = read_record(root, place)
+        there = record is not None or place in find_places(root, dataset)
+        if record is not None or not there or attempt == _TRIES - 1:
+            return record, there
+        time.sleep(0.1)
+    return None, False
+
+
+def _unknown(root: CacheRoot, place: Place, dataset: DatasetName) -> CheckedItem:
+    problem = "its record is missing or can't be read, so nothing tells that it is whole, and it was not read"
+    return CheckedItem(root.visible(place), dataset, place.commit, 0, 0, problem=problem)
 
 
 def _check_store(finder: Targets, place: Place, record: Filled) -> None:

@@ -37,16 +37,19 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool) -> None:
 
 def _still_wrong(report: CheckReport, folder: str, *, repair: bool) -> IntegrityError:
     lines = [
-        f"{item.path}: {len(item.wrong) - item.repaired} of {format_count(item.files, 'file')}: {_paths(item)}"
+        f"{item.path}: "
+        + (
+            item.problem
+            or f"{len(item.wrong) - item.repaired} of {format_count(item.files, 'file')}: {_paths(item)}"
+        )
         for item in report.items
-        if item.repaired < len(item.wrong)
+        if item.still_wrong
     ]
+    mends = not repair and all(item.problem is None for item in report.items)
     return IntegrityError(
         "cached files are not what was committed:\n  " + "\n  ".join(lines),
         subject=folder,
-        hint="dsv cached --check TARGET repairs them"
-        if not repair
-        else "dsv evict TARGET, then dsv cache TARGET",
+        hint="dsv cached --check TARGET repairs them" if mends else "dsv evict TARGET, then dsv cache TARGET",
     )
 
 

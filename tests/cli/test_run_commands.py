@@ -77,6 +77,7 @@ def test_what_keeps_it_from_being_launched_is_125(pets: Dsv) -> None:
         ["pets@v1", "--out", "", "--", "true"],
         ["pets@v1", "--code", "", "--", "true"],
         ["--again", "x", "--out", ""],
+        ["pets@v1", "-p", r'x="\ud800"', "--", "true"],
         ["--again", "x", "--image", "y"],
     ],
 )

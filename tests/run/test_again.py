@@ -102,6 +102,9 @@ def test_what_else_is_refused() -> None:
     for texts in (["a=1", "a=2"],):
         with pytest.raises(UsageError):
             parse_params(texts)
+    for text in (r'x="\ud800"', r'x={"\udc00": 1}', "x=\udcff", "x=" + "[" * 70 + "]" * 70):
+        with pytest.raises(UsageError, match="the parameter x can't be JSON"):
+            parse_params([text])
     for text in ("", "=x", "A B=1", "A\0=1", "A=\0"):
         with pytest.raises(UsageError):
             parse_env([text], {})

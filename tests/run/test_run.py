@@ -15,10 +15,12 @@ import pytest
 
 from dsv.api.runs import list_runs, run_log, show_run
 from dsv.engines import container_run
+from dsv.engines.log import LogKeeper
 from dsv.engines.signals import Signals
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.model.names import Target
 from dsv.model.run import LOG, RECORD, START, RunState
+from dsv.model.secrets import Masker
 from dsv.store.base import Put
 from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import SCANS, Shop
@@ -198,11 +200,29 @@ def test_metrics_that_do_not_count(shop: Shop) -> None:
         ("head -c 2000000 /dev/zero > metrics.json", "larger"),
         ("python3 -c 'print(\"[\" * 100000)' > metrics.json", "no JSON"),
         ('printf \'{"a": "\\377"}\' > metrics.json', "no JSON"),
+        (r"""echo '{"a": ["\ud800"]}' > metrics.json""", "half a character"),
+        (r"""echo '{"\udfff": 1}' > metrics.json""", "half a character"),
     ):
         result = shop.run("sh", "-c", f'cd "$DSV_OUT"; rm -f metrics.json; {script}', out=out)
         assert result.exit_code == 0
         assert result.record.metrics is None
         assert problem in (result.record.metrics_error or ""), script
+
+
+def test_what_cannot_be_made_of_a_jobs_leavings_costs_that_part_alone(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> object:
+        raise RuntimeError("hunter2")
+
+    monkeypatch.setattr(Masker, "value", lambda masker, value, surely=False: value if surely else fail())
+    monkeypatch.setattr(LogKeeper, "kept", fail)
+    result = shop.run("sh", "-c", "echo '{\"a\": 1}' > $DSV_OUT/metrics.json; echo out; exit 3")
+    record = shop.runs.read(shop.runs.listing(SCANS)[0])
+    assert (result.exit_code, record.exit_code, record.state) == (3, 3, RunState.ENDED)
+    assert record.metrics is None and "unexpected RuntimeError" in (record.metrics_error or "")
+    assert b"unexpected RuntimeError" in (run_log(shop.runs, record) or b"")
+    assert b"hunter2" not in shop.everything()
 
 
 def test_metrics_of_an_earlier_run_are_not_this_ones(shop: Shop) -> None:

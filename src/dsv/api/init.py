@@ -40,6 +40,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             subject=str(folder),
             hint="dsv status",
         )
+    called = context.settings.store().called
     with context.store(create=True) as store:
         new_store = not Repository.exists(store)
         repository = (
@@ -59,7 +60,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         # Bound first: interrupted between the two, the same command finishes.
         workspace = inside or Workspace.create(
             folder,
-            store=context.settings.store().called,
+            store=called,
             store_id=repository.id,
             dataset=dataset,
             branch=MAIN,

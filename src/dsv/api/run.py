@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals as SignalName
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from dsv.api.run_place import (
     Metrics,
@@ -36,6 +36,8 @@ from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import Json, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.repo.repository import now_ms
+
+_T = TypeVar("_T")
 
 
 class Flag(Protocol):
@@ -187,8 +189,28 @@ def _execute(
         usage = _usage(outcome.ended, watch)
     finally:
         remove_scratch(launch.scratch)
-    kept = None if log is None else log.kept(launch.masker)
-    return _Executed(first, outcome, ended_ms, usage, read_metrics(launch.out, before), kept)
+    metrics = _salvaged(lambda: _read_metrics(launch, before), lambda problem: Metrics(problem=problem))
+    kept = None if log is None else _salvaged(lambda: log.kept(launch.masker), _no_log)
+    return _Executed(first, outcome, ended_ms, usage, metrics, kept)
+
+
+def _read_metrics(launch: Launch, before: tuple[int, int, int] | None) -> Metrics:
+    found = read_metrics(launch.out, before)
+    values = None if found.values is None else launch.masker.value(found.values)
+    return Metrics(cast("dict[str, Json] | None", values), _masked(launch, found.problem))
+
+
+def _no_log(problem: str) -> KeptLog:
+    return KeptLog(f"[dsv: the log is not kept: {problem}]\n".encode(), 0)
+
+
+def _salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
+    """A part of the record that is made of what the job left, which may be anything: that it can't be made costs
+    neither the rest of the record nor the job's exit code."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001
+        return instead(f"dsv met an unexpected {type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +242,6 @@ def _keep(launch: Launch, done: _Executed, records: RunRecords) -> tuple[RunReco
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
     if lost is not None or not ended.seen:
         state = RunState.CUT_OFF
-    metrics = None if done.metrics.values is None else launch.masker.value(done.metrics.values)
     record = replace(
         done.first,
         state=state,
@@ -229,10 +250,10 @@ def _keep(launch: Launch, done: _Executed, records: RunRecords) -> tuple[RunReco
         ended_ms=done.ended_ms,
         exit_code=ended.exit_code if lost is None else CANNOT_LAUNCH,
         signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
-        error=_masked(launch, lost or ended.reason),
+        error=_salvaged(lambda: _masked(launch, lost or ended.reason), lambda problem: problem),
         usage=done.usage,
-        metrics=cast("dict[str, Json] | None", metrics),
-        metrics_error=_masked(launch, done.metrics.problem),
+        metrics=done.metrics.values,
+        metrics_error=done.metrics.problem,
         log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
     )
     try:

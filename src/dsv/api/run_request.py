@@ -91,7 +91,10 @@ def parse_params(texts: Iterable[str]) -> dict[str, Json]:
             raise UsageError(f"{text!r} is not NAME=VALUE", subject=text, hint="-p lr=0.1")
         if name in params:
             raise UsageError(f"there are two parameters named {name}", subject=name)
-        params[name] = _param(value)
+        try:
+            params[name] = check_json(_param(value))
+        except ValueError as error:
+            raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
     return params
 
 
@@ -129,6 +132,6 @@ def _param(text: str) -> Json:
         raise ValueError(constant)
 
     try:
-        return check_json(json.loads(text, parse_constant=refuse))
+        return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
         return text

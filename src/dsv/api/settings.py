@@ -15,6 +15,7 @@ from pathlib import Path
 import tomli
 
 from dsv.errors import NotFound, UsageError
+from dsv.model.text import is_text
 
 PLAIN_KEYS: Mapping[str, str] = {
     "store": "the store that commands use: a URL, a folder, or a name under stores",
@@ -70,7 +71,16 @@ class StoreChoice:
 
     @property
     def called(self) -> str:
-        """What a workspace keeps of it. A name brings along how the store is reached, today and when it has moved."""
+        """What a workspace keeps of it. A name brings along how the store is reached, today and when it has moved.
+
+        Raises `UsageError` for a folder whose name is no text.
+        """
+        if not is_text(self.url):
+            raise UsageError(
+                f"the store from {self.origin} is not valid UTF-8, so no workspace can be bound to it: {self.url}",
+                subject=self.url,
+                hint="name a folder, or a symlink to it, whose name is UTF-8",
+            )
         return self.name or self.url
 
 

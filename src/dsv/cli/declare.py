@@ -18,6 +18,7 @@ from dsv.cli.anywhere import global_options
 from dsv.cli.call import Call
 from dsv.cli.vendored import AnyContext, HelpFormatter, Parameter, take_as_typed
 from dsv.errors import UsageError
+from dsv.model.text import is_text
 
 Body = Callable[..., int | None]
 Example = tuple[str, str]
@@ -97,7 +98,7 @@ def command(
 
 def text(value: str) -> str:
     """A parser of words for people, kept in a store or a file, so UTF-8. Names of files need not be."""
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+    if not is_text(value):
         raise UsageError(f"{value!r} is not valid UTF-8", subject=value)
     return value
 

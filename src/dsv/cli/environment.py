@@ -17,7 +17,8 @@ from dsv.api.settings import (
     read_workspace,
 )
 from dsv.cli.surroundings import Surroundings
-from dsv.errors import Denied
+from dsv.errors import Denied, UsageError
+from dsv.model.text import is_text
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
@@ -60,10 +61,18 @@ def find_workspace(start: Path) -> Path | None:
 
 
 def author(settings: Settings, flag: str | None) -> Setting:
-    """--author, DSV_AUTHOR, the config, git's, else user@host."""
-    if flag:
-        return Setting("author", flag, "--author")
-    return settings.get("author") or _git_author(settings.cwd) or Setting("author", user_at_host(), BUILT_IN)
+    """--author, DSV_AUTHOR, the config, git's, else user@host. Raises `UsageError` for what is no text."""
+    found = (
+        Setting("author", flag, "--author") if flag else settings.get("author") or _git_author(settings.cwd)
+    )
+    found = found or Setting("author", user_at_host(), BUILT_IN)
+    if not is_text(found.value):
+        raise UsageError(
+            f"the author from {found.origin} is not valid UTF-8: {found.value}",
+            subject=found.origin,
+            hint="DSV_AUTHOR='Ann Lee <ann@example.org>', or --author",
+        )
+    return found
 
 
 def user_at_host() -> str:

@@ -20,6 +20,7 @@ import msgspec
 from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName
+from dsv.model.text import is_text
 
 Json: TypeAlias = Any
 """What JSON can hold: dict, list, str, int, float, bool, None."""
@@ -217,9 +218,11 @@ def check_json(value: Json, depth: int = 0) -> Json:
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("its keys are not all strings")
-        return {key: check_json(each, depth + 1) for key, each in value.items()}
+        return {check_json(key): check_json(each, depth + 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [check_json(each, depth + 1) for each in value]
+    if isinstance(value, str) and not is_text(value):
+        raise ValueError("a string in it holds half a character (a lone surrogate such as \\ud800)")
     if value is None or isinstance(value, str | int | float):
         return value
     raise ValueError(f"a {type(value).__name__} is no JSON")

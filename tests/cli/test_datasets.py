@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from blake3 import blake3

@@ -13,10 +13,19 @@ import pytest
 
 MAIN = """
 import sys
+import time
 from pathlib import Path
 from dsv.engines.signals import Signals
-from tests.run.shop import Shop
+from tests.run.shop import Folders, Shop
+class Slow(Folders):
+    def stage(self, target, run):
+        (self.folder.parent / "ready").touch()
+        while not (self.folder.parent / "go").exists():
+            time.sleep(0.02)
+        return super().stage(target, run)
 shop = Shop(Path(sys.argv[1]))
+if "slowly" in sys.argv:
+    shop.data.__class__ = Slow
 signals = Signals()
 request = shop.request("sh", "-c", sys.argv[2])
 result = shop.launch(request, offline=True, signals=signals, grace=float(sys.argv[3]))
@@ -25,8 +34,8 @@ sys.exit(result.exit_code)
 """
 
 
-def start(folder: Path, script: str, grace: float = 20) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-c", MAIN, str(folder), script, str(grace)]
+def start(folder: Path, script: str, grace: float = 20, *more: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", MAIN, str(folder), script, str(grace), *more]
     child = subprocess.Popen(
         argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], start_new_session=True
     )
@@ -68,6 +77,38 @@ def test_a_warning_is_passed_on(tmp_path: Path) -> None:
     child = start(tmp_path, script)
     child.send_signal(signal.SIGUSR1)
     assert finish(child) == (4, b"None ended")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_before_there_is_a_job_is_dropped(tmp_path: Path, number: int) -> None:
+    """It ends neither dsv, which fetches the data, nor a command that has just begun and knows of no handler yet."""
+    child = start(tmp_path, "sleep 0.5; exit 4", 20, "slowly")
+    child.send_signal(number)
+    (tmp_path / "go").touch()
+    assert finish(child) == (4, b"None ended")
+
+
+def test_a_warning_to_the_whole_group_ends_no_helper_of_a_fill() -> None:
+    """Slurm sends it to every process of a step."""
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dsv.cache.filling.worker"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not _ignores(worker.pid, signal.SIGINT):
+        assert time.monotonic() < deadline and worker.poll() is None
+        time.sleep(0.02)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        worker.send_signal(number)
+    worker.communicate(timeout=60)
+    assert worker.returncode > 0  # by the end of its orders, and by no signal
+
+
+def _ignores(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_what_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:

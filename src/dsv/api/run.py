@@ -29,7 +29,7 @@ from dsv.engines.gpu import GpuWatch, names_of
 from dsv.engines.log import KeptLog, LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.registry import choose
-from dsv.engines.signals import Signals
+from dsv.engines.signals import Signals, spared
 from dsv.engines.supervise import GRACE, Outcome, supervise
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
 from dsv.model.names import Target
@@ -96,13 +96,15 @@ def run(
 ) -> RunResult:
     """Runs it and waits for it; its output goes to these descriptors, None for nowhere.
 
-    signals: caught and passed on while the job lives, and until its record is kept; without, this process's
-    handlers stay as they are. grace: seconds that the job gets to end after one. Raises `LaunchError` for what
-    kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
+    signals: caught and passed on while the job lives, and until its record is kept; those that end nothing don't
+    before and after that either. Without, this process's handlers stay as they are. grace: seconds that the job
+    gets to end after one. Raises `LaunchError` for what kept it from being started, but `UsageError`,
+    `Interrupted` and `Terminated` as they are.
     """
     check_request(request)
     watcher = progress if progress is not None else NoProgress()
-    with ExitStack() as leases, _as_launch_error():
+    unharmed = spared() if signals is not None else nullcontext()
+    with ExitStack() as leases, _as_launch_error(), unharmed:
         launch, held = _prepare(request, place, staging, watcher, leases)
         log = LogKeeper() if request.log else None
         supervision = _Supervision(held, signals or Signals(), watcher.note, grace)

@@ -27,7 +27,7 @@ from dsv.cli.call import Call
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.output import document, to_json
 from dsv.engines.base import Plan
-from dsv.engines.signals import Signals
+from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
 from dsv.model.names import Rev, Target
 from dsv.model.run import RunId, RunRecord
@@ -60,6 +60,7 @@ class RunOptions:
     dry_run: bool
 
 
+@spared()
 def launch(call: Call, options: RunOptions) -> int:
     """Runs it, and returns the exit code. What keeps it from being launched is a `LaunchError`."""
     _check(call, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -41,18 +41,33 @@ class Signals:
 
         What the caller ignores (under nohup, in the background of a script) stays ignored.
         """
-        if threading.current_thread() is not threading.main_thread():
+        with _handled((*ENDING, *TELLING), self._handle):
             yield
-            return
-        before = {}
-        try:
-            for number in (*ENDING, *TELLING):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    before[number] = signal.signal(number, self._handle)
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._queue.put(number)
+
+
+@contextmanager
+def spared() -> Iterator[None]:
+    """While this lasts, signals that end nothing do nothing: there is no job yet that they could tell, or none any
+    more. Not ignored, which what is started here would inherit. Else as `Signals.caught`, which takes precedence.
+    """
+    with _handled(TELLING, lambda number, frame: None):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    try:
+        for number in numbers:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)

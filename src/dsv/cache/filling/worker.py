@@ -29,7 +29,8 @@ from dsv.errors import DsvError
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process hears it too, and ends it
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # who started this process hears it too, and ends it if need be
     order = json.loads(_read_line())
     sys.path[:] = order["path"]
     stop = threading.Event()

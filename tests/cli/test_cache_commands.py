@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -280,3 +284,60 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
         ["release"],
     ):
         assert pets(*arguments).code == 2, arguments
+
+
+@pytest.fixture
+def undeletable(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names that no rename and no unlink takes away, as `chattr +i` has it."""
+    names: set[str] = set()
+
+    def refusing(real: Callable[..., None]) -> Callable[..., None]:
+        def act(path: str | bytes | Path, *arguments: Any, **options: Any) -> None:
+            if Path(os.fsdecode(path)).name in names:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+            real(path, *arguments, **options)
+
+        return act
+
+    monkeypatch.setattr(os, "rename", refusing(os.rename))
+    monkeypatch.setattr(os, "unlink", refusing(os.unlink))
+    return names
+
+
+def test_what_cannot_be_evicted_is_told(pets: Dsv, undeletable: set[str]) -> None:
+    stays, goes = (Path(pets.ok("cache", f"pets@{tag}").lines[0]) for tag in ("v1", "v2"))
+    undeletable.add(stays.name)
+    result = pets("evict", "--all", "--quiet")
+    assert result.code == 8
+    assert result.err.startswith(f"error: cannot evict pets@{stays.name}: Operation not permitted\nhint: ")
+    assert result.lines == [result.out.strip()] and result.out.startswith(f"evicted {goes}: ")
+    assert stays.is_dir() and not goes.exists()
+
+    alone = pets("evict", "--all", "--json")
+    assert alone.code == 8 and "cannot evict" in alone.err
+    assert_documented("evict", alone.json)
+    (failed,) = alone.json["failed"]
+    assert (failed["commit"], failed["half_removed"], alone.json["evicted"]) == (stays.name, False, [])
+    assert [kept["commit"] for kept in alone.json["kept"]] == [stays.name]
+    assert pets("evict", "pets@v1").code == 8
+
+    undeletable.clear()
+    assert pets.ok("evict", "--all").out.startswith(f"evicted {stays}: ")
+
+
+def test_what_is_half_removed_is_told(pets: Dsv, undeletable: set[str]) -> None:
+    half, goes = (Path(pets.ok("cache", f"pets@{tag}").lines[0]) for tag in ("v1", "v2"))
+    (goes / "a.txt").rename(goes / "b.txt")
+    undeletable.add("a.txt")
+    result = pets("evict", "--all", "--json")
+    assert result.code == 8
+    assert "it is half removed, the rest is in the trash, and the next evict goes on" in result.err
+    assert [item["commit"] for item in result.json["evicted"]] == [goes.name]
+    assert [(item["commit"], item["half_removed"]) for item in result.json["failed"]] == [(half.name, True)]
+    assert result.json["kept"] == [] and not half.exists() and not goes.exists()
+    trash = half.parents[1] / ".dsv/trash"
+    assert [path.name for path in trash.rglob("a.txt")] == ["a.txt"]
+
+    undeletable.clear()
+    again = pets.ok("cache", "pets@v1").lines[0]
+    assert (Path(again) / "a.txt").read_bytes() == b"alpha\n"

@@ -20,7 +20,7 @@ from dsv.cache.eviction.policy import Due, Wish
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.cache.symlinks import refuse_symlinks
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
 
@@ -69,18 +69,32 @@ class KeptItem:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedItem:
+    """A commit that was to go. half_removed: it is out of sight, and the rest goes with the next evict."""
+
+    path: Path
+    dataset: DatasetName
+    commit: CommitId
+    error: DsvError
+    half_removed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EvictionReport:
-    """exceeded: the limits that do not hold even now; `exit_code` is 7 then. freed_bytes: leftovers of
-    what was killed included."""
+    """exceeded: the limits that do not hold even now; `exit_code` is 7 then, and that of the first error where
+    something failed. freed_bytes: leftovers of what was killed included."""
 
     evicted: tuple[EvictedItem, ...]
     kept: tuple[KeptItem, ...]
     freed_bytes: int
     exceeded: tuple[str, ...]
     dry_run: bool
+    failed: tuple[FailedItem, ...] = ()
 
     @property
     def exit_code(self) -> int:
+        if self.failed:
+            return self.failed[0].error.exit_code
         return 7 if self.exceeded else 0
 
 
@@ -193,16 +207,18 @@ def evict(
             result = _evict.evict(
                 root, settings, wish, on_evicted=lambda one: on_evicted(_evicted(root, one))
             )
-        if targets and not result.evicted:
+        if targets and not result.evicted and not result.failures:
             _refuse(root, result.kept)
-        if not result.evicted and result.failures:
-            raise next(iter(result.failures.values()))
     return EvictionReport(
         evicted=tuple(_evicted(root, one) for one in result.evicted),
         kept=tuple(_kept(root, due) for due in result.kept),
         freed_bytes=result.freed.bytes,
         exceeded=tuple(result.exceeded),
         dry_run=dry_run,
+        failed=tuple(
+            FailedItem(root.visible(place), _dataset(place), place.commit, error, place in result.halved)
+            for place, error in result.failures.items()
+        ),
     )
 
 
@@ -262,6 +278,7 @@ __all__ = [
     "ClaimItem",
     "EvictedItem",
     "EvictionReport",
+    "FailedItem",
     "KeptItem",
     "NoLease",
     "Stager",

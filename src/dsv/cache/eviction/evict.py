@@ -47,17 +47,27 @@ class Evicted:
     alien_paths: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Halved:
+    """One that is out of sight, but could not all be deleted. freed: what was."""
+
+    freed: Extent
+    error: DsvError
+
+
 @dataclass(slots=True)
 class EvictionResult:
-    """evicted in order; kept with reasons; exceeded: limits that do not hold even so; failures by place.
+    """evicted in order; kept with reasons; exceeded: limits that do not hold even so; failures by place: of those
+    in `halved` the rest is in the trash, the others stay.
 
-    leftovers: what was freed besides, of killed evictors and of fills that nobody goes on with.
+    leftovers: what was freed besides, of killed evictors, of fills that nobody goes on with and of the halved.
     """
 
     evicted: list[Evicted] = field(default_factory=list)
     kept: list[Due] = field(default_factory=list)
     exceeded: list[str] = field(default_factory=list)
     failures: dict[Place, DsvError] = field(default_factory=dict)
+    halved: set[Place] = field(default_factory=set)
     leftovers: Extent = field(default_factory=Extent)
 
     @property
@@ -83,7 +93,7 @@ def evict(
     planner = _planner(root, inventory, settings, wish)
     executor = _Executor(root, {item.place: item for item in inventory.visible})
     result = _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
-    result.leftovers = leftovers
+    result.leftovers += leftovers
     return result
 
 
@@ -121,7 +131,7 @@ def _planner(root: CacheRoot, inventory: Inventory, settings: CacheSettings, wis
 
 def _carry_out(
     planner: Planner,
-    act: Callable[[Due], Evicted | str | None],
+    act: Callable[[Due], Evicted | Halved | str | None],
     on_evicted: Callable[[Evicted], None],
 ) -> EvictionResult:
     """`act` answers what went, why it stays after all, or None where another was faster."""
@@ -136,6 +146,11 @@ def _carry_out(
             planner.kept(outcome)
         elif outcome is None:
             planner.gone()
+        elif isinstance(outcome, Halved):
+            planner.evicted(outcome.freed)
+            result.failures[due.candidate.place] = outcome.error
+            result.halved.add(due.candidate.place)
+            result.leftovers += outcome.freed
         else:
             planner.evicted(outcome.freed, planner.heir())
             result.evicted.append(outcome)
@@ -223,7 +238,7 @@ class _Executor:
         self._items = items
         self._remover = Remover(_FILE_TIME_NS)
 
-    def evict(self, due: Due, heir: Place | None) -> Evicted | str | None:
+    def evict(self, due: Due, heir: Place | None) -> Evicted | Halved | str | None:
         """What went; why it stays after all; None where another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
@@ -242,7 +257,10 @@ class _Executor:
                 return None
             return reason or "taken into use at this moment"
         forget(root, place, claims)
-        removed = self._remover.remove(intent.folder / place.name)
+        try:
+            removed = self._remover.remove(intent.folder / place.name)
+        except OSError as error:  # the intent stays, so that the next evict finds the rest
+            return Halved(self._remover.removed.room, _half_removed(place, error))
         self._pass_on(due.candidate.room - removed.room, heir)
         intent.withdraw()
         remove_empty(root, place)
@@ -267,6 +285,15 @@ class _Executor:
         if item is not None and item.record is not None and rest != Extent():
             with contextlib.suppress(OSError):
                 add_share(self._root, item.place, item.record.fill, rest)
+
+
+def _half_removed(place: Place, error: OSError) -> DsvError:
+    cause = explain(error, str(place), "delete all of")
+    return type(cause)(
+        f"{cause.message}; it is half removed, the rest is in the trash, and the next evict goes on",
+        subject=cause.subject,
+        hint=cause.hint,
+    )
 
 
 def forget(root: CacheRoot, place: Place, claims: Claims) -> None:

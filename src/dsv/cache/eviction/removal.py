@@ -66,6 +66,11 @@ class Remover:
         self._removed = Removed()
         self._deep: list[str] = []
 
+    @property
+    def removed(self) -> Removed:
+        """What the last `remove` has removed, also where it failed."""
+        return self._removed
+
     def remove(self, path: Path) -> Removed:
         """Removes the folder with everything in it, or what is there of it. Raises `OSError`.
 

@@ -10,6 +10,7 @@ from dsv.api.cache import EvictedItem, EvictionReport
 from dsv.api.cache import evict as free_room
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
+from dsv.cli.failure import of_error
 from dsv.errors import DsvError
 from dsv.model.names import Target
 from dsv.model.units import format_bytes, format_count, parse_duration, parse_size
@@ -32,6 +33,10 @@ from dsv.model.units import format_bytes, format_count, parse_duration, parse_si
         "kept.dataset": "the dataset",
         "kept.commit": "a commit that was due, and stays",
         "kept.reason": "why it stays",
+        "failed.dataset": "the dataset",
+        "failed.commit": "a commit that was to go, and could not",
+        "failed.problem": "why",
+        "failed.half_removed": "true where it is no longer cached, and the next evict removes the rest",
         "freed_bytes": "room on disk that is free now: blocks of files whose last link went",
         "exceeded": "limits that do not hold even so",
         "dry_run": "true where nothing was done",
@@ -66,7 +71,7 @@ def evict(
     Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
     run or a hold uses, what is pinned and what the owner protects stays. The store is never touched. Prints a
     line for each commit that went, and nothing when nothing was due; exit code 7 says that a limit is still
-    exceeded.
+    exceeded. A commit that can't be removed keeps no other from going; the exit code is then that of the failure.
     """
     gone: list[EvictedItem] = []
     wanted = [Target.parse(text) for text in targets or ()]
@@ -107,6 +112,8 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     if say_kept:
         for kept in report.kept:
             call.say(f"{kept.path} stays: {kept.reason}")
+    for failed in report.failed:
+        call.complain(of_error(failed.error))
     for limit in report.exceeded:
         call.warn(f"still exceeded: {limit}")
 
@@ -130,6 +137,15 @@ def _document(report: EvictionReport) -> dict[str, object]:
         "kept": [
             {"dataset": str(item.dataset), "commit": str(item.commit), "reason": item.reason}
             for item in report.kept
+        ],
+        "failed": [
+            {
+                "dataset": str(item.dataset),
+                "commit": str(item.commit),
+                "problem": item.error.message,
+                "half_removed": item.half_removed,
+            }
+            for item in report.failed
         ],
         "freed_bytes": report.freed_bytes,
         "exceeded": list(report.exceeded),

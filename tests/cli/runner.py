@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,3 +109,14 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+
+def full_pipe() -> tuple[int, int, int]:
+    """Its ends, of which the writing one does not block, and how many bytes are in it."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    size = 0
+    with suppress(BlockingIOError):
+        while True:
+            size += os.write(writing, b"x" * 4096)
+    return reading, writing, size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from dsv.cli import output
 from dsv.cli.output import Output, ReaderGone, local_time, printable, rfc3339, to_json, write_items
+from tests.cli.runner import full_pipe
 
 
 class Pipe(io.RawIOBase):
@@ -113,3 +116,34 @@ def test_times_are_rfc_3339_in_utc() -> None:
 def test_people_are_told_of_times_that_no_calendar_has(time_ms: float) -> None:
     assert local_time(time_ms)[:4] in ("9999", "1000")
     assert local_time(None) == "-"
+
+
+class Counting(io.FileIO):
+    """Counts how often it is written to."""
+
+    writes = 0
+
+    def write(self, data: object, /) -> int:
+        self.writes += 1
+        return super().write(data)  # type: ignore[arg-type]
+
+
+def test_a_full_stdout_that_does_not_block_is_waited_for() -> None:
+    reading, writing, size = full_pipe()
+    with open(reading, "rb", buffering=0) as reader, Counting(writing, "w") as raw, Output(raw) as out:
+        out.line("a result" * 100_000)
+
+        def send() -> None:
+            out.publish()
+            raw.close()
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        while not raw.writes:
+            time.sleep(0.001)
+        time.sleep(0.2)
+        tries = raw.writes
+        got = reader.readall()
+        sender.join()
+    assert got == b"x" * size + b"a result" * 100_000 + b"\n"
+    assert tries == 1

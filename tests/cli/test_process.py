@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsv import __version__
-from tests.cli.runner import PROGRAM, Dsv
+from tests.cli.runner import PROGRAM, Dsv, full_pipe, write_files
 
 SLOW = """
 import os, sys, time
@@ -184,3 +184,39 @@ def test_a_locale_without_unicode_loses_no_letter(dsv: Dsv) -> None:
     result = Dsv(dsv.home, dsv.cwd, environ).process("config", "author", "Ännchen")
     assert result.code == 0, result
     assert (dsv.home / ".config/dsv/config.toml").read_text() == 'author = "Ännchen"\n'
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    write_files(dsv.cwd, {"a": b"a"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    dsv.ok("tag", "v1")
+    return dsv
+
+
+@pytest.mark.parametrize(
+    "command", [["cache", "pets@v1"], ["run", "pets@v1", "--", "echo", "done"], ["ls", "no@v1"]]
+)
+def test_a_stderr_that_takes_no_more_and_does_not_block(pets: Dsv, command: list[str]) -> None:
+    """Programs that watch several pipes make them so; that they do not read one for a while ends nothing."""
+    reading, writing, size = full_pipe()
+    with open(reading, "rb", buffering=0) as reader, open(writing, "wb", buffering=0) as stderr:
+        result = pets.process(*command, stderr=stderr)
+        stderr.close()
+        assert reader.readall() == b"x" * size
+    expected = {"cache": (0, 1), "run": (0, 1), "ls": (3, 0)}[command[0]]
+    assert (result.code, len(result.lines)) == expected
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls", "pets@v1"]])
+def test_a_stdout_that_is_full_and_does_not_block(pets: Dsv, arguments: list[str]) -> None:
+    expected = pets.process(*arguments).out.encode()
+    reading, writing, size = full_pipe()
+    with open(reading, "rb", buffering=0) as reader:
+        with open(writing, "wb", buffering=0) as stdout:
+            process = pets.start(*arguments, stdout=stdout)
+        with process:
+            assert process.stderr is not None
+            assert reader.readall() == b"x" * size + expected
+            assert (process.wait(timeout=60), process.stderr.read()) == (0, b"")

@@ -37,7 +37,12 @@ def _print(text: str) -> int:
     try:
         data = text.encode()
         while data:
-            data = data[os.write(1, data) :]
+            try:
+                data = data[os.write(1, data) :]
+            except BlockingIOError:
+                from select import select
+
+                select([], [1], [])
     except BrokenPipeError:
         return 141
     except OSError as error:

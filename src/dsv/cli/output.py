@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from dsv.model import units
@@ -96,7 +97,11 @@ class Output:
         view = memoryview(data)
         try:
             while view:
-                view = view[self._raw.write(view) or 0 :]
+                written: int | None = self._raw.write(view)
+                if written is None:  # full, and whoever made it wants nobody to block in a write
+                    select([], [self._raw], [])
+                else:
+                    view = view[written:]
             self._raw.flush()
         except BrokenPipeError:
             raise ReaderGone from None

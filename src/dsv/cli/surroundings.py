@@ -69,15 +69,16 @@ class Surroundings:
 
 
 class _Lossy(io.FileIO):
-    """Drops what it can't take. A log on a full disk, or a reader who has gone, changes no result and no exit code."""
+    """Drops what it can't take. A log on a full disk, a reader who has gone, or one who does not read a pipe that must
+    not block, changes no result and no exit code.
+    """
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            return super().write(data)
-        except BlockingIOError:
-            raise
+            written: int | None = super().write(data)  # None: a full pipe that must not block
         except OSError:
-            return memoryview(data).nbytes
+            written = None
+        return memoryview(data).nbytes if written is None else written
 
 
 def of_process() -> Surroundings:

@@ -126,7 +126,7 @@ def test_the_current_folder_is_no_secret() -> None:
 
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), min_size=4, max_size=8))
 def test_any_string_can_be_masked(text: str, known: str) -> None:
-    """Also what is no Unicode, which JSON parameters can hold."""
+    """Also what is no Unicode, which JSON can hold."""
     masker = Masker.of({}, {"A_TOKEN": known})
     for whole in (text, text + known, "\ud800" + known, known + "\udcff\ud800"):
         assert masker.value({whole: [whole]}) == {masker.text(whole): [masker.text(whole)]}

@@ -166,7 +166,7 @@ class Masker:
         return _IN_BYTES.sub(HIDDEN.encode(), data)
 
     def text(self, text: str) -> str:
-        """As `data`, of any string, even one that no encoding has bytes for (a parameter `"\\ud800"`)."""
+        """As `data`, of any string, even one that no encoding has bytes for."""
         for value in self.known:
             text = text.replace(value, HIDDEN)
         if ".eyJ" in text:

@@ -150,7 +150,7 @@ def _details(item: CachedItem) -> list[str]:
     if item.protected:
         lines.append("protected by the cache's owner")
     if not item.complete:
-        lines.append("its record is missing: the next 'dsv cache' checks it")
+        lines.append("its record is missing: 'dsv evict', then 'dsv cache' make it whole")
     return [printable(line) for line in lines]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -47,12 +48,14 @@ def test_a_slow_reader_gets_everything() -> None:
     thread.start()
     time.sleep(0.3)
     assert thread.is_alive()  # held back, as a pipe would
-    output.job_ended()
-    assert not output.settled(0.2)
     got = 0
-    while got < size:
+    while got < 1 << 20:
         got += len(os.read(reader, 1 << 20))
     thread.join()
+    output.job_ended()
+    assert not output.settled(0.2)
+    while got < size:
+        got += len(os.read(reader, 1 << 20))
     assert output.settled(10) and got == size
     os.close(reader)
     os.close(writer)
@@ -66,7 +69,9 @@ def test_held_back_output_is_not_given_up_on(monkeypatch: pytest.MonkeyPatch) ->
     pipes = Pipes()
     output = Output(writer, None)
     output.attach(*pipes.sources)
-    threading.Thread(target=lambda: (_write(pipes.out, b"y" * 500_000), pipes.close())).start()
+    fcntl.fcntl(pipes.out, fcntl.F_SETPIPE_SZ, 1 << 20)
+    _write(pipes.out, b"y" * 500_000)
+    pipes.close()
     output.job_ended()
     assert not output.settled(1.0)
     got = 0
@@ -88,6 +93,49 @@ def test_a_stream_that_stays_open_ends_after_a_while(monkeypatch: pytest.MonkeyP
     assert output.settled(10)
     assert 0.2 < time.monotonic() - began < 5
     pipes.close()
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_what_goes_on_writing_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A daemon that got away: many small writes, and more than any terminal takes. The job's own output is whole."""
+    monkeypatch.setattr(output_module, "LAST_READ", 0.5)
+    reader, writer = os.pipe()
+    pipes = Pipes()
+    fcntl.fcntl(pipes.out, fcntl.F_SETPIPE_SZ, 1 << 20)
+    keeper = LogKeeper(20 << 20)
+    output = Output(writer, None, keeper)
+    job = b"j" * 900_000
+    _write(pipes.out, job)
+    closed = threading.Event()
+
+    def daemon() -> None:
+        try:
+            while True:
+                _write(pipes.out, b"d" * size)
+                time.sleep(0.001)
+        except BrokenPipeError:
+            closed.set()
+
+    threading.Thread(target=daemon, daemon=True).start()
+    os.close(pipes.err)
+    got: list[bytes] = []
+
+    def read() -> None:
+        while data := os.read(reader, 1 << 16):
+            got.append(data)
+            time.sleep(0.01)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    output.attach(*pipes.sources)
+    output.job_ended()
+    assert output.settled(60)
+    assert closed.wait(60)
+    os.close(writer)
+    reading.join(60)
+    assert b"".join(got).startswith(job) and keeper.kept(Masker()).total >= len(job)
+    os.close(reader)
+    os.close(pipes.out)
 
 
 def test_letting_go_of_a_stuck_terminal_keeps_the_log_whole() -> None:

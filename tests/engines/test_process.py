@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsv.engines.base import ALL_GPUS
+from dsv.engines.output import Output
 from dsv.engines.process import Process
+from dsv.engines.signals import Signals
+from dsv.engines.supervise import supervise
 from dsv.errors import LaunchError, UsageError
 from tests.engines.conformance import EngineConformance
-from tests.engines.harness import Bench
+from tests.engines.harness import PATIENCE, Bench
 
 
 @pytest.fixture
@@ -67,6 +71,35 @@ class TestProcess(EngineConformance):
     def test_a_daemon_that_keeps_the_output_open_keeps_no_job_alive(self, bench: Bench) -> None:
         done = bench.run(bench.shell("setsid sleep 30 & exit 2"))
         assert done.code == 2
+
+    def test_a_daemon_that_goes_on_writing_keeps_no_job_alive(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        daemon = "setsid sh -c 'touch \"$OUT/up\"; while echo x; do sleep 0.1; done' &"
+        job = bench.shell(
+            daemon + ' until [ -e "$OUT/up" ]; do sleep 0.05; done; exit 2', mounts=(out,), env=env
+        )
+        assert bench.run(job).code == 2
+
+    def test_a_job_is_over_before_a_slow_reader_has_read_it(self, bench: Bench) -> None:
+        reader, writer = os.pipe()
+        over = threading.Event()
+        got: list[bytes] = []
+
+        def read() -> None:
+            assert over.wait(PATIENCE)
+            while data := os.read(reader, 1 << 16):
+                got.append(data)
+
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        signals, output = Signals(), Output(writer, None)
+        job = bench.shell("head -c 1000000 /dev/zero; exit 3")
+        handle = bench.engine.submit(bench.plan(job), output, signals.wake)
+        outcome = supervise(handle, output, signals, lost=lambda: None, note=lambda text: None, over=over.set)
+        os.close(writer)
+        reading.join(PATIENCE)
+        os.close(reader)
+        assert (outcome.ended.exit_code, len(b"".join(got))) == (3, 1_000_000)
 
     def test_what_it_does_not_do(self, bench: Bench) -> None:
         for wrong in ({"image": "busybox"}, {"engine_args": ("--cpus=2",)}, {"shm_bytes": 1}, {"command": ()},

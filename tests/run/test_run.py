@@ -14,15 +14,11 @@ from pathlib import Path
 import pytest
 
 from dsv.api.runs import list_runs, run_log, show_run
-from dsv.engines import container_run
-from dsv.engines.log import LogKeeper
 from dsv.engines.signals import Signals
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.model.names import Target
 from dsv.model.run import LOG, RECORD, START, RunState
-from dsv.model.secrets import Masker
 from dsv.store.base import Put
-from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import SCANS, Shop
 
 
@@ -102,26 +98,6 @@ def test_a_lost_lease_ends_the_job_with_125(shop: Shop) -> None:
     assert (result.exit_code, result.record.exit_code, result.record.state) == (125, 125, RunState.CUT_OFF)
     assert result.error is not None and "evicted while" in result.error.message
     assert "evicted while" in (shop.runs.read(shop.runs.listing(SCANS)[0]).error or "")
-
-
-def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its daemon went away for good: nobody knows whether the job still runs, and that is said."""
-    monkeypatch.setattr(container_run, "SILENCE", 0.5)
-    docker = FakeDocker.make(tmp_path / "docker")
-    shop = Shop(tmp_path, docker.environ)
-
-    def go_away() -> None:
-        docker.await_up()
-        docker.set("down")
-        docker.set("left", 125)
-
-    threading.Thread(target=go_away).start()
-    result = shop.run("train", image="busybox", engine="docker")
-    record = shop.runs.read(shop.runs.listing(SCANS)[0])
-    assert (result.exit_code, record.exit_code, record.state) == (125, 125, RunState.CUT_OFF)
-    assert "did not answer" in (record.error or "")
-    assert result.error is not None and "is not known" in result.error.message
-    assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
 
 
 @pytest.mark.parametrize(("command", "code"), [(("no-such-command",), 127), (("/etc/passwd",), 126)])
@@ -207,22 +183,6 @@ def test_metrics_that_do_not_count(shop: Shop) -> None:
         assert result.exit_code == 0
         assert result.record.metrics is None
         assert problem in (result.record.metrics_error or ""), script
-
-
-def test_what_cannot_be_made_of_a_jobs_leavings_costs_that_part_alone(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> object:
-        raise RuntimeError("hunter2")
-
-    monkeypatch.setattr(Masker, "value", lambda masker, value, surely=False: value if surely else fail())
-    monkeypatch.setattr(LogKeeper, "kept", fail)
-    result = shop.run("sh", "-c", "echo '{\"a\": 1}' > $DSV_OUT/metrics.json; echo out; exit 3")
-    record = shop.runs.read(shop.runs.listing(SCANS)[0])
-    assert (result.exit_code, record.exit_code, record.state) == (3, 3, RunState.ENDED)
-    assert record.metrics is None and "unexpected RuntimeError" in (record.metrics_error or "")
-    assert b"unexpected RuntimeError" in (run_log(shop.runs, record) or b"")
-    assert b"hunter2" not in shop.everything()
 
 
 def test_metrics_of_an_earlier_run_are_not_this_ones(shop: Shop) -> None:

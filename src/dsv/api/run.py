@@ -34,7 +34,7 @@ from dsv.engines.supervise import GRACE, Outcome, supervise
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
-from dsv.model.run import Json, LogInfo, RunId, RunRecord, RunState, Usage
+from dsv.model.run import GpuUse, Json, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.repo.repository import now_ms
 
 _T = TypeVar("_T")
@@ -185,15 +185,13 @@ def _execute(
         plan = launch.plan()
         first = launch.record(plan, now_ms())
         records.begin(first)
-        watch = _gpu_watch(launch)
-        outcome = supervision.run(launch.chosen.engine, plan, output)
-        ended_ms = now_ms()
-        usage = _usage(outcome.ended, watch)
+        end = _End(_gpu_watch(launch))
+        outcome = supervision.run(launch.chosen.engine, plan, output, end.note)
     finally:
         remove_scratch(launch.scratch)
     metrics = _salvaged(lambda: _read_metrics(launch, before), lambda problem: Metrics(problem=problem))
     kept = None if log is None else _salvaged(lambda: log.kept(launch.masker), _no_log)
-    return _Executed(first, outcome, ended_ms, usage, metrics, kept)
+    return _Executed(first, outcome, end.time_ms, _usage(outcome.ended, end.gpus), metrics, kept)
 
 
 def _read_metrics(launch: Launch, before: tuple[int, int, int] | None) -> Metrics:
@@ -215,6 +213,20 @@ def _salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
         return instead(f"dsv met an unexpected {type(error).__name__}")
 
 
+@dataclass(slots=True)
+class _End:
+    """The moment in which a job is over."""
+
+    watch: GpuWatch | None
+    time_ms: int = 0
+    gpus: tuple[GpuUse, ...] = ()
+
+    def note(self) -> None:
+        self.time_ms = now_ms()
+        if self.watch is not None:
+            self.gpus = self.watch.stop()
+
+
 @dataclass(frozen=True, slots=True)
 class _Supervision:
     """How a job is watched over."""
@@ -224,12 +236,16 @@ class _Supervision:
     note: Callable[[str], None]
     grace: float
 
-    def run(self, engine: Engine, plan: Plan, output: Output) -> Outcome:
+    def run(self, engine: Engine, plan: Plan, output: Output, over: Callable[[], None]) -> Outcome:
+        """over: called when the job is over, before what is left of its output is delivered."""
         try:
             handle = engine.submit(plan, output, self.signals.wake)
         except LaunchError as error:
+            over()
             return Outcome(Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=error.message))
-        return supervise(handle, output, self.signals, lost=self.lost, note=self.note, grace=self.grace)
+        return supervise(
+            handle, output, self.signals, lost=self.lost, note=self.note, over=over, grace=self.grace
+        )
 
     def lost(self) -> str | None:
         for lease in self.leases:
@@ -296,8 +312,7 @@ def _gpu_watch(launch: Launch) -> GpuWatch | None:
     return watch
 
 
-def _usage(ended: Ended, watch: GpuWatch | None) -> Usage | None:
-    gpus = () if watch is None else watch.stop()
+def _usage(ended: Ended, gpus: tuple[GpuUse, ...]) -> Usage | None:
     if ended.usage is None:
         return Usage(gpus=gpus) if gpus else None
     return replace(ended.usage, gpus=gpus)

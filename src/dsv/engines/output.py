@@ -7,8 +7,11 @@ from ending. When the terminal's reader has gone (`| head`), the job goes on and
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
@@ -22,7 +25,8 @@ QUEUE_SIZE: Final = 4 << 20
 """Bytes of one stream that may wait for the terminal."""
 TAIL_SIZE: Final = 4 << 10
 LAST_READ: Final = 5.0
-"""Seconds without a byte after which a stream counts as ended, once the job has: what got away may hold it."""
+"""Seconds for which a stream is read on once the job has ended and all that it wrote was read: what got away from
+the job may hold it open, and go on writing."""
 
 
 class _Stream:
@@ -39,10 +43,15 @@ class _Stream:
         self._writing = False
         self._dropping = sink is None
         self._full = False
-        self._over = False
-        self._last_read = 0.0
+        self._left: int | None = None  # once it is over: bytes that the job has left in the pipe
+        self._in_hand = True  # and whether some of its bytes may be on their way from there into the queue
+        self._since = 0.0
+        self._reads = 0
+        self._seen = -1
+        self._source: IO[bytes] | None = None
 
     def start(self, source: IO[bytes], name: str) -> None:
+        self._source = source
         self._reading = self._writing = True
         Thread(target=self._read, args=(source,), name=f"dsv-{name}-reader", daemon=True).start()
         Thread(target=self._write, name=f"dsv-{name}-writer", daemon=True).start()
@@ -56,25 +65,38 @@ class _Stream:
 
     def job_ended(self) -> None:
         with self._change:
-            self._last_read = monotonic()
-            self._over = True
+            self._since = monotonic()
+            self._left = _waiting(self._source)
 
     def settled(self) -> bool:
         """Whether all of it was read, and written or dropped."""
         with self._change:
-            idle = self._over and not self._full and monotonic() - self._last_read > LAST_READ
-            if self._reading and idle:  # something that got away from the job holds it open
+            if self._reading and self._left is not None and self._ran_out():
                 self._reading = False
                 self._change.notify_all()
             return not self._reading and (not self._writing or self._dropping)
+
+    def _ran_out(self) -> bool:
+        """Whether the rest, if there will be any, is of something that got away from the job."""
+        if monotonic() - self._since <= LAST_READ:
+            return False
+        if self._all_came():
+            return True
+        # Seen twice: what has just left the pipe may not be in the queue yet.
+        quiet = not self._full and not _waiting(self._source)
+        seen, self._seen = self._seen, self._reads if quiet else -1
+        return quiet and seen == self._reads
+
+    def _all_came(self) -> bool:
+        return self._left is not None and self._left <= 0 and not self._in_hand
 
     def was_read(self) -> bool:
         return not self._reading
 
     def _read(self, source: IO[bytes]) -> None:
         with source:
-            while self._reading and (data := os.read(source.fileno(), READ_SIZE)):
-                self._last_read = monotonic()
+            while (data := os.read(source.fileno(), READ_SIZE)) and self._reading:
+                self._reads += 1
                 if self._log is not None:
                     self._log.add(data)
                 self.tail = (self.tail + data)[-TAIL_SIZE:]
@@ -87,8 +109,13 @@ class _Stream:
         with self._change:
             self._full = self._queued >= QUEUE_SIZE
             self._change.wait_for(lambda: self._dropping or self._queued < QUEUE_SIZE)
+            if self._full and not self._all_came():  # what comes after the job's own earns no more time
+                self._since = monotonic()
             self._full = False
-            self._last_read = monotonic()
+            if self._in_hand:
+                self._in_hand = self._left is None
+            elif self._left is not None:
+                self._left -= len(data)
             if not self._dropping:
                 self._queue.append(data)
                 self._queued += len(data)
@@ -161,6 +188,15 @@ class Output:
         lines = [line.strip() for line in self._stderr.tail.decode("utf-8", "replace").splitlines()]
         said = [line for line in lines if line and not line.startswith(("See '", "Run '"))]
         return said[-1] if said else ""
+
+
+def _waiting(source: IO[bytes] | None) -> int:
+    """How many bytes are in a pipe."""
+    try:
+        answer = b"" if source is None else fcntl.ioctl(source, termios.FIONREAD, bytes(4))
+    except (OSError, ValueError):  # closed meanwhile
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:

@@ -35,11 +35,13 @@ def supervise(
     *,
     lost: Callable[[], str | None],
     note: Callable[[str], None],
+    over: Callable[[], None] = lambda: None,
     grace: float = GRACE,
 ) -> Outcome:
     """Returns when the job is over and its output delivered.
 
-    lost: asked once a second; what it answers is a reason to end the job. An exception that reaches this
+    lost: asked once a second; what it answers is a reason to end the job. over: called in between: a slow reader
+    may take as long as it likes, and that is no time of the job's. An exception that reaches this
     function, Ctrl-C where nobody catches signals for instance, ends the job before it goes on.
     """
     try:
@@ -49,6 +51,7 @@ def supervise(
         _end_now(handle, signals)
         raise
     output.job_ended()
+    over()
     _deliver(output, signals, patient=outcome.signal is None and outcome.lost is None)
     return outcome
 

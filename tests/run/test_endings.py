@@ -1,0 +1,77 @@
+"""How a run ends where its engine, its readers or what its job left behind make trouble."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv.api.runs import run_log
+from dsv.engines import container_run
+from dsv.engines.log import LogKeeper
+from dsv.engines.supervise import Outcome, supervise
+from dsv.model.run import RunState
+from dsv.model.secrets import Masker
+from dsv.repo.repository import now_ms
+from tests.engines.fake_docker import FakeDocker
+from tests.run.shop import SCANS, Shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon went away for good: nobody knows whether the job still runs, and that is said."""
+    monkeypatch.setattr(container_run, "SILENCE", 0.5)
+    docker = FakeDocker.make(tmp_path / "docker")
+    shop = Shop(tmp_path, docker.environ)
+
+    def go_away() -> None:
+        docker.await_up()
+        docker.set("down")
+        docker.set("left", 125)
+
+    threading.Thread(target=go_away).start()
+    result = shop.run("train", image="busybox", engine="docker")
+    record = shop.runs.read(shop.runs.listing(SCANS)[0])
+    assert (result.exit_code, record.exit_code, record.state) == (125, 125, RunState.CUT_OFF)
+    assert "did not answer" in (record.error or "")
+    assert result.error is not None and "is not known" in result.error.message
+    assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
+
+
+def test_a_run_ends_with_its_job_and_not_with_its_readers(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered: list[int] = []
+
+    def deliver_late(*given: Any, **more: Any) -> Outcome:
+        outcome = supervise(*given, **more)
+        delivered.append(now_ms())
+        time.sleep(0.05)
+        return outcome
+
+    monkeypatch.setattr("dsv.api.run.supervise", deliver_late)
+    ended = shop.run("true").record.ended_ms
+    assert ended is not None and ended <= delivered[0]
+
+
+def test_what_cannot_be_made_of_a_jobs_leavings_costs_that_part_alone(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> object:
+        raise RuntimeError("hunter2")
+
+    monkeypatch.setattr(Masker, "value", lambda masker, value, surely=False: value if surely else fail())
+    monkeypatch.setattr(LogKeeper, "kept", fail)
+    result = shop.run("sh", "-c", "echo '{\"a\": 1}' > $DSV_OUT/metrics.json; echo out; exit 3")
+    record = shop.runs.read(shop.runs.listing(SCANS)[0])
+    assert (result.exit_code, record.exit_code, record.state) == (3, 3, RunState.ENDED)
+    assert record.metrics is None and "unexpected RuntimeError" in (record.metrics_error or "")
+    assert b"unexpected RuntimeError" in (run_log(shop.runs, record) or b"")
+    assert b"hunter2" not in shop.everything()

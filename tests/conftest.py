@@ -42,9 +42,15 @@ FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder that the labs live in; workers of pytest-xdist inherit it."""
-    # Started in the background it is ignored, and what tests start inherits that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Started in the background or under nohup they are ignored, and what tests start inherits that.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGCHLD, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     if "DSV_LABS" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="dsv-labs-"))
         (folder / shelf.OWNER).write_text(str(os.getpid()))

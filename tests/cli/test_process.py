@@ -223,3 +223,17 @@ def test_a_stdout_that_is_full_and_does_not_block(pets: Dsv, arguments: list[str
                 process.wait(timeout=1)
             assert reader.readall() == b"x" * size + expected
             assert (process.wait(timeout=60), process.stderr.read()) == (0, b"")
+
+
+def test_a_caller_that_ignores_its_children_changes_nothing(dsv: Dsv) -> None:
+    """Who starts dsv with SIGCHLD ignored, as some daemons do, has the kernel forget how children ended."""
+    write_files(dsv.cwd, {"a": b"1"})
+    assert dsv.process("init", "data").code == 0
+    assert dsv.process("sync", "-m", "one").code == 0
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = dsv.start("run", "data", "--engine", "process", "--", "sh", "-c", "exit 3")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert process.communicate(timeout=120)[0] == b""
+    assert process.returncode == 3

@@ -43,6 +43,15 @@ def test_a_container_that_outlives_its_program_is_waited_for(bench: Bench, docke
     assert docker.calls("rm") == 1 and not docker.removed_alive
 
 
+def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeDocker) -> None:
+    running = started(bench, docker)
+    docker.set("over", '"many"')
+    docker.set("left", 0)
+    ended = running.wait().ended
+    assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
+    assert ended.reason is not None and "docker said what dsv does not understand" in ended.reason
+
+
 def test_a_daemon_that_is_away_for_a_moment_ends_nothing(bench: Bench, docker: FakeDocker) -> None:
     running = started(bench, docker)
     docker.set("down")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,15 @@ class TestProcess(EngineConformance):
         program.chmod(0o755)
         done = bench.run(bench.job("mine", env={"PATH": f"{program.parent}:{os.environ['PATH']}"}))
         assert done.stdout == b"found\n"
+
+    def test_an_exit_code_that_went_elsewhere_is_said_to(self, bench: Bench) -> None:
+        """A program that uses this as a library may ignore SIGCHLD."""
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            ended = bench.start(bench.shell("exit 3")).wait().ended
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
 
     def test_a_file_here_is_no_command_unless_its_folder_is_named(self, bench: Bench) -> None:
         """As a shell has it: a bare name is looked for in PATH alone."""

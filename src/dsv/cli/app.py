@@ -212,6 +212,11 @@ def _no_such_command(name: str) -> UsageError:
     return UsageError(f"there is no command {name}", subject=name, hint=hint)
 
 
+def hear_of_children() -> None:
+    """Some programs start others with SIGCHLD ignored; how a child ended would then be lost."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C does; a second one ends the process at once."""

@@ -25,9 +25,10 @@ def main() -> int:
         from dsv.cli.catalogue import root_help
 
         return _print(root_help())
-    from dsv.cli.app import exit_now, run
+    from dsv.cli.app import exit_now, hear_of_children, run
     from dsv.cli.surroundings import of_process
 
+    hear_of_children()
     code = run(arguments, of_process())
     exit_now(code)
     return code

@@ -106,11 +106,15 @@ class ContainerRun:
         return client
 
     def _watch(self) -> None:
-        self._sampler.start()
-        code = self._client.wait()
-        ended = self._conclude(code)
+        try:
+            self._sampler.start()
+            ended = self._conclude(self._client.wait())
+        except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
+            reason = f"{self._engine.name} said what dsv does not understand: {error!r}"
+            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
         for file in self._plan.files:
-            file.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.path.unlink()
         self._ended = ended
         self._on_end()
 

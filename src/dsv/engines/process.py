@@ -144,18 +144,29 @@ class _ProcessRun:
         self.signal(signal.SIGKILL)
 
     def _watch(self) -> None:
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        with self._lock:
-            # Like a container's, the rest of it ends with its first process; reaped only then, so that its
-            # number is still its own.
-            self._signal(signal.SIGKILL)
-            _, status, rusage = os.wait4(self._process.pid, 0)
-            self._gone = True
-        usage = Usage(self._memory.stop(), round(rusage.ru_utime + rusage.ru_stime, 3))
+        try:
+            self._ended = self._reap()
+        except ChildProcessError:  # another thread has waited for any child, or the system for all
+            reason = "its exit code went to somebody else in this process"
+            self._ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        self._on_end()
+
+    def _reap(self) -> Ended:
+        try:
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            with self._lock:
+                # Like a container's, the rest of it ends with its first process; reaped only then, so that its
+                # number is still its own.
+                self._signal(signal.SIGKILL)
+                _, status, rusage = os.wait4(self._process.pid, 0)
+                self._gone = True
+        finally:
+            self._gone = True  # where it was reaped by another, its number may be anybody's
+            memory = self._memory.stop()
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
-        self._ended = Ended(exit_code=code if code >= 0 else 128 - code, launched=True, usage=usage)
-        self._on_end()
+        usage = Usage(memory, round(rusage.ru_utime + rusage.ru_stime, 3))
+        return Ended(exit_code=code if code >= 0 else 128 - code, launched=True, usage=usage)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):

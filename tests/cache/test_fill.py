@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,17 +35,6 @@ def cache_it(
     source = FakeSource(world.folder, str(commit), **behaviour)  # type: ignore[arg-type]
     request = FillRequest("xrays", commit, STORE, Selection.of(paths))
     return fill(root, request, source, ensure_room=plenty)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "world")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> CacheRoot:
-    (tmp_path / "cache").mkdir(mode=0o755)
-    return CacheRoot(tmp_path / "cache")
 
 
 ALL_KINDS = [

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
@@ -19,17 +18,6 @@ from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.layout import CacheRoot
 from dsv.model.ids import CommitId
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "world")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> CacheRoot:
-    (tmp_path / "cache").mkdir(mode=0o755)
-    return CacheRoot(tmp_path / "cache")
 
 
 @pytest.fixture

@@ -29,11 +29,6 @@ MB = 1 << 20
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "world")
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MB of its own."""
     path = tmp_path / "disk"

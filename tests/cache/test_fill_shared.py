@@ -30,17 +30,6 @@ FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number))
 PART = 1 << 20
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "world")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> CacheRoot:
-    (tmp_path / "cache").mkdir(mode=0o755)
-    return CacheRoot(tmp_path / "cache")
-
-
 def plenty(need: Need) -> None:
     """There is always room."""
 

@@ -209,7 +209,7 @@ def _salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
     neither the rest of the record nor the job's exit code."""
     try:
         return make()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 (told in the record, in place of that part)
         return instead(f"dsv met an unexpected {type(error).__name__}")
 
 

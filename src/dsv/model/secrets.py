@@ -62,10 +62,11 @@ _NO_SECRETS = frozenset(
 # fmt: on
 
 # To the closing quote, which is none after a backslash, or to the end where there is none.
-_QUOTED = r"""(?:"(?:[^"\\]|\\.?+)*+"?|'(?:[^'\\]|\\.?+)*+'?)"""
+_QUOTED = r"""(?:"(?:[^"\\]++|\\.?)*"?|'(?:[^'\\]++|\\.?)*'?)"""
 
 # A name and what stands between it and its value, within a longer text such as the argument of `sh -c`. A name
 # is looked for where a run of its characters begins, and once in each run; so a text is read once, however long.
+# Possessive are sets of characters alone: of groups, Python below 3.11.5 gets them wrong (gh-106052).
 _ASSIGNED = re.compile(
     r"""(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)["']?+\s*+[=:]\s*+""", re.IGNORECASE
 )
@@ -73,7 +74,7 @@ _ASSIGNED_VALUE = re.compile(
     rf"""{_QUOTED}|(?:(?:bearer|basic|token)\s+)?(?:\\.?+|[^\s"'&;,|)}}\\])+""", re.IGNORECASE | re.DOTALL
 )
 _FOLLOWED = re.compile(
-    r"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*+--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)\s++"
+    r"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)\s++"
 )
 _FOLLOWED_VALUE = re.compile(rf"""{_QUOTED}|(?:\\.?+|[^\s"'&;|)\\])+""", re.DOTALL)
 _WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)=)(?P<value>.+)", re.DOTALL)
@@ -91,8 +92,8 @@ _IN_BYTES = re.compile(_SHAPES.encode(), re.DOTALL)
 _IN_TEXT = re.compile(_SHAPES, re.DOTALL | re.ASCII)  # what bytes match, text matches
 # A JSON web token; once in each run of its characters, as above. Only where there is a `.eyJ` is it looked for.
 _JWT = (
-    r"(?<![A-Za-z0-9_-])(?P<before>(?:(?!\beyJ)[A-Za-z0-9_-])*+)"
-    r"eyJ[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]*+"
+    r"(?<![A-Za-z0-9_-])(?P<before>(?:(?!\beyJ)[A-Za-z0-9_-])*)"
+    r"\beyJ[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]*+"
 )
 _JWT_IN_BYTES = re.compile(_JWT.encode())
 _JWT_IN_TEXT = re.compile(_JWT, re.ASCII)

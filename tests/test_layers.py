@@ -17,14 +17,15 @@ PACKAGE = ROOT / "src" / "dsv"
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
-    "store": {"errors", "model"},
-    "repo": {"errors", "model", "store"},
-    "transfer": {"errors", "model", "store", "repo"},
-    "worktree": {"errors", "model", "store", "repo", "transfer"},
-    "cache": {"errors", "model", "store", "repo", "transfer"},
-    "engines": {"errors", "model"},
-    "api": {"errors", "model", "store", "repo", "transfer", "worktree", "cache", "engines"},
-    "cli": {"errors", "model", "store", "repo", "transfer", "worktree", "cache", "engines", "api"},
+    "fs": {"errors", "model"},
+    "store": {"errors", "model", "fs"},
+    "repo": {"errors", "model", "fs", "store"},
+    "transfer": {"errors", "model", "fs", "store", "repo"},
+    "worktree": {"errors", "model", "fs", "store", "repo", "transfer"},
+    "cache": {"errors", "model", "fs", "store", "repo", "transfer"},
+    "engines": {"errors", "model", "fs"},
+    "api": {"errors", "model", "fs", "store", "repo", "transfer", "worktree", "cache", "engines"},
+    "cli": {"errors", "model", "fs", "store", "repo", "transfer", "worktree", "cache", "engines", "api"},
     "reader": set(),  # ships with the package and stands alone
 }
 LIBRARIES = {

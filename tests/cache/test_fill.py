@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache import filesystem
-from dsv.cache.filesystem import PROBE, FileSystem
 from dsv.cache.filling import placing, site, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.planning import make_plan
@@ -21,6 +19,8 @@ from dsv.cache.layout import CacheRoot
 from dsv.cache.record import read_record, record_path
 from dsv.cache.selection import Selection
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
+from dsv.fs import system
+from dsv.fs.system import PROBE, FileSystem
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId
 
@@ -113,7 +113,7 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
     monkeypatch.setattr(placing, "start_file", start)
     monkeypatch.setattr(placing, "create_file", start)
     kind = FileSystem(remote=remote, sync_each=remote)
-    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
     if remote:
         result = cache_it(root, world, commit)
@@ -131,14 +131,14 @@ def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
 ) -> None:
     """A sync tells of what was lost once: who came later would take the part for whole."""
     kind = FileSystem(remote=True, sync_each=False)
-    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as failing:
-        failing.setattr(filesystem, "sync", fail)
+        failing.setattr(system, "sync", fail)
         with pytest.raises(Unreachable, match="lost what was written"):
             cache_it(root, world, commit)
     assert not any((root.dot / "fill").rglob("*"))

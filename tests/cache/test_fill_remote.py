@@ -11,19 +11,19 @@ from collections.abc import Callable
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache import filesystem
-from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling import links, parts, plan, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.layout import CacheRoot
+from dsv.fs import system
+from dsv.fs.system import FileSystem
 from dsv.model.ids import CommitId
 
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = FileSystem(remote=True, sync_each=True)
-    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    monkeypatch.setattr(system, "kind_of", lambda path: kind)
 
 
 def cache(
@@ -121,7 +121,7 @@ def test_a_disk_that_is_full_again_and_again_loses_no_part(
     times: int,
 ) -> None:
     kind = FileSystem(remote=is_remote, sync_each=is_remote)
-    monkeypatch.setattr(filesystem, "kind_of", lambda path: kind)
+    monkeypatch.setattr(system, "kind_of", lambda path: kind)
     monkeypatch.setattr(plan, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
     monkeypatch.setattr(plan, "LEAST_BYTES", 80_000)
     disk = Disk(full_from, times)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.cache.fake_source import File
 
-from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
 from dsv.cache.filling.parts import Board
 from dsv.cache.filling.writer import FILE_TIME, Folders, Rights
+from dsv.fs.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 

@@ -10,8 +10,8 @@ from tests.cache.places import make_root, place
 from dsv.cache.eviction import sweep
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.filesystem import PROBE
 from dsv.cache.settings import CacheSettings
+from dsv.fs.system import PROBE
 
 ALL = Wish(everything=True)
 

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from dsv.worktree import lock as lock_module
-from dsv.worktree.lock import Lock
+from dsv.fs import lock as lock_module
+from dsv.fs.lock import Lock
 from dsv.worktree.state import State
 from tests.worktree.worlds import World
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor, unpack
 from dsv.model.entry import Kind
 from dsv.model.pack import CODECS
 from dsv.worktree.ahead import readers as readers_module
 from dsv.worktree.ahead.batch import SLOT, UNREAD, Contents, Order, read_batch
 from dsv.worktree.ahead.readers import Readers, suitable
-from dsv.worktree.descent import Descent
 from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Conflict
-from dsv.worktree import lock as lock_module
-from dsv.worktree.lock import Held, Lock
-from dsv.worktree.owner import Fate, Owner
+from dsv.fs import lock as lock_module
+from dsv.fs.lock import Held, Lock
+from dsv.fs.process import Fate, Owner
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from dsv.worktree.lock import Lock
+from dsv.fs.lock import Lock
 taken = Lock.take(Path(sys.argv[1]), "dsv sync")
 print(type(taken).__name__, flush=True)
 if isinstance(taken, Lock):

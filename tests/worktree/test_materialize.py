@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_no_half_file(world: World) -> None:
 
 
 def test_no_room_is_said_to_be_no_room() -> None:
-    from dsv.worktree.oserrors import as_error
+    from dsv.fs.errors import as_error
 
     assert isinstance(as_error(OSError(28, "No space left on device"), "x"), NoRoom)
 

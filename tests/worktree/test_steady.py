@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv.fs.descent import Descent
 from dsv.model.ids import FileId
-from dsv.worktree.descent import Descent
 from dsv.worktree.examine import hash_content
 from dsv.worktree.problem import Problem, Trouble
 from dsv.worktree.steady import TRIES, Steady, read_steadily

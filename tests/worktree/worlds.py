@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from dsv.fs.descent import Descent
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
-from dsv.worktree.descent import Descent
 from dsv.worktree.examine import hash_content
 from dsv.worktree.folder import row_of
 from dsv.worktree.problem import Problem

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 
+from dsv.fs.descent import Descent
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.ids import FileId
 from dsv.model.location import Location
@@ -14,7 +15,6 @@ from dsv.repo.tree_edit import TreeChange
 from dsv.transfer.upload import Stored, Uploader
 from dsv.worktree.ahead.batch import Contents
 from dsv.worktree.ahead.readers import Readers
-from dsv.worktree.descent import Descent
 from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.problem import Problem
 from dsv.worktree.steady import read_steadily

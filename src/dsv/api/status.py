@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.removals import check_removals
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
+from dsv.fs.lock import Lock
 from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
 from dsv.repo.trees import TreeReader
 from dsv.worktree.examine import examine
-from dsv.worktree.lock import Lock
 from dsv.worktree.problem import Problem
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State

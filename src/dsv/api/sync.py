@@ -13,6 +13,8 @@ from dsv.api.context import Context, check_binding
 from dsv.api.names import check_new_branch
 from dsv.api.removals import check_removals
 from dsv.errors import Conflict, NoRoom
+from dsv.fs.descent import Descent
+from dsv.fs.lock import Lock
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import BranchName, DatasetName, Rev, Target
@@ -28,10 +30,8 @@ from dsv.store.counting import Counting
 from dsv.transfer.processors import processors
 from dsv.transfer.upload import Uploader
 from dsv.worktree.ahead.readers import Readers, suitable
-from dsv.worktree.descent import Descent
 from dsv.worktree.examine import read
 from dsv.worktree.journal import Journal
-from dsv.worktree.lock import Lock
 from dsv.worktree.problem import Problem, refusal
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State

@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache.filesystem import look_anew
 from dsv.cache.filling.existing import State, examine
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.writer import Folders, Rights, create_file
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.selection import Selection
+from dsv.fs.system import look_anew
 from dsv.model.entry import Entry, Kind
 from dsv.model.location import Location
 from dsv.model.paths import show

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from dsv.cache.filesystem import look_anew
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
+from dsv.fs.system import look_anew
 
 _TRIES = 20
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)

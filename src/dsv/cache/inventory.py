@@ -14,10 +14,10 @@ from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.disk import GONE, explain, list_names
 from dsv.cache.eviction.policy import Candidate
-from dsv.cache.filesystem import look_anew
 from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place, is_dataset
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
+from dsv.fs.system import look_anew
 from dsv.model.names import DatasetName
 
 _THREADS = 16  # reads in flight: over NFS each is a round trip

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache.disk import FORGOTTEN, explain, link_count, read_small, umask
-from dsv.cache.filesystem import PROBE, look_anew
 from dsv.errors import Unsupported, UsageError
+from dsv.fs.system import PROBE, look_anew
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.disk import list_names, read_small
-from dsv.cache.filesystem import server_time
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.system import server_time
 
 PREFIX = "entry-"
 _VERSION = 1

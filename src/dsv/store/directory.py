@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dsv.errors import IntegrityError
+from dsv.fs.attributes import ask_again, unless_gone
 from dsv.store.base import (
     Buffer,
     Item,
@@ -29,7 +30,6 @@ from dsv.store.base import (
     is_component,
 )
 from dsv.store.directory_errors import NO_HARD_LINKS, no_hard_links, os_errors, root_missing
-from dsv.store.freshness import ask_again, unless_gone
 from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles, make_folder, sync_folder
 
 _FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
@@ -144,7 +144,7 @@ class DirectoryStore:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """A descriptor of the object's file. A name that seems absent is asked for again: see freshness."""
+        """A descriptor of the object's file. A name that seems absent is asked for again: see fs.attributes."""
         folders, name = _split(check_key(key))
         descriptor = None
         with unless_gone():

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from dsv.fs.attributes import ask_again
 from dsv.store.base import Buffer
-from dsv.store.freshness import ask_again
 
 FOLDER: Final = ".tmp"
 _STALE_SECONDS: Final = 24 * 3600

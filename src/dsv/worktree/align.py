@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dsv.fs.descent import split
 from dsv.model.entry import Entry, Kind
-from dsv.worktree.descent import split
 from dsv.worktree.folder import (
     DIRECTORY,
     IGNORED,

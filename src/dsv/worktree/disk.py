@@ -5,9 +5,9 @@ from __future__ import annotations
 import stat
 
 from dsv.errors import Conflict
+from dsv.fs.descent import Descent, split
 from dsv.model.entry import Entry, Kind
 from dsv.worktree.align import NameIndex
-from dsv.worktree.descent import Descent, split
 from dsv.worktree.examine import read
 from dsv.worktree.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.worktree.problem import Problem

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from blake3 import blake3
 
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
 from dsv.model.progress import NoProgress, Progress
-from dsv.worktree.descent import Descent
 from dsv.worktree.folder import Relation, row_of
-from dsv.worktree.oserrors import about
 from dsv.worktree.problem import Problem
 from dsv.worktree.status import Differences, What, difference, retyped
 from dsv.worktree.steady import read_steadily

@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from dsv.fs.errors import about
 from dsv.model.codec import Codec
 from dsv.model.ids import CommitId, Id, PackId, RecipeId, StoreId
 from dsv.model.location import Location, ObjectKind
-from dsv.worktree.oserrors import about
 
 _MAGIC = b"dsv journal 1\n"
 _START = len(_MAGIC) + StoreId.size

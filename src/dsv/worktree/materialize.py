@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv.errors import Unsupported
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.paths import fold_clashes, show
 from dsv.model.progress import Progress
-from dsv.worktree.descent import Descent, split
 from dsv.worktree.disk import SurveyedDisk
-from dsv.worktree.oserrors import about
 from dsv.worktree.patches import Patches
 from dsv.worktree.plan import Act, Consents, Plan, Step, Wish, decide, make_plan, nobody
 from dsv.worktree.scanning import take_survey

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from dsv.fs.descent import split
 from dsv.model.entry import Entry, Kind
-from dsv.worktree.descent import split
 from dsv.worktree.folder import NO_ID, OWN_SAME, ROW, TRUSTED, Folder, Relation, mark, with_relation
 from dsv.worktree.state import State
 from dsv.worktree.status import difference

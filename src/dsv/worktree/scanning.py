@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
+from dsv.fs.files import clock
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.paths import link_escapes
 from dsv.worktree import ignore
 from dsv.worktree.align import NameIndex
 from dsv.worktree.compare import compare, is_unchanged
-from dsv.worktree.descent import Descent, split
-from dsv.worktree.files import clock
 from dsv.worktree.folder import (
     DIRECTORY,
     KEPT,
@@ -24,7 +25,6 @@ from dsv.worktree.folder import (
 )
 from dsv.worktree.ignore import Rules
 from dsv.worktree.judge import LEAVES, Judge
-from dsv.worktree.oserrors import about
 from dsv.worktree.problem import Trouble
 from dsv.worktree.scan import Listing, list_folder
 from dsv.worktree.scope import Scope

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from dsv.worktree.descent import Descent, split
+from dsv.fs.descent import Descent, split
 from dsv.worktree.problem import Problem, Trouble
 
 T = TypeVar("T")

@@ -12,11 +12,11 @@ import tomli
 import tomli_w
 
 from dsv.errors import Conflict, DsvError, IntegrityError
+from dsv.fs.errors import about
+from dsv.fs.files import read_file, replace_file
+from dsv.fs.lock import Held, Lock
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName
-from dsv.worktree.files import read_file, replace_file
-from dsv.worktree.lock import Held, Lock
-from dsv.worktree.oserrors import about
 
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
 from dsv.model.entry import Entry, Kind
-from dsv.worktree.descent import Descent, split
 from dsv.worktree.folder import row_of
-from dsv.worktree.oserrors import about
 from dsv.worktree.scan import TEMPORARY
 
 _FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC

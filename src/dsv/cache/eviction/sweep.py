@@ -19,7 +19,6 @@ from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import list_names
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.eviction.removal import Remover
-from dsv.cache.filesystem import PROBE
 from dsv.cache.filling import site
 from dsv.cache.filling.publish import bury
 from dsv.cache.filling.workers import read_workers
@@ -29,6 +28,7 @@ from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.cache.usage import Extent
+from dsv.fs.system import PROBE
 
 # Seconds after which what one process should long have finished is anybody's to finish.
 ABANDONED = 600.0

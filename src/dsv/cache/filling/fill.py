@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from dsv.cache import filesystem
 from dsv.cache.disk import FORGOTTEN, GONE, explain
 from dsv.cache.filling import room
 from dsv.cache.filling.planning import Planned, make_plan
@@ -18,6 +17,7 @@ from dsv.cache.filling.workers import Beat
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Cached, lookup
 from dsv.errors import Conflict, Unreachable
+from dsv.fs import system
 from dsv.model.progress import NoProgress, Progress
 
 _ATTEMPTS = 50
@@ -54,7 +54,7 @@ def fill(
             jobs=jobs,
             progress=progress or NoProgress(),
             helper=helper,
-            kind=filesystem.kind_of(root.path),
+            kind=system.kind_of(root.path),
         )
         return _fill(request, means)
     except OSError as error:

@@ -9,10 +9,10 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
-from dsv.cache import filesystem
 from dsv.cache.filling.plan import DonorPlan
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, has_time
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Kind
 from dsv.model.ids import FileId
@@ -181,7 +181,7 @@ class Links:
         copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode, dir_fd=self._drafts)
         try:
             try:
-                cloned = filesystem.clone(descriptor, copy)
+                cloned = system.clone(descriptor, copy)
             finally:
                 finish_file(copy, self._rights, runs=runs)
             if cloned:

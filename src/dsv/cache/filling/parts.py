@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsv.cache.filesystem import FileSystem, boot, server_time
+from dsv.fs.system import FileSystem, boot, server_time
 
 
 @dataclass(frozen=True, slots=True)

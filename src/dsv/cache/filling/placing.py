@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache import filesystem
 from dsv.cache.filling import existing
 from dsv.cache.filling.contents import Item, LinkRun
 from dsv.cache.filling.existing import State
@@ -18,6 +17,7 @@ from dsv.cache.filling.parts import Claim
 from dsv.cache.filling.pool import Pool
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, start_file
+from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
 
@@ -53,7 +53,7 @@ class Job:
 class Placer:
     """Writes into the tree of one fill. Used from one thread; `settle` before what it did counts."""
 
-    def __init__(self, site: Site, kind: filesystem.FileSystem) -> None:
+    def __init__(self, site: Site, kind: system.FileSystem) -> None:
         """Raises `OSError`."""
         self._site = site
         self._rights = Rights.of(site.root, sync=kind.sync_each)

@@ -9,7 +9,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache import filesystem
 from dsv.cache.filling import plan as shape
 from dsv.cache.filling.donors import OPEN, Candidate, Matching, candidates, match
 from dsv.cache.filling.links import NO_LINK
@@ -30,6 +29,7 @@ from dsv.cache.filling.source import Source, Tree
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.selection import Selection
 from dsv.errors import Conflict, NotFound
+from dsv.fs import system
 from dsv.model.entry import Kind
 from dsv.model.paths import fold_clashes, show
 from dsv.repo.trees import Leaf
@@ -237,7 +237,7 @@ def _clones(path: bytes, draft: bytes) -> bool:
     try:
         copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            return filesystem.clone(source, copy)
+            return system.clone(source, copy)
         finally:
             os.close(copy)
     except OSError as error:

@@ -8,10 +8,10 @@ import select
 import subprocess
 import sys
 
-from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.plan import Plan
 from dsv.cache.filling.request import HelperSpec
 from dsv.cache.filling.site import Site
+from dsv.fs.system import FileSystem
 from dsv.transfer.processors import processors
 
 # One more process pays for its start with this much work, in entries and in bytes to write.

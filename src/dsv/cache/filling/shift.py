@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv.cache.disk import GONE
-from dsv.cache.filesystem import FileSystem
 from dsv.cache.filling.parts import Board, Claim
 from dsv.cache.filling.plan import Plan
 from dsv.cache.filling.processes import Helpers, default_jobs
@@ -24,6 +23,7 @@ from dsv.cache.filling.workers import Beat, Worker, read_workers
 from dsv.cache.filling.write_back import Lost, WriteBack
 from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
+from dsv.fs.system import FileSystem
 from dsv.model.progress import Progress
 from dsv.model.units import format_bytes
 

@@ -29,12 +29,12 @@ import msgspec
 
 from dsv.cache.disk import GONE, list_names, read_small
 from dsv.cache.eviction.removal import Remover
-from dsv.cache.filesystem import PROBE, server_time
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, lookup, reach, write_record
 from dsv.errors import Conflict, Unsupported
+from dsv.fs.system import PROBE, server_time
 
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from dsv.cache import filesystem
 from dsv.cache.disk import GONE
 from dsv.cache.filling import existing
 from dsv.cache.filling.contents import Contents, Item, LinkRun
@@ -24,6 +23,7 @@ from dsv.cache.filling.workers import Tally
 from dsv.cache.filling.write_back import lost
 from dsv.cache.filling.writer import LARGE_PIECE
 from dsv.errors import Unreachable
+from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
 from dsv.transfer.download import Wanted
@@ -45,7 +45,7 @@ class PartWorker:
         source: Source,
         board: Board,
         tally: Tally,
-        kind: filesystem.FileSystem,
+        kind: system.FileSystem,
         tick: Callable[[], None],
     ) -> None:
         """Raises `OSError`, `FillEnded`."""
@@ -216,7 +216,7 @@ class PartWorker:
             raise Unreachable(f"files of {self._site.place} keep vanishing from {self._site.tree}")
         if self._kind.remote and not self._kind.sync_each:
             try:
-                filesystem.sync(self._placer.top)
+                system.sync(self._placer.top)
             except OSError as error:
                 raise lost(self._site, error) from error
         self._report_links(job)

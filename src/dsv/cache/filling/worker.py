@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsv.cache import filesystem
 from dsv.cache.filling.parts import Board
 from dsv.cache.filling.processes import BEGAN
 from dsv.cache.filling.site import Site, join
@@ -26,6 +25,7 @@ from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.workers import Beat
 from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import DsvError
+from dsv.fs import system
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _work(site: Site, source: Source, begin: int, stop: threading.Event) -> Beat:
-    kind = filesystem.kind_of(site.root.path)
+    kind = system.kind_of(site.root.path)
     beat = Beat(site.root, kind)
     try:
         beat.enlist(site.workers)

@@ -17,8 +17,8 @@ import msgspec
 
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import FORGOTTEN, list_names, read_small
-from dsv.cache.filesystem import FileSystem, server_time
 from dsv.cache.layout import CacheRoot
+from dsv.fs.system import FileSystem, server_time
 
 BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
 BEAT_REMOTE = 4.0

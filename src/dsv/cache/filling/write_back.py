@@ -11,9 +11,9 @@ import contextlib
 import os
 import threading
 
-from dsv.cache import filesystem
 from dsv.cache.filling.site import Site, condemn
 from dsv.errors import Unreachable
+from dsv.fs import system
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
 STEP = 32 << 20
@@ -85,6 +85,6 @@ class WriteBack:
 
     def _sync(self) -> None:
         try:
-            filesystem.sync(self._descriptor)
+            system.sync(self._descriptor)
         except OSError as error:
             self._error = lost(self._site, error)

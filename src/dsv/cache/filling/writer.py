@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dsv.cache.disk import umask
-from dsv.cache.filesystem import begin_write_back
 from dsv.cache.layout import CacheRoot
+from dsv.fs.system import begin_write_back
 
 # 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.
 FILE_TIME = 946_684_800

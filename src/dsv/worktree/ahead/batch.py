@@ -17,12 +17,12 @@ from itertools import compress
 import msgspec
 from blake3 import blake3
 
+from dsv.fs.descent import Descent, split
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.codec import Codec, Compressor
 from dsv.model.columns import cut
 from dsv.model.ids import ChunkId
 from dsv.model.pack import Packed
-from dsv.worktree.descent import Descent, split
 from dsv.worktree.folder import ROW, row_of
 from dsv.worktree.steady import OPEN_FLAGS, same_times
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor
 from dsv.worktree.ahead.batch import Order, Slot, read_batch
-from dsv.worktree.descent import Descent
 
 _orders = msgspec.msgpack.Decoder(Order)
 

@@ -17,10 +17,10 @@ from typing import Self
 
 import msgspec
 
+from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor
 from dsv.model.entry import Kind
 from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, Slot, read_batch
-from dsv.worktree.descent import Descent
 from dsv.worktree.survey import Gone, Pending
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Self
 
 from dsv.errors import Conflict
-from dsv.worktree.files import clock, write_once
-from dsv.worktree.oserrors import about
-from dsv.worktree.owner import Fate, Owner
+from dsv.fs.errors import about
+from dsv.fs.files import clock, write_once
+from dsv.fs.process import Fate, Owner
 
 BEAT_EVERY = 10.0  # seconds
 STALE_AFTER = 60.0  # seconds: several beats, so that a busy file server costs nobody its lock

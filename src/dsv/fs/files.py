@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from dsv.worktree.oserrors import about
+from dsv.fs.errors import about
 
 _STALE_TRIES = 3
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+UPGRADE = "install a newer dsv: pip install --upgrade DSV_CHECKOUT_OR_WHEEL"
+"""The hint for whatever a newer version wrote. On PyPI the name dsv is another project's."""
+
 
 class DsvError(Exception):
     """Base of everything that dsv raises on purpose.

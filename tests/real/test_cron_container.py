@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.cache.test_automation import block_with
 from tests.labs.docker_engine import ContainerEngine
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which moto brings")
+ROOT = Path(__file__).parents[2]
 IMAGE = "dsv-tests/cron"
 # The lab has no package index: what pip would install is copied.
 START = """#!/usr/bin/python3
@@ -30,17 +32,16 @@ sys.exit(main())
 def copy_installed(target: Path) -> None:
     """dsv, and what it needs to run, as they are installed here."""
     shutil.copytree(Path(dsv.__file__).parent, target / "dsv", ignore=shutil.ignore_patterns("__pycache__"))
-    waiting, seen = ["dsv"], set[str]()
+    waiting: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    seen = set[str]()
     while waiting:
-        found = importlib.metadata.distribution(waiting.pop())
-        for text in found.requires or []:
-            needed = Requirement(text)
-            name = needed.name.lower()
-            if name not in seen and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-                seen.add(name)
-                waiting.append(name)
-        if found.name == "dsv":
+        needed = Requirement(waiting.pop())
+        name = needed.name.lower()
+        if name in seen or (needed.marker is not None and not needed.marker.evaluate({"extra": ""})):
             continue
+        seen.add(name)
+        found = importlib.metadata.distribution(name)
+        waiting += found.requires or []
         for file in found.files or []:
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +58,9 @@ def image(podman: ContainerEngine, tmp_path: Path) -> str:
     base = f"FROM {podman.python_image()}\nCOPY packages /opt/dsv\nCOPY start /opt/start"
     text, bases = re.subn(r"^FROM .*", base, text, flags=re.M)
     start = "install -m 755 /opt/start /usr/local/bin/dsv"
-    text, installs = re.subn(r"pip install --no-cache-dir dsv", start, text)
-    assert (bases, installs) == (1, 1), text
+    text, installs = re.subn(r"pip install --no-cache-dir /tmp/dsv_data-\*\.whl", start, text)
+    text, copies = re.subn(r"^COPY dsv_data-.*\n", "", text, flags=re.M)
+    assert (bases, installs, copies) == (1, 1, 1), text
     (build / "Containerfile").write_text(text)
     how = ["--isolation=chroot", "--pull=never", "--tag", IMAGE]
     podman.call("build", *how, str(build), timeout=300)

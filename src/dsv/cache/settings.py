@@ -25,7 +25,7 @@ import tomli
 from dsv.cache.disk import explain, read_small
 from dsv.cache.layout import CacheRoot
 from dsv.cache.symlinks import refuse_symlinks
-from dsv.errors import Unsupported, UsageError
+from dsv.errors import UPGRADE, Unsupported, UsageError
 from dsv.model.units import format_bytes, parse_duration, parse_size
 
 PROTOCOL = 1
@@ -205,7 +205,7 @@ def check_writable(root: CacheRoot, settings: CacheSettings) -> None:
         raise Unsupported(
             f"{root.path} is a cache of protocol {settings.protocol}, which this dsv may read but not write",
             subject=str(root.path),
-            hint="pip install --upgrade dsv",
+            hint=UPGRADE,
         )
 
 

@@ -12,7 +12,8 @@ _TEXT = """\
 This is a dsv store: versioned datasets, shared and deduplicated.
 Please change or delete nothing here by hand: every object is referred to by others.
 
-To use it:  install dsv (pip install dsv), then
+To use it:  install dsv from its source or from a wheel that your team keeps: pip install dsv_data-*.whl
+            (the package called "dsv" on PyPI is another project), then
             dsv datasets --store <where this is>
             dsv clone --store <where this is> DATASET
 

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.errors import UPGRADE, IntegrityError, NotFound, Unsupported
 from dsv.model import keys
 from dsv.model.ids import Nonce, StoreId
 from dsv.model.readme import readme_text
@@ -24,8 +24,6 @@ from dsv.store.together import both
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
 KNOWN_FEATURES = frozenset((UNORDERED_LISTING,))
-
-_UPGRADE = "pip install --upgrade dsv"
 
 Clock = Callable[[], int]
 MetadataFolder = Callable[[StoreId], Path]
@@ -59,7 +57,7 @@ class Format:
         current = self.entries[-1]
         if current.hash != HASH or current.chunking != ChunkingParams():
             raise Unsupported(
-                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=_UPGRADE
+                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=UPGRADE
             )
         for feature in current.features:
             if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
@@ -67,7 +65,7 @@ class Format:
             if writing or feature.rule == FeatureRule.REFUSE:
                 verb = "write" if feature.rule == FeatureRule.READ_ONLY else "read"
                 raise Unsupported(
-                    f"{url} uses {feature.name!r}, which this dsv cannot {verb}", subject=url, hint=_UPGRADE
+                    f"{url} uses {feature.name!r}, which this dsv cannot {verb}", subject=url, hint=UPGRADE
                 )
 
 

@@ -33,7 +33,7 @@ from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, lookup, reach, write_record
-from dsv.errors import Conflict, Unsupported
+from dsv.errors import UPGRADE, Conflict, Unsupported
 from dsv.fs.system import PROBE, server_time
 
 PREFIX = "at-"
@@ -177,7 +177,7 @@ def _newer(place: Place) -> Unsupported:
     return Unsupported(
         f"{place} is being filled by another version of dsv",
         subject=str(place),
-        hint="wait for it, or pip install --upgrade dsv",
+        hint=f"wait for it, or {UPGRADE}",
     )
 
 

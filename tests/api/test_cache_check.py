@@ -186,7 +186,7 @@ def test_a_file_server_that_is_away_is_no_broken_file(
         raise OSError(errno.EIO, "the server does not answer")
 
     answers = itertools.repeat(errno.EIO)
-    monkeypatch.setattr(cache_check, "look_anew", away)
+    monkeypatch.setattr(cache_check, "refresh", away)
     with pytest.raises(Unreachable, match="does not answer"):
         check(ann.context(), folder)
     assert {str(one): one.lstat().st_ino for one in path.rglob("*")} == there

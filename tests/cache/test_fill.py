@@ -20,7 +20,8 @@ from dsv.cache.record import read_record, record_path
 from dsv.cache.selection import Selection
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
 from dsv.fs import system
-from dsv.fs.system import PROBE, FileSystem
+from dsv.fs.attributes import PROBE
+from dsv.fs.system import FileSystem
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId
 

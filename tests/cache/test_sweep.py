@@ -11,7 +11,7 @@ from dsv.cache.eviction import sweep
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.settings import CacheSettings
-from dsv.fs.system import PROBE
+from dsv.fs.attributes import PROBE
 
 ALL = Wish(everything=True)
 

@@ -151,12 +151,13 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
     """The writer stood still for a day between the two steps."""
     real, swept = TemporaryFiles._sweep_once, []
 
-    def sweep_mine(self: TemporaryFiles, folder: int, newest: str) -> None:
+    def sweep_mine(self: TemporaryFiles, folder: int) -> None:
         if not swept:
-            swept.append(newest)
-            os.unlink(newest, dir_fd=folder)
+            swept.extend(os.listdir(folder))
+            for name in swept:
+                os.unlink(name, dir_fd=folder)
         else:
-            real(self, folder, newest)
+            real(self, folder)
 
     monkeypatch.setattr(TemporaryFiles, "_sweep_once", sweep_mine)
     assert opened(DirectoryStore(root)).put_if_absent("a/k", b"x") is Put.WON

@@ -16,7 +16,7 @@ from dsv.cache.filling.source import Source
 from dsv.cache.filling.writer import Folders, Rights, create_file
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.selection import Selection
-from dsv.fs.system import look_anew
+from dsv.fs.attributes import refresh
 from dsv.model.entry import Entry, Kind
 from dsv.model.location import Location
 from dsv.model.paths import show
@@ -187,7 +187,7 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            look_anew(root.path)
+            refresh(root.path)
             if last:
                 return f"can't be read: {error.strerror}"
     raise AssertionError("unreachable")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
-from dsv.fs.system import look_anew
+from dsv.fs.attributes import refresh
 
 _TRIES = 20
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
@@ -59,7 +59,7 @@ def list_names(folder: Path) -> list[str]:
     """
     for attempt in range(_TRIES):
         try:
-            look_anew(folder)
+            refresh(folder)
             return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
         except FileNotFoundError:
             return []

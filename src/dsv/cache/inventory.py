@@ -17,7 +17,7 @@ from dsv.cache.eviction.policy import Candidate
 from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place, is_dataset
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
-from dsv.fs.system import look_anew
+from dsv.fs.attributes import refresh
 from dsv.model.names import DatasetName
 
 _THREADS = 16  # reads in flight: over NFS each is a round trip
@@ -115,7 +115,7 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):
-        look_anew(root.path)  # the dataset's folder may have come a moment ago
+        refresh(root.path)  # the dataset's folder may have come a moment ago
     names = list_names(root.path / dataset.component)
     places = (Place.parse(dataset.component, name) for name in names)
     return [place for place in places if place is not None]
@@ -168,7 +168,7 @@ def _has_place(dataset: str, inside: list[os.DirEntry[str]]) -> bool:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """As the file server has them now: what another host cached a moment ago is among them."""
     try:
-        look_anew(folder)
+        refresh(folder)
         with os.scandir(folder) as found:
             return list(found)
     except OSError as error:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from dsv.cache.disk import FORGOTTEN, explain, link_count, read_small, umask
 from dsv.errors import Unsupported, UsageError
-from dsv.fs.system import PROBE, look_anew
+from dsv.fs.attributes import PROBE, refresh
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 
@@ -173,7 +173,7 @@ class CacheRoot:
             if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
                 for folder in (self.path.parent, self.path):
                     with contextlib.suppress(FileNotFoundError):
-                        look_anew(folder)
+                        refresh(folder)
             return self.dot.is_dir()
         except OSError as error:
             raise explain(error, self.path) from error
@@ -317,14 +317,13 @@ class CacheRoot:
         for above in [*reversed(folder.parents), folder]:
             if above.is_relative_to(self.path):
                 with contextlib.suppress(OSError):
-                    look_anew(above)
+                    refresh(above)
 
     def now(self, folder: Path | None = None) -> float:
         """Seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
 
-        It is the time of a change that this call makes in `folder` (default: tmp/). It is read from the
-        folder and not from the new file, as a client that holds a write delegation may date files by its own
-        clock (NFSv4.2), but the server alone dates a folder. Raises `OSError`.
+        Like `fs.attributes.server_time`, of `folder` (default: tmp/), which is made if it is missing, and on a
+        full disk too. Raises `OSError`.
         """
         folder = folder or self.temporary
         probe = folder / f"{PROBE}{os.urandom(8).hex()}"
@@ -332,7 +331,7 @@ class CacheRoot:
             try:
                 lent = self.put_name(probe)
                 try:
-                    return folder.stat().st_mtime
+                    return refresh(folder) / 1e9
                 finally:
                     if lent:
                         probe.rename(self.spares / probe.name.lstrip("."))

@@ -18,7 +18,7 @@ import msgspec
 
 from dsv.cache.disk import list_names, read_small
 from dsv.cache.layout import CacheRoot, Place
-from dsv.fs.system import server_time
+from dsv.fs.attributes import server_time
 
 PREFIX = "entry-"
 _VERSION = 1

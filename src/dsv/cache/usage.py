@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsv.cache.claims.owners import user_name
 from dsv.cache.disk import read_small
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.process import user_name
 
 USED = "used"
 SHARE = "share-"

@@ -142,6 +142,7 @@ class Call(typer.Context):
         """
         from dsv.api.context import Context
         from dsv.cli import environment
+        from dsv.fs.process import host_name
         from dsv.repo.session import Writer
         from dsv.store.options import StoreOptions
 
@@ -150,7 +151,7 @@ class Call(typer.Context):
             yield Context(
                 settings=self.settings,
                 options=StoreOptions.from_environment(self.around.environ),
-                writer=Writer(name, environment.host(), f"dsv {__version__}"),
+                writer=Writer(name, host_name(), f"dsv {__version__}"),
                 metadata=self.around.cache_home() / ".dsv",
                 cwd=self.settings.cwd,
                 progress=meter,

@@ -18,6 +18,7 @@ from dsv.api.settings import (
 )
 from dsv.cli.surroundings import Surroundings
 from dsv.errors import Denied, UsageError
+from dsv.fs.process import host_name, user_name
 from dsv.model.text import is_text
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
@@ -76,21 +77,7 @@ def author(settings: Settings, flag: str | None) -> Setting:
 
 
 def user_at_host() -> str:
-    return f"{user()}@{host()}"
-
-
-def user() -> str:
-    """Also where the uid has no name, as in many containers."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"uid-{os.getuid()}"
-
-
-def host() -> str:
-    return os.uname().nodename
+    return f"{user_name(os.getuid())}@{host_name()}"
 
 
 def _git_author(cwd: Path) -> Setting | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,13 +23,13 @@ from dsv.api.runs import show_run, waiting_run
 from dsv.api.staged import Staged
 from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import CacheRoot
-from dsv.cli import environment
 from dsv.cli.call import Call
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.output import document, to_json
 from dsv.engines.base import Plan
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
+from dsv.fs.process import host_name, user_name
 from dsv.model.names import Rev, Target
 from dsv.model.run import RunId, RunRecord
 from dsv.model.units import format_duration, parse_size
@@ -216,8 +217,8 @@ def _place(call: Call) -> RunPlace:
         environ=call.around.environ,
         state=call.settings.state,
         cwd=call.settings.cwd,
-        host=environment.host(),
-        user=environment.user(),
+        host=host_name(),
+        user=user_name(os.getuid()),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
+
+from dsv.fs.process import user_name
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
@@ -45,14 +46,6 @@ class Machine:
             gpus=_gpu_count(environ),
             visible_gpus=visible(environ),
         )
-
-
-def user_name(uid: int) -> str:
-    """The name of a user, or `uid-1234` for one without."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid-{uid}"
 
 
 def visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:

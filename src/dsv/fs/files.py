@@ -1,4 +1,4 @@
-"""Small files below `.dsv`: written whole or not at all, and the clock of the file system that holds them."""
+"""Small files: written whole or not at all, read while others replace them."""
 
 from __future__ import annotations
 
@@ -78,14 +78,3 @@ def _create(path: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def clock(folder: Path) -> int:
-    """Now, in ns, by the clock that stamps files in `folder`: the stamp of a file just made there."""
-    path = folder / f".clock.{os.urandom(8).hex()}"
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        return os.fstat(descriptor).st_mtime_ns
-    finally:
-        os.close(descriptor)
-        path.unlink(missing_ok=True)

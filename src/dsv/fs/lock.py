@@ -6,11 +6,15 @@ many racers can (put-if-absent by link). The highest number is never removed, so
 who acted on an old listing finds a higher number when it looks again after its own success.
 
 A holder that was killed is found out at once on its own host, where its process is gone. From another host it
-counts as gone when it has not touched its file for `STALE_AFTER` seconds, by the file server's clock.
+counts as gone if it was not heard of for `STALE_AFTER` seconds: it writes the file server's time into the lock when
+it takes it, and into `NUMBER.alive` every few seconds. The times are contents and not the mtime of a file, as an NFS
+client may date a file by its own clock (see `fs.attributes.server_time`), and a host whose clock is a minute slow
+would lose a lock that it holds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -18,15 +22,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dsv.errors import Conflict
+import msgspec
+
+from dsv.errors import Conflict, DsvError
+from dsv.fs.attributes import server_time
 from dsv.fs.errors import about
-from dsv.fs.files import clock, write_once
-from dsv.fs.process import Fate, Owner
+from dsv.fs.files import read_file, replace_file, write_once
+from dsv.fs.process import Fate, Process, host_name
 
 BEAT_EVERY = 10.0  # seconds
 STALE_AFTER = 60.0  # seconds: several beats, so that a busy file server costs nobody its lock
 _ATTEMPTS = 16
 _FREE = ".free"
+_ALIVE = ".alive"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who took the lock. Two are the same only if their `id` is.
+
+    system, pid, started: see `fs.process.Process`. host: for people to read, never compared. action: what the owner
+    is called by. taken: seconds since 1970 by the file server's clock; 0 in a lock of a dsv that didn't tell.
+    """
+
+    id: str
+    system: str
+    pid: int
+    started: int
+    host: str
+    action: str
+    taken: float = 0.0
+
+    @classmethod
+    def here(cls, action: str, taken: float = 0.0) -> Owner:
+        """A new owner in this process, which is about to do `action`."""
+        here = Process.here()
+        return cls(os.urandom(16).hex(), here.kernel, here.pid, here.start, host_name(), action, taken)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Owner | None:
+        """None for what is no owner's record, or only the first part of one."""
+        try:
+            return _OWNER.decode(data)
+        except msgspec.DecodeError:
+            return None
+
+    def fate(self) -> Fate:
+        """Whether the process runs, if this process can know it."""
+        return Process(self.system, self.pid, self.started).fate()
+
+
+_OWNER = msgspec.json.Decoder(Owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +112,7 @@ class Lock:
         """The lock, or who has it. `action` is what the owner is called by: `dsv sync`."""
         with about(folder):
             folder.mkdir(exist_ok=True)
-            owner = Owner.here(action)
+            owner = Owner.here(action, server_time(folder))
             for _ in range(_ATTEMPTS):
                 numbers, free = _listing(folder)
                 top = max(numbers, default=0)
@@ -78,8 +127,8 @@ class Lock:
                     continue  # the listing was old: others took and passed on the lock since
                 for number in numbers:
                     if number <= top:
-                        (folder / _name(number)).unlink(missing_ok=True)
-                        (folder / (_name(number) + _FREE)).unlink(missing_ok=True)
+                        for ending in ("", _FREE, _ALIVE):
+                            (folder / (_name(number) + ending)).unlink(missing_ok=True)
                 return cls(folder, top + 1)
         return Held(None)
 
@@ -113,13 +162,14 @@ class Lock:
         self.release()
 
     def _beat(self) -> None:
+        alive = self._path.with_name(self._path.name + _ALIVE)
         while not self._ended.wait(BEAT_EVERY):
             try:
-                os.utime(self._path)
-            except FileNotFoundError:
-                self._lost = True
-                return
-            except OSError:  # a server that is away for a moment; the next beat may arrive
+                if not self._path.exists():
+                    self._lost = True
+                    return
+                replace_file(alive, str(server_time(self._folder)).encode())
+            except (OSError, DsvError):  # a server that is away for a moment; the next beat may arrive
                 continue
 
 
@@ -136,17 +186,23 @@ def _listing(folder: Path) -> tuple[list[int], set[int]]:
 
 
 def _holder(folder: Path, number: int) -> Held | None:
-    """Who holds this number, or None where nobody lives who does."""
+    """Who holds this number, or None if nobody lives who does."""
+    path = folder / _name(number)
     try:
-        # Opened, not only looked at: an NFS client then asks the server for the times.
-        with (folder / _name(number)).open("rb") as file:
-            owner = Owner.decode(file.read())
-            beaten = os.fstat(file.fileno()).st_mtime_ns
+        # Opened, not only looked at: an NFS client then asks the server for the content.
+        owner = Owner.decode(read_file(path))
+        fate = Fate.UNKNOWN if owner is None else owner.fate()
+        if fate is Fate.UNKNOWN and server_time(folder) - _heard_of(path, owner) > STALE_AFTER:
+            fate = Fate.DEAD
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             return None  # given back and taken again meanwhile; the next listing tells
         raise
-    fate = Fate.UNKNOWN if owner is None else owner.fate()
-    if fate is Fate.DEAD or (fate is Fate.UNKNOWN and clock(folder) - beaten > STALE_AFTER * 1e9):
-        return None
-    return Held(owner)
+    return None if fate is Fate.DEAD else Held(owner)
+
+
+def _heard_of(path: Path, owner: Owner | None) -> float:
+    """When the holder last said that it lives. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return float(read_file(path.with_name(path.name + _ALIVE)))
+    return owner.taken if owner is not None and owner.taken else path.stat().st_mtime

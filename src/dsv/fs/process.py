@@ -1,4 +1,4 @@
-"""Who holds a workspace's lock: a random id, and what tells at once, on its own host, that the process died.
+"""Who a process is, told so that another process can find out whether it still runs.
 
 Host names and pids are no identity: two hosts may share both, and so may two containers of one host.
 """
@@ -6,12 +6,14 @@ Host names and pids are no identity: two hosts may share both, and so may two co
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import platform
+import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+_ZOMBIE = -1
 
 
 class Fate(enum.Enum):
@@ -24,64 +26,67 @@ class Fate(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """One holder. Two are the same only if their `id` is.
+class Process:
+    """One process of one boot of one kernel.
 
-    system: boot id and pid namespace, within which `pid` means something; empty where that can't be known.
-    started: the process's start in clock ticks since boot: pids are used again.
-    host: for people to read, never compared.
+    kernel: boot id and the namespaces in which `pid` and `start` mean something; "" if that is unknown.
+    start: the process's start in clock ticks since boot, as pids are used again; 0 if that is unknown.
     """
 
-    id: str
-    system: str
+    kernel: str
     pid: int
-    started: int
-    host: str
-    action: str
+    start: int
 
     @classmethod
-    def here(cls, action: str) -> Owner:
-        """A new owner in this process, which is about to do `action`."""
+    def here(cls) -> Process:
+        """This process. Ask again after a fork."""
         pid = os.getpid()
-        return cls(os.urandom(16).hex(), _system(), pid, _started(pid) or 0, platform.node(), action)
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Owner | None:
-        """None for what is no owner's record, or only the first part of one."""
-        try:
-            return _OWNER.decode(data)
-        except msgspec.DecodeError:
-            return None
+        return cls(_kernel(pid), pid, max(_start(pid) or 0, 0))
 
     def fate(self) -> Fate:
-        """Whether the process runs, where this process can know it."""
-        if not self.system or self.system != _system() or self.pid <= 0 or not self.started:
+        """Whether it runs, as far as this process can know. A zombie counts as dead."""
+        if not self.kernel or self.kernel != _kernel(os.getpid()) or self.pid <= 0 or not self.start:
             return Fate.UNKNOWN
-        started = _started(self.pid)
-        if started is None:
+        start = _start(self.pid)
+        if start is None:
             return Fate.UNKNOWN if _exists(self.pid) else Fate.DEAD
-        return Fate.ALIVE if started == self.started else Fate.DEAD
+        return Fate.ALIVE if start == self.start else Fate.DEAD
 
 
-_OWNER = msgspec.json.Decoder(Owner)
+def user_name(uid: int | None = None) -> str:
+    """The name of a user, by default this process's; `uid-1234` for one without a name, as in many containers."""
+    if uid is None:
+        uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid-{uid}"
 
 
-def _system() -> str:
+def host_name() -> str:
+    """For people to read, never to be compared."""
+    return platform.node()
+
+
+@functools.cache
+def _kernel(pid: int) -> str:
+    """Of this process; `pid` is its own, so that a fork asks again."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}:{Path('/proc/self/ns/pid').stat().st_ino}:{Path('/proc/self/ns/time').stat().st_ino}"
+        spaces = [Path("/proc/self/ns/pid").stat().st_ino]
+        time = Path("/proc/self/ns/time")  # shifts the start times that /proc shows
+        if time.exists():
+            spaces.append(time.stat().st_ino)
     except OSError:
         return ""
+    return ":".join([boot, *map(str, spaces)])
 
 
-def _started(pid: int) -> int | None:
-    """When a process started; -1 for one that ended and waits to be reaped, None where that can't be read."""
+def _start(pid: int) -> int | None:
+    """When a process started; -1 for one that ended and waits to be reaped, None if that can't be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
+        return _ZOMBIE if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
 

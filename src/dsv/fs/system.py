@@ -25,12 +25,8 @@ _REMOTE = {
     0x01021997,  # 9p
     0x5346414F,  # AFS
 }
-PROBE = ".now-"  # with which the names begin that are made to ask a folder for the time
 _FICLONE = 0x40049409
 _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE
-_AT_FDCWD = -100
-_FORCE_SYNC = 0x2000  # AT_STATX_FORCE_SYNC
-_BASIC_STATS = 0x7FF
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +42,6 @@ def kind_of(path: Path) -> FileSystem:
     """Of the file system that `path` is on; unknown ones count as local. Raises `OSError`."""
     magic = _magic(path)
     return FileSystem(remote=magic in _REMOTE, sync_each=magic == _NFS)
-
-
-def server_time(folder: Path) -> float:
-    """Seconds since 1970 by the clock of who serves the folder, which is made to look at it anew; see `CacheRoot.now`.
-
-    Never makes the folder. Raises `OSError`; `FileNotFoundError` or ESTALE where it has gone.
-    """
-    probe = folder / f"{PROBE}{os.urandom(8).hex()}"
-    os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
-        return folder.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
-
-
-def look_anew(folder: Path) -> None:
-    """Makes an NFS client ask its server whether the folder has changed, and forget what it knew of it if so.
-
-    One request, for which the right to read is enough. A client otherwise answers a listing from memory for up to a
-    minute; where the system has no such call it still may. Raises `OSError`.
-    """
-    if sys.platform != "linux" or not hasattr(_libc(), "statx"):
-        return
-    buffer = ctypes.create_string_buffer(256)
-    if _libc().statx(_AT_FDCWD, os.fsencode(folder), _FORCE_SYNC, _BASIC_STATS, buffer) != 0:
-        number = ctypes.get_errno()
-        if number != errno.ENOSYS:
-            raise OSError(number, os.strerror(number), str(folder))
 
 
 def sync(descriptor: int) -> None:

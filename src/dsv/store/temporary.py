@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from dsv.fs.attributes import ask_again
+from dsv.fs.attributes import ask_again, refresh
 from dsv.store.base import Buffer
 
 FOLDER: Final = ".tmp"
@@ -64,7 +64,7 @@ class TemporaryFiles:
             name = os.urandom(16).hex()
             try:
                 file = self._write(folder, name, data)
-                self._sweep_once(folder, name)
+                self._sweep_once(folder)
                 yield folder, file
             finally:
                 with suppress(FileNotFoundError):
@@ -93,7 +93,7 @@ class TemporaryFiles:
         finally:
             os.close(descriptor)
 
-    def _sweep_once(self, folder: int, newest: str) -> None:
+    def _sweep_once(self, folder: int) -> None:
         """Removes what killed writers left a day ago, by the file server's clock, once per opened store.
 
         A writer that stood still for longer finds its file gone when it links, and writes it anew.
@@ -102,7 +102,7 @@ class TemporaryFiles:
             if self._swept:
                 return
             self._swept = True
-        now = os.stat(newest, dir_fd=folder).st_mtime
+        now = refresh(folder) / 1e9  # a file has just been made in it; see `fs.attributes.server_time`
         for name in os.listdir(folder):
             with suppress(FileNotFoundError, PermissionError):
                 if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
-from dsv.fs.files import clock
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.paths import link_escapes
@@ -42,7 +42,7 @@ def take_survey(root: Path, state: State, base: CommitId | None, only: Iterable[
     with about(root):
         dot = root / ".dsv"
         try:
-            state.trust_before = clock(dot)
+            state.trust_before = earliest_stamp(dot)
         except OSError:
             state.trust_before = 0  # nothing new is trusted, in a workspace that we may not write to
         device = dot.stat().st_dev if dot.exists() else root.stat().st_dev

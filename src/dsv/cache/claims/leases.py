@@ -22,11 +22,12 @@ import msgspec
 
 from dsv.cache.claims import intents
 from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord, read_claims
-from dsv.cache.claims.owners import Owner, user_name
+from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names
 from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.usage import mark_used
+from dsv.fs.process import user_name
 
 TTL = 900.0
 """Seconds that a lease outlives its last renewal: what a host may be cut off without anybody noticing."""

@@ -10,9 +10,9 @@ import msgspec
 from dsv.cache.claims import intents
 from dsv.cache.claims.claims import PIN, PinRecord, read_claims
 from dsv.cache.claims.leases import visible_identity
-from dsv.cache.claims.owners import user_name
 from dsv.cache.disk import list_names
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.process import user_name
 
 
 def pin(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:

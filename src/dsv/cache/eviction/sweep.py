@@ -28,7 +28,7 @@ from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.cache.usage import Extent
-from dsv.fs.system import PROBE
+from dsv.fs.attributes import PROBE
 
 # Seconds after which what one process should long have finished is anybody's to finish.
 ABANDONED = 600.0

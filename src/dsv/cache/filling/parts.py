@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsv.fs.system import FileSystem, boot, server_time
+from dsv.fs.attributes import server_time
+from dsv.fs.system import FileSystem, boot
 
 
 @dataclass(frozen=True, slots=True)

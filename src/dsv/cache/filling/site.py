@@ -34,7 +34,7 @@ from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, lookup, reach, write_record
 from dsv.errors import UPGRADE, Conflict, Unsupported
-from dsv.fs.system import PROBE, server_time
+from dsv.fs.attributes import PROBE, server_time
 
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")

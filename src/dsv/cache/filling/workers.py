@@ -18,7 +18,8 @@ import msgspec
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import FORGOTTEN, list_names, read_small
 from dsv.cache.layout import CacheRoot
-from dsv.fs.system import FileSystem, server_time
+from dsv.fs.attributes import server_time
+from dsv.fs.system import FileSystem
 
 BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
 BEAT_REMOTE = 4.0

@@ -11,8 +11,10 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.fs import lock as lock_module
-from dsv.fs.lock import Held, Lock
-from dsv.fs.process import Fate, Owner
+from dsv.fs.attributes import server_time
+from dsv.fs.files import read_file
+from dsv.fs.lock import Held, Lock, Owner
+from dsv.fs.process import Fate
 
 HOLDER = """
 import sys, time
@@ -83,32 +85,55 @@ def test_of_many_racers_one_wins_each_time(folder: Path) -> None:
         assert sorted(answers) == ["Held"] * 5 + ["Lock"], answers
 
 
-def elsewhere(folder: Path, age: float) -> Path:
-    """A holder under another kernel, who was last heard of `age` seconds ago."""
+def elsewhere(folder: Path, age: float, *, alive: float | None = None) -> Path:
+    """A holder under another kernel that took the lock `age` seconds ago, and last said that it lives `alive` ago."""
     folder.mkdir(exist_ok=True)
+    now = server_time(folder)
     record = folder / "00000007"
-    record.write_bytes(Owner("id", "another-boot:1:1", os.getpid(), 1, "gpu7", "dsv sync").encode())
-    then = time.time() - age
-    os.utime(record, (then, then))
+    owner = Owner("id", "another-boot:1:1", os.getpid(), 1, "gpu7", "dsv sync", now - age)
+    record.write_bytes(owner.encode())
+    if alive is not None:
+        (folder / "00000007.alive").write_bytes(str(now - alive).encode())
     return record
 
 
-def test_a_holder_on_another_host_is_judged_by_its_beats(folder: Path) -> None:
+def test_a_holder_on_another_host_is_judged_by_what_it_says(folder: Path) -> None:
     elsewhere(folder, 30)
     taken = Lock.take(folder, "dsv sync")
     assert isinstance(taken, Held) and taken.owner is not None and taken.owner.host == "gpu7"
-    elsewhere(folder, 61)
+    elsewhere(folder, 3600, alive=30)
+    assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    elsewhere(folder, 3600, alive=61)
+    taken = Lock.take(folder, "dsv sync")
+    assert isinstance(taken, Lock)
+    taken.release()
+    assert sorted(path.name for path in folder.iterdir()) == ["00000008", "00000008.free"]
+
+
+def test_the_times_that_a_client_gives_its_files_do_not_count(folder: Path) -> None:
+    """An NFS client that was delegated a file dates it by its own clock, which may be an hour slow or fast."""
+    for path in (elsewhere(folder, 30), elsewhere(folder, 3600, alive=30)):
+        for file in (path, folder / "00000007.alive"):
+            if file.exists():
+                os.utime(file, (time.time() - 3600,) * 2)
+        assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    for file in folder.iterdir():
+        file.unlink()
+    path = elsewhere(folder, 61)
+    os.utime(path, (time.time() + 3600,) * 2)
     taken = Lock.take(folder, "dsv sync")
     assert isinstance(taken, Lock)
     taken.release()
 
 
 def test_a_torn_record_counts_as_somebody_elsewhere(folder: Path) -> None:
-    record = elsewhere(folder, 30)
-    then = record.stat().st_mtime
+    record = elsewhere(folder, 0)
     record.write_bytes(record.read_bytes()[:10])
-    os.utime(record, (then, then))
     assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    os.utime(record, (time.time() - 61,) * 2)  # there is nothing else to judge it by
+    taken = Lock.take(folder, "dsv sync")
+    assert isinstance(taken, Lock)
+    taken.release()
 
 
 def test_who_was_taken_over_finds_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,17 +153,24 @@ def test_who_was_taken_over_finds_out(folder: Path, monkeypatch: pytest.MonkeyPa
     other.release()
 
 
-def test_beats_reach_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_goes_on_saying_that_it_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "BEAT_EVERY", 0.02)
     held = Lock.take(folder, "dsv sync")
     assert isinstance(held, Lock)
-    (record,) = [path for path in folder.iterdir() if path.name.isdecimal()]
-    os.utime(record, (1, 1))
-    deadline = time.monotonic() + 10
-    while record.stat().st_mtime < 1000:
-        assert time.monotonic() < deadline
+    alive = folder / "00000001.alive"
+    said = set[bytes]()
+    while len(said) < 3:
+        if alive.exists():
+            said.add(read_file(alive))
         time.sleep(0.01)
+    assert sorted(map(float, said))[0] >= held_since(folder)
     held.release()
+
+
+def held_since(folder: Path) -> float:
+    owner = Owner.decode((folder / "00000001").read_bytes())
+    assert owner is not None and owner.taken
+    return owner.taken
 
 
 def test_an_old_listing_does_not_win(folder: Path) -> None:
@@ -155,10 +187,12 @@ def test_an_old_listing_does_not_win(folder: Path) -> None:
     holding.release()
 
 
-def test_the_fate_of_this_process_and_of_a_reused_pid() -> None:
-    me = Owner.here("x")
+def test_an_owner_is_read_as_it_was_written() -> None:
+    me = Owner.here("x", 7.5)
     assert me.fate() is Fate.ALIVE
     assert Owner(me.id, me.system, me.pid, me.started + 1, "", "").fate() is Fate.DEAD
-    assert Owner(me.id, "other", me.pid, me.started, "", "").fate() is Fate.UNKNOWN
     assert Owner.decode(me.encode()) == me
+    assert Owner.decode(b'{"id":"","system":"","pid":1,"started":2,"host":"","action":""}') == Owner(
+        "", "", 1, 2, "", ""
+    )
     assert Owner.decode(b"{") is None

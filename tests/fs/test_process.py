@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from dsv.fs.process import Fate, Process, user_name
+
+
+def test_this_process_runs_and_another_start_of_its_pid_does_not() -> None:
+    here = Process.here()
+    assert here.fate() is Fate.ALIVE
+    assert dataclasses.replace(here, start=here.start + 1).fate() is Fate.DEAD
+
+
+def test_nothing_is_known_of_a_process_of_another_kernel_or_without_a_start() -> None:
+    here = Process.here()
+    assert dataclasses.replace(here, kernel="another").fate() is Fate.UNKNOWN
+    assert dataclasses.replace(here, kernel="").fate() is Fate.UNKNOWN
+    assert dataclasses.replace(here, start=0).fate() is Fate.UNKNOWN
+
+
+@pytest.mark.parametrize("reap", [True, False])
+def test_a_process_that_ended_is_dead_before_and_after_it_is_reaped(reap: bool) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        process = dataclasses.replace(Process.here(), pid=child, start=int(stat[19]))
+        assert process.fate() is Fate.ALIVE
+        os.write(writing, b"x")
+        os.waitid(os.P_PID, child, os.WEXITED | (0 if reap else os.WNOWAIT))
+        assert process.fate() is Fate.DEAD
+    finally:
+        if not reap:
+            os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_user_without_a_name_is_shown_as_one() -> None:
+    assert user_name(4_000_000_001) == "uid-4000000001"
+    assert user_name(0) == "root"

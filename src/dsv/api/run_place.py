@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final
 
 from dsv.engines.base import Mount
 from dsv.errors import LaunchError, UsageError
+from dsv.fs.files import replace_file
 from dsv.model.names import DatasetName
 from dsv.model.run import CodeState, Json, RunId, parse_json
 from dsv.worktree.workspace import Workspace
@@ -82,12 +82,7 @@ def make_folder(folder: Path) -> None:
 def write_params(out: Path, params: Mapping[str, Json]) -> None:
     """Replaces `params.json`, never writing through a link. Raises `LaunchError`."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=".params-", dir=out)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(params, file)
-            file.write("\n")
-            os.fchmod(file.fileno(), 0o644)
-        Path(name).replace(out / PARAMS_FILE)
+        replace_file(out / PARAMS_FILE, json.dumps(params).encode() + b"\n", mode=0o644, sync=False)
     except OSError as error:
         raise LaunchError(f"{out} can't be written to: {error.strerror}", subject=str(out)) from error
 

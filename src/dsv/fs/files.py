@@ -6,25 +6,36 @@ import errno
 import os
 from pathlib import Path
 
-from dsv.fs.errors import about
+from dsv.fs.folders import sync_folder
 
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_TRIES = 3
 
 
-def replace_file(path: Path, *pieces: bytes | bytearray | memoryview) -> None:
-    """Puts the pieces in the place of the file: after a crash there is the old one or the new one, whole."""
+def replace_file(
+    path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
+) -> None:
+    """Puts the pieces in the place of the file, which may be missing. A symlink in its place is replaced.
+
+    mode: what it gets whatever the umask; None for what the umask leaves of 0666. sync: after a crash there is the old
+    file or the new one, whole; without it, a power cut may leave the new one empty. Raises `OSError`.
+    """
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    with about(path):
-        try:
-            with temporary.open("xb") as file:
-                for piece in pieces:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    descriptor = os.open(temporary, _CREATE, 0o666 if mode is None else 0o600)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            if sync:
+                os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
         sync_folder(path.parent)
 
 
@@ -40,15 +51,6 @@ def read_file(path: Path) -> bytes:
             if error.errno != errno.ESTALE:
                 raise
     return path.read_bytes()
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_once(path: Path, data: bytes) -> bool:

@@ -24,7 +24,7 @@ from typing import Self
 
 import msgspec
 
-from dsv.errors import Conflict, DsvError
+from dsv.errors import Conflict
 from dsv.fs.attributes import server_time
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file, write_once
@@ -169,7 +169,7 @@ class Lock:
                     self._lost = True
                     return
                 replace_file(alive, str(server_time(self._folder)).encode())
-            except (OSError, DsvError):  # a server that is away for a moment; the next beat may arrive
+            except OSError:  # a server that is away for a moment; the next beat may arrive
                 continue
 
 

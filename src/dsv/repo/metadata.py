@@ -12,7 +12,8 @@ import os
 import stat
 from pathlib import Path
 
-from dsv.model.ids import Nonce
+from dsv.fs.files import replace_file
+from dsv.fs.folders import Rights, make_folder
 
 _LARGEST = 256 << 20  # bytes: above any locator's; index files are mapped
 
@@ -53,15 +54,7 @@ class MetadataCache:
             if path.exists() and path.stat().st_size == len(data):
                 return
             mode = _make_folder(path.parent)
-            temporary = path.parent / f".{Nonce.random()}"
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-            try:
-                os.fchmod(descriptor, mode & 0o444)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                temporary.replace(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
+            replace_file(path, data, mode=mode & 0o444, sync=False)
 
     def drop(self, kind: str, name: str) -> None:
         """Forgets a copy that was found to be wrong."""
@@ -75,22 +68,17 @@ class MetadataCache:
 
 
 def _make_folder(folder: Path) -> int:
-    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode.
-
-    It appears with these rights: who saw it with others would pass them on.
-    """
+    """Makes the folder with the rights of the one above it, whatever the umask: a cache is shared. Gives its mode."""
     try:
         return folder.stat().st_mode
     except FileNotFoundError:
         mode = _make_folder(folder.parent) & 0o2777
-        draft = folder.parent / f".{Nonce.random()}"
-        draft.mkdir(0o700)
-        draft.chmod(mode)
-        try:
-            draft.rename(folder)
-        except OSError:  # another was faster, and has put something there
-            draft.rmdir()
-        return mode
+    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        make_folder(parent, folder.name, Rights(given=mode, free=0))
+    finally:
+        os.close(parent)
+    return mode
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -8,20 +8,18 @@ at once: a part that is sent twice has the same bytes both times.
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, Unreachable, Unsupported, UsageError
+from dsv.fs.files import replace_file
+from dsv.fs.folders import sync_folder
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
 from dsv.repo.runs import RunStore
-from dsv.store.temporary import sync_folder
 
 _ORDER = {START: 0, LOG: 1, RECORD: 2}
 
@@ -47,22 +45,11 @@ class Spool:
         folder = self._folder / dataset.component
         made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            target = folder / f"{run}.{part}"
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        # Its name, then those of the folders: another process may just have made the spool's own, and not synced them.
-        for one in dict.fromkeys(
-            (folder, self._folder, self._folder.parent, *(each.parent for each in made))
-        ):
-            _sync(one)
+        target = folder / f"{run}.{part}"
+        replace_file(target, data, mode=0o600)
+        # The names of the folders too: another process may just have made the spool's own, and not synced them.
+        for one in dict.fromkeys((self._folder, self._folder.parent, *(each.parent for each in made))):
+            sync_folder(one)
         return target
 
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
@@ -138,15 +125,6 @@ class Spool:
             subject=str(path),
             hint=f'sudo chown -R "$(id -u)" {shlex.quote(str(self._folder))}' if denied else None,
         )
-
-
-def _sync(folder: Path) -> None:
-    with suppress(PermissionError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync_folder(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _parse(path: Path) -> SpooledPart | None:

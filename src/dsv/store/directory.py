@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 
 from dsv.errors import IntegrityError
 from dsv.fs.attributes import ask_again, unless_gone
+from dsv.fs.folders import make_durable, make_folder, sync_folder
 from dsv.store.base import (
     Buffer,
     Item,
@@ -30,7 +31,7 @@ from dsv.store.base import (
     is_component,
 )
 from dsv.store.directory_errors import NO_HARD_LINKS, no_hard_links, os_errors, root_missing
-from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles, make_folder, sync_folder
+from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles
 
 _FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -54,7 +55,7 @@ class DirectoryStore:
         self.ordered_listing = True
         with os_errors(self.url, self.url):
             if create:
-                _make_root(self.root)
+                make_durable(self.root)
             try:
                 self._root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -132,7 +133,7 @@ class DirectoryStore:
                 except FileNotFoundError:
                     if not make:
                         raise
-                    make_folder(current, name, self._sharing)
+                    make_folder(current, name, self._sharing.folder)
                     below = os.open(name, _FOLDER_FLAGS, dir_fd=current)
                 os.close(current)
                 current = below
@@ -294,16 +295,3 @@ def _read(descriptor: int, start: int, length: int) -> bytes:
         parts.append(data)
         got += len(data)
     return b"".join(parts)
-
-
-def _make_root(root: Path) -> None:
-    """Makes the folder and whichever parents are missing, each made durable."""
-    if not root.parent.is_dir():
-        _make_root(root.parent)
-    with suppress(FileExistsError):
-        root.mkdir()
-        parent = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync_folder(parent)
-        finally:
-            os.close(parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import threading
@@ -11,32 +10,32 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from dsv.fs.attributes import ask_again, refresh
+from dsv.fs.attributes import refresh
+from dsv.fs.folders import Rights, make_folder
 from dsv.store.base import Buffer
 
 FOLDER: Final = ".tmp"
 _STALE_SECONDS: Final = 24 * 3600
 _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TAKEN: Final = {errno.ENOTEMPTY, errno.EEXIST}
 _READABLE_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Mode bits that are added to what the umask left, so that a group's store stays the group's.
+    """What is added to what the umask leaves, so that a group's store stays the group's.
 
-    They derive from the store's folder: where the group may write in it, the group may read every file and
-    write every folder below, whatever the umask of the person who makes them.
+    It derives from the store's folder: if the group may write in it, the group may read every file and write every
+    folder below, whatever the umask of the person who makes them.
     """
 
     file_bits: int
-    folder_bits: int
+    folder: Rights
 
     @classmethod
     def of(cls, root_mode: int) -> Sharing:
         if not root_mode & stat.S_IWGRP:
-            return cls(0, 0)
-        return cls(stat.S_IRGRP, root_mode & (stat.S_IRWXG | stat.S_ISGID))
+            return cls(0, Rights())
+        return cls(stat.S_IRGRP, Rights(given=root_mode & (stat.S_IRWXG | stat.S_ISGID)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class TemporaryFiles:
     def _open(self) -> int:
         with suppress(FileNotFoundError):
             return os.open(FOLDER, _READABLE_FOLDER, dir_fd=self._root)
-        make_folder(self._root, FOLDER, self._sharing)
+        make_folder(self._root, FOLDER, self._sharing.folder)
         return os.open(FOLDER, _READABLE_FOLDER, dir_fd=self._root)
 
     def _write(self, folder: int, name: str, data: Buffer) -> TemporaryFile:
@@ -107,53 +106,3 @@ class TemporaryFiles:
             with suppress(FileNotFoundError, PermissionError):
                 if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:
                     os.unlink(name, dir_fd=folder)
-
-
-def make_folder(parent: int, name: str, sharing: Sharing) -> None:
-    """Makes a folder, which is not durable yet; one that another just made is fine.
-
-    A group's has its mode when it appears: who dies half way leaves nothing that locks the others out, but at
-    most an empty folder with a hidden name.
-    """
-    if not sharing.folder_bits:
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o777, dir_fd=parent)
-        return
-    draft = f".{os.urandom(16).hex()}"  # beside it, to inherit what it would
-    os.mkdir(draft, 0o777, dir_fd=parent)
-    try:
-        mode = stat.S_IMODE(os.stat(draft, dir_fd=parent, follow_symlinks=False).st_mode)
-        os.chmod(draft, mode | sharing.folder_bits, dir_fd=parent)
-        # Replaces one that another just made while that is empty: who was to link into it finds it gone, as
-        # where a deleter removed it, and looks again.
-        os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
-    except BaseException as error:
-        with suppress(FileNotFoundError):
-            os.rmdir(draft, dir_fd=parent)
-        if not isinstance(error, OSError) or not (error.errno in _TAKEN or _is_there(parent, name)):
-            raise
-
-
-def _is_there(parent: int, name: str) -> bool:
-    """Asked where a rename was refused: in a sticky folder even an empty one of another user's stays."""
-    ask_again(parent)
-    try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def sync_folder(folder: int) -> None:
-    """fsync of a folder given by any descriptor. One that can't be read or synced is left alone."""
-    try:
-        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    except PermissionError:
-        return
-    try:
-        os.fsync(readable)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(readable)

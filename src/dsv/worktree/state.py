@@ -198,7 +198,7 @@ class State:
                 return
             body = msgspec.msgpack.encode(current)
             self._loaded = _MAGIC + _CHECK.pack(xxhash.xxh3_64_intdigest(body)) + body
-            replace_file(self._folder / _CURRENT, self._loaded)
+            self._replace(_CURRENT, self._loaded)
             self._saved = current
             named = {part.name for part in kept}
             for path in self._folder.iterdir():
@@ -239,8 +239,12 @@ class State:
         for piece in pieces:
             check.update(piece)
         name = _PART_PREFIX + check.hexdigest()
-        replace_file(self._folder / name, *pieces)
+        self._replace(name, *pieces)
         return _Part(first, name, set(run))
+
+    def _replace(self, name: str, *pieces: bytes) -> None:
+        with about(self._folder / name):
+            replace_file(self._folder / name, *pieces)
 
 
 def _decode_current(data: bytes) -> _Current | None:

@@ -123,7 +123,7 @@ class Workspace:
 
     def set_base(self, commit: CommitId) -> None:
         """Durable when it returns."""
-        replace_file(self.dot / _BASE, f"{commit}\n".encode())
+        self._replace(_BASE, f"{commit}\n".encode())
 
     def follow(self, branch: BranchName) -> Workspace:
         """The same workspace, from now on of another branch."""
@@ -160,7 +160,11 @@ class Workspace:
             "dataset": str(self.dataset),
             "branch": str(self.branch),
         }
-        replace_file(self.dot / _CONFIG, tomli_w.dumps(values).encode())
+        self._replace(_CONFIG, tomli_w.dumps(values).encode())
+
+    def _replace(self, name: str, data: bytes) -> None:
+        with about(self.dot / name):
+            replace_file(self.dot / name, data)
 
 
 def _read(root: Path, config: Path) -> Workspace:

@@ -13,6 +13,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
+from dsv.fs.files import replace_file
 
 
 @command(
@@ -100,17 +101,9 @@ def _item(setting: Setting) -> dict[str, object]:
 
 def _write(path: Path, document: dict[str, object]) -> None:
     """Replaces the file as a whole, through a symlink to where it really lies, with the mode it had."""
-    import os
-
     import tomli_w
 
     path.parent.mkdir(parents=True, exist_ok=True)
     real = path.resolve()
-    fresh = real.with_name(f".{real.name}.{os.getpid()}")
-    try:
-        fresh.write_text(tomli_w.dumps(document), "utf-8")
-        if real.exists():
-            fresh.chmod(real.stat().st_mode & 0o7777)
-        fresh.replace(real)
-    finally:
-        fresh.unlink(missing_ok=True)
+    mode = real.stat().st_mode & 0o7777 if real.exists() else None
+    replace_file(real, tomli_w.dumps(document).encode(), mode=mode)

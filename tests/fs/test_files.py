@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from dsv.fs import files
+from dsv.fs.files import replace_file, write_once
+
+
+@pytest.mark.parametrize("mode", [None, 0o444, 0o660])
+def test_a_replaced_file_has_its_mode_whatever_the_umask(tmp_path: Path, mode: int | None) -> None:
+    old = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "f", b"a", b"b", mode=mode)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "f").read_bytes() == b"ab"
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == (0o640 if mode is None else mode)
+
+
+def test_a_symlink_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"mine")
+    (tmp_path / "f").symlink_to("other")
+    replace_file(tmp_path / "f", b"new")
+    assert not (tmp_path / "f").is_symlink()
+    assert (tmp_path / "other").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("call", ["fsync", "fchmod"])
+def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    (tmp_path / "f").write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(files.os, call, fail)
+    with pytest.raises(OSError, match="full"):
+        replace_file(tmp_path / "f", b"new", mode=0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"old"
+
+
+def test_the_content_is_on_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_rename)
+    replace_file(tmp_path / "f", b"new")
+    assert steps == ["file", "rename", "folder"]
+
+
+def test_one_of_many_writers_wins(tmp_path: Path) -> None:
+    start = threading.Barrier(8)
+    won: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        start.wait()
+        if write_once(tmp_path / "f", data):
+            won.append(data)
+
+    writers = [threading.Thread(target=write, args=(bytes([65 + n]) * 1000,)) for n in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert won == [(tmp_path / "f").read_bytes()]
+    assert len(list(tmp_path.iterdir())) == 1

@@ -19,12 +19,13 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A folder bound to a new dataset."""
+    """A folder bound to a new dataset. warnings: of what the settings of a new store's bucket would do to it."""
 
     dataset: DatasetName
     store: str
     root: Path
     new_store: bool
+    warnings: tuple[str, ...] = ()
 
 
 def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer: bool = False) -> Initialized:
@@ -40,7 +41,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             subject=str(folder),
             hint="dsv status",
         )
-    called = context.settings.store().called
+    choice = context.settings.store()
     with context.store(create=True) as store:
         new_store = not Repository.exists(store)
         repository = (
@@ -60,13 +61,18 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         # Bound first: interrupted between the two, the same command finishes.
         workspace = inside or Workspace.create(
             folder,
-            store=called,
+            store=choice.called,
             store_id=repository.id,
             dataset=dataset,
             branch=MAIN,
         )
         _create_dataset(context, repository, workspace, dataset, resumed=resumed)
-        return Initialized(dataset, store.url, workspace.root, new_store)
+        warnings: tuple[str, ...] = ()
+        if new_store and choice.url.startswith("s3://") and not context.options.anonymous:
+            from dsv.store.bucket import bucket_warnings
+
+            warnings = bucket_warnings(choice.url, context.store_options(choice))
+        return Initialized(dataset, store.url, workspace.root, new_store, warnings)
 
 
 def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:

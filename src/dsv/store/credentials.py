@@ -1,6 +1,6 @@
-"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through botocore.
+"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through boto3's botocore.
 
-botocore is imported only here, and only where the options do not hold everything: that takes 150 ms.
+It is imported only if the options do not hold everything: that takes 150 ms.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def aws_access(url: str, options: StoreOptions) -> AwsAccess:
     has_keys = bool(options.access_key and options.secret_key)
     if options.anonymous or (has_keys and (options.region or endpoint)):
         return AwsAccess(endpoint, options.region or "us-east-1", None)
-    session = _session(url, options)
+    session = aws_session(url, options)
     profile = session.get_scoped_config()
     if endpoint is None:
         endpoint = _profile_endpoint(profile, session.full_config)
@@ -76,7 +76,8 @@ def aws_access(url: str, options: StoreOptions) -> AwsAccess:
     return AwsAccess(endpoint, region, ChainProvider(url, _credentials(url, session)))
 
 
-def _session(url: str, options: StoreOptions) -> Any:
+def aws_session(url: str, options: StoreOptions) -> Any:
+    """A botocore session for the profile in effect. Raises `Denied`."""
     import botocore.session
     from botocore.exceptions import BotoCoreError
 

@@ -27,7 +27,8 @@ from dsv.model.names import DatasetName
         "store": "URL of the store",
         "workspace": "the folder, absolute",
         "branch": "the branch that the workspace follows",
-        "new_store": "true where this command made the store too",
+        "new_store": "true if this command made the store too",
+        "warnings": "sentences about the settings of a new store's bucket",
     },
 )
 def init(
@@ -56,6 +57,8 @@ def init(
     with call.context(writes=True, author=author) as context:
         name = DatasetName.parse(dataset) if dataset is not None else _name_of(context.cwd)
         made = init_workspace(context, context.cwd, name, single_writer=single_writer)
+    for warning in made.warnings:
+        call.warn(warning)
     if call.json:
         call.document(
             {
@@ -64,6 +67,7 @@ def init(
                 "workspace": str(made.root),
                 "branch": "main",
                 "new_store": made.new_store,
+                "warnings": list(made.warnings),
             }
         )
     else:

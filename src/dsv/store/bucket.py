@@ -1,0 +1,157 @@
+"""What a bucket's own settings would do to a store in it.
+
+Only AWS's calls, which Ceph, MinIO and StorageGRID have too; of what a server does not answer, or answers only to an
+administrator, nothing is said. boto3 is imported here, when a new store is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from dsv.store.credentials import aws_access, aws_session
+from dsv.store.options import StoreOptions
+
+_SECONDS: Final = 10
+# Storage classes from which an object must be restored, for hours, before it can be read.
+_OFFLINE: Final = {"GLACIER", "DEEP_ARCHIVE"}
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSettings:
+    """As boto3 gives them, and empty for what is not known.
+
+    lifecycle: rules. versioning: `Enabled`, `Suspended`, or nothing. kms_key: by which new objects are encrypted.
+    public: whether its policy lets anybody in. locked: whether objects are kept from being deleted for some time.
+    """
+
+    lifecycle: Sequence[Mapping[str, Any]] = ()
+    versioning: str = ""
+    kms_key: str = ""
+    public: bool = False
+    locked: bool = False
+
+
+def bucket_warnings(url: str, options: StoreOptions) -> tuple[str, ...]:
+    """A sentence for each setting of the bucket of `s3://bucket/prefix` that its users should know of.
+
+    Never raises for what the server answers: that the store works was proved by other means.
+    """
+    split = urlsplit(url)
+    return warnings_for(split.netloc, split.path.strip("/"), read_settings(url, options))
+
+
+def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[str, ...]:
+    """What these settings mean for a store under `prefix`, worst first. Pure."""
+    rules = [rule for rule in settings.lifecycle if _applies(rule, prefix)]
+    found = [text for rule in rules for text in _rule_warnings(rule, bucket)]
+    if settings.public:
+        found.append(f"the policy of bucket {bucket} lets anybody in, so anybody may read every dataset")
+    if settings.locked:
+        found.append(
+            f"bucket {bucket} keeps each object for a fixed time, so removed data goes on taking room"
+        )
+    elif settings.versioning == "Enabled" and not any(_removes_old_versions(rule) for rule in rules):
+        found.append(
+            f"bucket {bucket} keeps old versions of objects for ever, so removed data goes on taking room"
+        )
+    if settings.kms_key:
+        found.append(
+            f"bucket {bucket} is encrypted with the KMS key {settings.kms_key}: everybody who reads the store needs "
+            "kms:Decrypt, everybody who writes to it kms:GenerateDataKey as well"
+        )
+    return tuple(found)
+
+
+def read_settings(url: str, options: StoreOptions) -> BucketSettings:
+    """Asks the server, once for each setting and for at most some seconds."""
+    import boto3.session
+    from botocore.config import Config
+
+    bucket = urlsplit(url).netloc
+    access = aws_access(url, options)
+    client = boto3.session.Session(botocore_session=aws_session(url, options)).client(
+        "s3",
+        endpoint_url=access.endpoint,
+        region_name=access.region,
+        verify=options.ca_file,
+        aws_access_key_id=options.access_key,
+        aws_secret_access_key=options.secret_key,
+        aws_session_token=options.session_token,
+        config=Config(
+            connect_timeout=_SECONDS,
+            read_timeout=_SECONDS,
+            retries={"total_max_attempts": 2},
+            s3={"addressing_style": "path"} if access.endpoint else {},
+        ),
+    )
+    lifecycle = _answer(client.get_bucket_lifecycle_configuration, bucket)
+    versioning = _answer(client.get_bucket_versioning, bucket)
+    encryption = _answer(client.get_bucket_encryption, bucket)
+    policy = _answer(client.get_bucket_policy_status, bucket)
+    lock = _answer(client.get_object_lock_configuration, bucket)
+    rules = encryption.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])
+    defaults = [rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules]
+    kms = [one for one in defaults if str(one.get("SSEAlgorithm", "")).startswith("aws:kms")]
+    return BucketSettings(
+        lifecycle=lifecycle.get("Rules", []),
+        versioning=versioning.get("Status", ""),
+        kms_key=str(kms[0].get("KMSMasterKeyID", "aws/s3")) if kms else "",
+        public=policy.get("PolicyStatus", {}).get("IsPublic") is True,
+        locked=bool(lock.get("ObjectLockConfiguration", {}).get("Rule")),
+    )
+
+
+def _answer(call: Callable[..., Any], bucket: str) -> dict[str, Any]:
+    """Nothing if there is no such setting, no right to see it, or a server that doesn't know the question."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        answer = call(Bucket=bucket)
+    except (BotoCoreError, ClientError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _rule_warnings(rule: Mapping[str, Any], bucket: str) -> list[str]:
+    name = f"lifecycle rule {rule['ID']}" if rule.get("ID") else "a lifecycle rule"
+    expiration = rule.get("Expiration") or {}
+    found = []
+    if "Days" in expiration or "Date" in expiration:
+        found.append(
+            f"{name} of bucket {bucket} deletes what is in the store {_when(expiration)}: exclude the store's prefix "
+            "from it, or its data will be lost"
+        )
+    found += [
+        f"{name} of bucket {bucket} moves what is in the store to {move['StorageClass']} {_when(move)}, "
+        "where dsv can't read it"
+        for move in rule.get("Transitions") or ()
+        if move.get("StorageClass") in _OFFLINE
+    ]
+    return found
+
+
+def _when(action: Mapping[str, Any]) -> str:
+    if "Days" in action:
+        return f"after {action['Days']} days"
+    date = action.get("Date")
+    return f"on {date:%Y-%m-%d}" if hasattr(date, "strftime") else "on a fixed date"
+
+
+def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
+    """Whether the rule is on, and concerns any key below the store's prefix. dsv's objects have no tags."""
+    if rule.get("Status") != "Enabled":
+        return False
+    chosen = rule.get("Filter") or {}
+    chosen = {**chosen, **(chosen.get("And") or {})}
+    if chosen.get("Tag") or chosen.get("Tags"):
+        return False
+    theirs = str(chosen.get("Prefix") or rule.get("Prefix") or "")
+    ours = f"{prefix}/" if prefix else ""
+    return theirs.startswith(ours) or ours.startswith(theirs)
+
+
+def _removes_old_versions(rule: Mapping[str, Any]) -> bool:
+    return bool(rule.get("NoncurrentVersionExpiration"))

@@ -110,3 +110,16 @@ def test_every_error_of_ours_has_a_documented_exit_code() -> None:
     kinds = [c for _, c in inspect.getmembers(dsv.errors, inspect.isclass) if issubclass(c, DsvError)]
     assert len(kinds) > 8
     assert {kind.exit_code for kind in kinds} <= documented
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hunter2x@host/x", "s3://KEYID:hunter2x@bucket/p", "https://host/x?sig=hunter2x"]
+)
+def test_no_message_shows_a_password_in_a_url(dsv: Dsv, url: str) -> None:
+    for arguments in (["datasets"], ["datasets", "--json"], ["datasets", "--debug"]):
+        failed = dsv(*arguments, "--store", url)
+        assert (
+            failed.code == 2
+            and "hunter2x" not in failed.out + failed.err
+            and "***" in failed.out + failed.err
+        )

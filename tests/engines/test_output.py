@@ -218,11 +218,37 @@ def test_a_full_log_is_masked() -> None:
     assert keeper.kept(Masker(("hunter2-hunter2",))).data == b"token is ***, and ***\n"
 
 
+def test_a_secret_that_was_written_in_pieces_is_masked() -> None:
+    """Each stream by itself, whatever the other one writes in between."""
+    keeper = LogKeeper()
+    for data, stream in (
+        (b"token hunter2-", "stdout"),
+        (b"warn", "stderr"),
+        (b"hunter2\n", "stdout"),
+        (b"ing", "stderr"),
+    ):
+        keeper.add(data, stream)
+    kept = keeper.kept(Masker(("hunter2-hunter2",)))
+    assert kept.data == b"token ***\nwarning" and kept.total == len(b"token hunter2-hunter2\nwarning")
+
+
+def test_what_is_known_by_its_looks_alone_is_not_left_at_the_cut() -> None:
+    token, key = (
+        b"ghp_" + b"x" * 36,
+        b"-----BEGIN PRIVATE KEY-----\n" + b"MIIx\n" * 60 + b"-----END PRIVATE KEY-----\n",
+    )
+    for secret, part in ((token, b"xxx"), (key, b"MIIx")):
+        for shift in range(0, 2 * len(secret), 3):
+            keeper = LogKeeper(2000)
+            keeper.add(b"-" * shift + (b" line of words\n" + secret + b"\n") * 50)
+            assert part not in keeper.kept(Masker()).data
+
+
 def test_memory_of_a_log_is_bounded(tmp_path: Path) -> None:
     keeper = LogKeeper(1 << 20)
     for _ in range(3000):
         keeper.add(b"x" * 1000)
-    assert len(keeper._head) + sum(map(len, keeper._tail)) < (1 << 20) + 2000
+    assert len(keeper._head) + sum(map(len, keeper._tail)) < (1 << 20) + (1 << 17)
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
+from functools import partial
 from itertools import repeat
+from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dsv.model.secrets import HIDDEN, Masker, hide_env_values, is_secret_name
+from dsv.model.secret_names import is_secret_name
+from dsv.model.secret_shapes import HIDDEN, hide_in_urls
+from dsv.model.secrets import Masker, hide_env_values
 
 S = "s3cr3t-VALUE"
 
@@ -63,6 +69,17 @@ def test_names_of_nothing_secret(name: str) -> None:
         ["sh", "-c", f"DB_PASSWORD=a\\ {S} run"],
         ["sh", "-c", f'DB_PASSWORD="a {S}'],
         ["env", f"PGPASSWORD={S}", "psql"],
+        ["curl", "-u", f"user:{S}", "http://host/"],
+        ["curl", f"--user=user:{S}"],
+        ["sh", "-c", f"curl -u user:{S} http://host/"],
+        ["sh", "-c", f"curl --proxy-user 'user:{S}' http://host/"],
+        ["train", "--wandb-key", "0123456789abcdef" + S],
+        ["train", "--wandb_key=0123456789abcdef" + S],
+        ["train", f"http://user:{S}@host/path"],
+        ["train", f"s3://AKIAX:{S}@bucket/prefix"],
+        ["train", f"https://host/x?X-Amz-Expires=60&X-Amz-Signature={S}"],
+        ["train", f"https://host/x?sv=1&sig={S}"],
+        ["train", f"sk-proj-{S}"],
         ["train", "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t-VALUE\n-----END RSA PRIVATE KEY-----"],
     ],
 )
@@ -92,7 +109,22 @@ def test_secrets_in_commands_are_hidden(argv: list[str]) -> None:
         ["sh", "-c", "for i in 1 2; do echo $i; done > /out/log 2>&1"],
         ["python", "-c", "import torch; print(torch.__version__)"],
         ["train", "--auth", "--lr=1"],
-        ["train", "http://host:8080/path", "s3://bucket/key", "2026-11-20T13:21:45", "a@b.c"],
+        [
+            "python",
+            "-u",
+            "train.py",
+            "--image-key",
+            "pixel_values",
+            "--label_key=labels_of_the_second_reader",
+        ],
+        ["docker", "run", "-u", "1000:1000", "--user", "0:0"],
+        [
+            "train",
+            "http://host:8080/path?page=2&key=image",
+            "s3://bucket/key",
+            "2026-11-20T13:21:45",
+            "a@b.c",
+        ],
     ],
 )
 def test_all_else_is_kept(argv: list[str]) -> None:
@@ -124,12 +156,13 @@ def test_the_current_folder_is_no_secret() -> None:
     assert Masker.of({}, {"PWD": "/home/ada/work", "OLDPWD": "/home/ada"}) == Masker()
 
 
-@given(st.text(st.characters(), max_size=30), st.text(st.characters(), min_size=4, max_size=8))
+@given(st.text(st.characters(), max_size=30), st.text(st.characters(), min_size=8, max_size=12))
 def test_any_string_can_be_masked(text: str, known: str) -> None:
     """Also what is no Unicode, which JSON can hold."""
+    assume(not known.isdecimal() and known.lower() not in text.lower())
     masker = Masker.of({}, {"A_TOKEN": known})
     for whole in (text, text + known, "\ud800" + known, known + "\udcff\ud800"):
-        assert masker.value({whole: [whole]}) == {masker.text(whole): [masker.text(whole)]}
+        assert masker.value([{whole: None}, whole]) == [{masker.text(whole): None}, masker.text(whole)]
         assert masker.argv(["train", whole])[0] == "train"
         if masker.known:
             assert known not in masker.text(whole) or known in HIDDEN
@@ -208,7 +241,8 @@ def test_values_of_secret_names_are_hidden_and_nothing_else(parts: list[str | tu
     [
         "a", "-a", "--a", "a-", "a.", "-", "1", "_", "a ", "-a ", "a=", "a=a:", "a='", 'b="', "a=\\", "token=",
         "token='", "token x", "--token ", "\\", "'", " ", "eyJ-", "eyJabcdefghij.", "-----BEGIN ", "-----END A", "://a:",
-        "bearer ", "bearer  ", "sk-", "ghp_",
+        "bearer ", "bearer  ", "sk-", "ghp_", "key=", "a_key=a1", "-u a:", "-u ", "?a=", "&sig=", "sig=", "://a1",
+        "AIza",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["", "token=", 'token="', "eyJ.eyJ", "-----BEGIN PRIVATE KEY-----"])
@@ -226,3 +260,87 @@ def test_a_long_argument_takes_no_longer_than_its_length(before: str, piece: str
 
     short = max(seconds(1000), 1e-5)
     assert any(seconds(10_000) <= 40 * short for _ in repeat(None, 3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIA%2F20261120&X-Amz-Signature=0123456789abcdef",
+        "DefaultEndpointsProtocol=https;AccountKey=0123456789abcdef==;",
+        "sig=0123456789abcdef%3D",
+        "sk-proj-0123456789abcdef",
+        "sk-ant-0123456789abcdef",
+        "AIzaSy0123456789abcdef0123456789abcdef012",
+        "glpat-0123456789abcdef0123",
+        "https://0123456789abcdef01234567@sentry.example.org/1",
+        "s3://AKIAX:abcdefghij/bcdefghij+bcdefghij0123456789@bucket/prefix",
+    ],
+)
+def test_what_can_be_nothing_else_is_hidden_in_any_text(text: str) -> None:
+    shown = Masker().text(f"before {text} after")
+    assert "0123456789ab" not in shown and "abcdefghij" not in shown
+    assert shown.startswith("before ") and shown.endswith(" after") and HIDDEN in shown
+    assert Masker().data(f"before {text} after".encode()) == shown.encode()
+
+
+def test_a_value_hidden_in_the_command_is_hidden_everywhere() -> None:
+    command = [
+        "train", "--token", "swordfish-1", "--db-password=swordfish-2", "-u", "ada:swordfish-3", "API_KEY=swordfish-4",
+        "-H", "Authorization: Bearer swordfish-5", "postgresql://ada:sword%66ish-6@host/db", "sh", "-c",
+        "export PASSWORD='swordfish-7'; run --secret \"sword\\\"fish-8\"",
+    ]  # fmt: skip
+    masker = Masker.of({}, {}, command)
+    printed = "Namespace(token='swordfish-1') 2:swordfish-2 3swordfish-3x swordfish-4 swordfish-5 swordfish-6"
+    shown = masker.text(printed + ' sword%66ish-6 swordfish-7 sword"fish-8')
+    assert "sword" not in shown
+    assert "fish" not in masker.text(json.dumps('sword"fish-8')) and shown.count(HIDDEN) == 9
+    assert masker.value({"a": ["swordfish-1"], "token": "else"}) == {"a": [HIDDEN], "token": HIDDEN}
+
+
+def test_what_is_known_is_hidden_as_programs_write_it() -> None:
+    value = 'it\'s "a" pass\\word & é'
+    masker = Masker.of({}, {"DB_PASSWORD": value})
+    written_by = (json.dumps, partial(json.dumps, ensure_ascii=False), repr, quote, quote_plus, shlex.quote)
+    for written in (write(value) for write in written_by):
+        assert "word" not in masker.text(f"x{written}y"), written
+
+
+def test_how_far_a_value_is_looked_for_depends_on_its_length() -> None:
+    masker = Masker.of(
+        {}, {}, ["x", "--token", "test", "--pin-secret", "ab", "--password", "271828", "--auth", "true"]
+    )
+    assert masker.text("test 'test' latest test_acc") == "*** '***' latest test_acc"
+    assert masker.text("password\\ntest") == "password\\n***"
+    assert (
+        masker.text("Namespace(pin_secret='ab', b='ab') ab pin-secret: ab")
+        == "Namespace(pin_secret='***', b='ab') ab pin-secret: ***"
+    )
+    assert masker.text("271828 2718281 0.271828 271828.") == "*** 2718281 0.271828 ***."
+    assert masker.text("auth true") == "auth true"
+    assert masker.value({"loss": 271828, "x": 27, "ok": True}) == {"loss": HIDDEN, "x": 27, "ok": True}
+    assert masker.value({"test": 1, "test_acc": 0.5}) == {HIDDEN: 1, "test_acc": 0.5}
+
+
+def test_parameters_are_hidden_by_their_names() -> None:
+    params = {
+        "hf_token": "swordfish-1",
+        "deep": [{"password": "swordfish-2"}],
+        "lr": 0.1,
+        "max_token": "many",
+    }
+    masker = Masker.of({}, {}, (), params)
+    shown = {"hf_token": HIDDEN, "deep": [{"password": HIDDEN}], "lr": 0.1, "max_token": "many"}
+    assert masker.value(params, surely=True) == shown
+    assert masker.text("swordfish-1 swordfish-2 many") == "*** *** many"
+
+
+def test_a_name_stays_what_it_is_unless_a_long_secret_is_in_it() -> None:
+    masker = Masker.of({"DB_PASSWORD": "admin", "API_TOKEN": "swordfish-1", "ROOT": "/home/admin"}, {})
+    assert masker.name("/home/admin/code") == "/home/admin/code"
+    assert masker.name("/home/swordfish-1/code") == f"/home/{HIDDEN}/code"
+
+
+def test_passwords_in_urls_of_messages_are_hidden() -> None:
+    assert hide_in_urls("http://user:hunter2@host/x is no store") == f"http://{HIDDEN}@host/x is no store"
+    assert hide_in_urls("a token=hunter2 stays") == "a token=hunter2 stays"
+    assert hide_in_urls("http://host:80/a@b") == "http://host:80/a@b"

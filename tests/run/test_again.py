@@ -116,3 +116,14 @@ def test_what_else_is_refused() -> None:
     for text in ("0", "-1", "two", "1.5", "", "99999"):
         with pytest.raises(UsageError):
             parse_gpus(text)
+
+
+def test_a_secret_parameter_is_given_anew(shop: Shop) -> None:
+    first = shop.run("sh", "-c", "exit 0", params={"api_key": "swordfish-1", "lr": 0.1}).record
+    with pytest.raises(UsageError, match="the parameter api_key") as refused:
+        shop.again(first)
+    assert refused.value.hint == f"dsv run --again {first.run} -p api_key=…"
+    with pytest.raises(UsageError, match="the parameter lr"):
+        shop.again(first, params={"lr": 0.2})
+    repeated = shop.again(first, params={"api_key": "swordfish-2"})
+    assert repeated.request.params == {"api_key": "swordfish-2", "lr": 0.1}

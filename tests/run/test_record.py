@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_json_of_a_job() -> None:
 
 
 def test_no_secret_gets_in(tmp_path: Path) -> None:
-    """Given in every way there is; only parameters are taken for what they are."""
+    """Given in every way there is."""
     hidden = ["pw-argument", "pw-assigned", "pw-by-env", "pw-printed", "pw-in-shell", "pw-of-caller"]
     shop = Shop(tmp_path)
     shop.environ["MY_API_KEY"] = "pw-of-caller"
@@ -158,3 +159,34 @@ def test_no_secret_gets_in(tmp_path: Path) -> None:
     assert result.record.env == ("BY_ENV", "PRINTED")
     assert result.record.metrics == {"who": "***"}
     assert json.loads((result.out / "params.json").read_text())["key"] == "pw-of-caller"
+
+
+def test_what_is_hidden_in_the_command_is_hidden_in_all_of_the_record(tmp_path: Path) -> None:
+    """A job that prints its arguments, writes them to its metrics, and says them when it fails."""
+    script = """
+import argparse, json, os, sys
+parser = argparse.ArgumentParser()
+for name in ("--token", "--db-password", "--pin-secret", "--lr"):
+    parser.add_argument(name)
+args = parser.parse_args()
+print(args)
+print("param", json.loads(os.environ["DSV_PARAMS"])["api_key"])
+json.dump(vars(args), open(os.environ["DSV_OUT"] + "/metrics.json", "w"))
+sys.stdout.write(args.token[:5]); sys.stdout.flush()
+sys.stderr.write("between\\n"); sys.stderr.flush()
+print(args.token[5:])
+"""
+    shop = Shop(tmp_path)
+    result = shop.run(
+        sys.executable, "-c", script, "--token", "swordfish-1", "--db-password=swordfish-2", "--pin-secret", "q7",
+        "--lr", "0.1", params={"api_key": "swordfish-3"}, name="of-swordfish-1",
+    )  # fmt: skip
+    assert (
+        result.exit_code == 0 and "swordfish-3" in shop.stdout and "db_password='swordfish-2'" in shop.stdout
+    )
+    everything = shop.everything()
+    for secret in (b"swordfish", b"fish-", b"q7"):
+        assert secret not in everything, secret
+    assert b"lr='0.1'" in everything
+    assert result.record.metrics == {"token": "***", "db_password": "***", "pin_secret": "***", "lr": "0.1"}
+    assert result.record.params == {"api_key": "***"} and result.record.name == "of-***"

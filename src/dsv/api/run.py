@@ -291,14 +291,14 @@ def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
     engine = launch.chosen.engine
     if not outcome.ended.seen:
         return LaunchError(
-            f"how run {launch.run} ended is not known, nor whether it did: {outcome.ended.reason}",
+            f"how run {launch.run} ended is not known, nor whether it did: {_masked(launch, outcome.ended.reason)}",
             subject=launch.run,
             hint=f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
         )
     if outcome.ended.launched or outcome.signal is not None:
         return None
     return LaunchError(
-        f"{engine.name} could not start the command: {outcome.ended.reason}",
+        f"{engine.name} could not start the command: {_masked(launch, outcome.ended.reason)}",
         subject=launch.run,
         hint=engine.gpu_hint if launch.request.gpus is not None else None,
     )

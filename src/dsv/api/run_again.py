@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from dsv.engines.base import ALL_GPUS
 from dsv.engines.registry import ENGINES
 from dsv.errors import UsageError
 from dsv.model.names import Rev, Target
-from dsv.model.run import CodeState, RunData, RunRecord
-from dsv.model.secrets import HIDDEN
+from dsv.model.run import CodeState, Json, RunData, RunRecord
+from dsv.model.secret_shapes import HIDDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,14 @@ def again(
     command: tuple[str, ...] = (),
     engine_args: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
+    params: Mapping[str, Json] | None = None,
     out: Path | None = None,
     log: bool = True,
 ) -> Again:
     """The same commits, image, engine, code folder, command and parameters.
 
     command, engine_args: instead of the recorded ones; env: values given anew, before the caller's of the same
-    names. Raises `UsageError` where the recorded ones lack what was hidden from the record.
+    names; params: those that the record hides. Raises `UsageError` if what was hidden is not given anew.
     """
     cannot: list[str] = []
     for given, recorded, again_with in (
@@ -61,13 +63,11 @@ def again(
         gpus=None if record.gpus is None else ALL_GPUS if record.gpus == "all" else int(record.gpus),
         shm_bytes=record.shm_bytes,
         env=_env(record, place, dict(env or {}), cannot),
-        params=record.params,
+        params=_params(record, params or {}),
         engine_args=engine_args or record.engine_args,
         log=log,
         again_of=record.run,
     )
-    if HIDDEN in str(record.params):
-        cannot.append("a parameter held a secret, which the record doesn't show")
     if record.host != place.host:
         cannot.append(f"it ran on {record.host}, and this is {place.host}")
     return Again(request, tuple(cannot))
@@ -76,6 +76,24 @@ def again(
 def _target(data: RunData) -> Target:
     path = None if data.path is None else data.path.encode("utf-8", "surrogateescape")
     return Target(data.dataset, Rev(data.commit.hex()), path)
+
+
+def _params(record: RunRecord, given: Mapping[str, Json]) -> dict[str, Json]:
+    hidden = [name for name, value in record.params.items() if HIDDEN in json.dumps(value)]
+    again = f"dsv run --again {record.run}"
+    for name in given:
+        if name not in hidden:
+            raise UsageError(
+                f"the parameter {name} of a repeated run is what it was", subject=name, hint=again
+            )
+    missing = [name for name in hidden if name not in given]
+    if missing:
+        raise UsageError(
+            f"the parameter {missing[0]} of run {record.run} is a secret, which its record doesn't show",
+            subject=record.run,
+            hint=" ".join((again, *(f"-p {name}=…" for name in missing))),
+        )
+    return {**record.params, **given}
 
 
 def _env(record: RunRecord, place: RunPlace, given: dict[str, str], cannot: list[str]) -> dict[str, str]:

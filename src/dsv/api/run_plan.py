@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv import __version__
@@ -15,8 +15,8 @@ from dsv.api.staged import Staged
 from dsv.engines.base import ALL_GPUS, Job, Mount, Plan
 from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
-from dsv.model.run import RunData, RunId, RunRecord, RunState
-from dsv.model.secrets import Masker, hide_env_values
+from dsv.model.run import CodeState, RunData, RunId, RunRecord, RunState
+from dsv.model.secrets import Masker, env_values, hide_env_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Launch:
             own=own,
             out=output_folder(place, request.out, own),
             code=None if request.code is None else code_folder(place, request.code),
-            masker=Masker.of(request.env, place.environ),
+            masker=_masker(request, place),
         )
 
     @property
@@ -88,7 +88,7 @@ class Launch:
             state=RunState.RUNNING,
             engine=plan.engine,
             engine_version=facts.version,
-            image=request.image,
+            image=None if request.image is None else self.masker.name(request.image),
             command=command,
             engine_args=self.masker.argv(hide_env_values(request.engine_args)),
             argv=self.masker.argv(hide_env_values(options)) + command,
@@ -96,9 +96,9 @@ class Launch:
             params=params,
             gpus=None if request.gpus is None else "all" if request.gpus == ALL_GPUS else str(request.gpus),
             shm_bytes=plan.shm_bytes,
-            code=None if self.code is None else code_state(self.code, self.place.environ),
-            out=str(self.out),
-            name=request.name,
+            code=None if self.code is None else self._code_state(self.code),
+            out=self.masker.name(str(self.out)),
+            name=None if request.name is None else self.masker.name(request.name),
             host=self.place.host,
             user=self.place.user,
             started_ms=started_ms,
@@ -108,6 +108,10 @@ class Launch:
             again_of=request.again_of,
             dsv=__version__,
         )
+
+    def _code_state(self, folder: Path) -> CodeState:
+        state = code_state(folder, self.place.environ)
+        return replace(state, path=self.masker.name(state.path))
 
     def _mounts_data(self) -> bool:
         """Whether the job sees the data elsewhere than it is."""
@@ -160,6 +164,12 @@ class Launch:
         target = self.request.data[name] if name else self.request.target
         path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
         return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
+
+
+def _masker(request: RunRequest, place: RunPlace) -> Masker:
+    given = {**env_values(request.engine_args), **request.env}
+    options = hide_env_values(request.engine_args)
+    return Masker.of(given, place.environ, (*options, *request.command), request.params)
 
 
 def data_variable(name: str) -> str:

@@ -22,7 +22,7 @@ from dsv.cli.anywhere import global_options
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, OTHER_NAMES, root_help
 from dsv.cli.declare import Command
-from dsv.cli.failure import READER_GONE, Failure, of_error
+from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.surroundings import Surroundings
 from dsv.cli.vendored import (
@@ -159,7 +159,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
     if session.flags.debug or "--debug" in _options(arguments):
         import traceback
 
-        around.stderr.write("".join(traceback.format_exception(error)))
+        around.stderr.write(without_passwords("".join(traceback.format_exception(error))))
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
     try:
         if not ((session.flags.json or "--json" in _options(arguments)) and _publish(failure, session.out)):

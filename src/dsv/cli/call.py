@@ -184,6 +184,9 @@ class Call(typer.Context):
         return progress.Lines(self.session.command, stream)
 
     def _stderr(self, text: str) -> None:
+        from dsv.cli.failure import without_passwords
+
+        text = without_passwords(text)
         try:
             self.around.stderr.write(text + "\n")
             self.around.stderr.flush()

@@ -40,18 +40,18 @@ class Failure:
     retryable: bool = False
 
     def text(self) -> str:
-        lines = [f"error: {_line(self.message)}"]
+        lines = [f"error: {_line(without_passwords(self.message))}"]
         if self.hint:
-            lines.append(f"hint: {_line(self.hint)}")
+            lines.append(f"hint: {_line(without_passwords(self.hint))}")
         return "\n".join(lines) + "\n"
 
     def json(self) -> str:
         error = {
             "kind": self.kind,
             "exit": self.exit_code,
-            "message": self.message,
-            "object": self.subject,
-            "hint": self.hint,
+            "message": without_passwords(self.message),
+            "object": self.subject if self.subject is None else without_passwords(self.subject),
+            "hint": self.hint if self.hint is None else without_passwords(self.hint),
             "retryable": self.retryable,
         }
         return to_json({"schema": 1, "error": error}) + "\n"
@@ -88,6 +88,15 @@ def of_error(error: BaseException) -> Failure:
         f"dsv met an unexpected {type(error).__name__}{said}",
         hint="run it again with --debug, and report what it prints",
     )
+
+
+def without_passwords(text: str) -> str:
+    """What is said ends in the logs of others: URLs are quoted without the passwords in them."""
+    if "://" not in text:
+        return text
+    from dsv.model.secret_shapes import hide_in_urls
+
+    return hide_in_urls(text)
 
 
 def _name(filename: object) -> str:

@@ -178,7 +178,6 @@ def _again(
         "--code": options.code,
         "--gpus": options.gpus,
         "--shm-size": options.shm_size,
-        "-p": options.param,
     }
     for option, value in given.items():
         if value:
@@ -191,6 +190,7 @@ def _again(
         command=call.words,
         engine_args=options.engine_arg,
         env=env,
+        params=parse_params(options.param),
         out=None if options.out is None else Path(options.out),
         log=not options.no_log,
     )

@@ -34,6 +34,7 @@ class _Stream:
 
     def __init__(self, sink: int | None, log: LogKeeper | None) -> None:
         self.tail = b""
+        self._name = ""
         self._sink = sink
         self._log = log
         self._queue: deque[bytes] = deque()
@@ -52,6 +53,7 @@ class _Stream:
 
     def start(self, source: IO[bytes], name: str) -> None:
         self._source = source
+        self._name = name
         self._reading = self._writing = True
         Thread(target=self._read, args=(source,), name=f"dsv-{name}-reader", daemon=True).start()
         Thread(target=self._write, name=f"dsv-{name}-writer", daemon=True).start()
@@ -98,7 +100,7 @@ class _Stream:
             while (data := os.read(source.fileno(), READ_SIZE)) and self._reading:
                 self._reads += 1
                 if self._log is not None:
-                    self._log.add(data)
+                    self._log.add(data, self._name)
                 self.tail = (self.tail + data)[-TAIL_SIZE:]
                 self._enqueue(data)
         with self._change:

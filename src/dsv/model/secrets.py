@@ -1,251 +1,226 @@
-"""What must not enter a run's record: which names and values count as secret, and how text is rid of them.
+"""What must not enter a run's record, and how text is rid of it.
 
-Two rules. By name: the value of `--token X`, `api_key=X`, `"password": "X"` and the like is replaced. By
-value: what the caller is known to hold as a secret (see `Masker`), and what can be nothing else (a PEM key,
-an AWS key id, a GitHub token, a password inside a URL).
+    by name    the value of `--token X`, `api_key=X`, `"password": "X"`, `-u user:X`: see `secret_names`
+    by looks   what can be nothing else: see `secret_shapes`
+    by value   what is known to be secret is hidden wherever it turns up: what was hidden by its name in the command
+               and the parameters, what was given with `-e`, and the caller's own variables whose names say secret
+
+How far a known value is looked for depends on how likely the same text means something else. Eight characters or
+more are hidden anywhere, within a longer word too; four to seven, and numbers of six digits or more, only as a word
+of their own; anything shorter only right behind its name (`token='ab'`). `true`, `none` and the like are no secrets.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, quote_plus
 
-HIDDEN = "***"
+from dsv.model.secret_argv import hide_in_command
+from dsv.model.secret_names import is_secret, words_of
+from dsv.model.secret_shapes import HIDDEN, hide_shapes
 
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-# fmt: off
-_SECRET_WORDS = frozenset(
-    (
-        "password", "passwd", "passphrase", "passcode", "pass", "pwd", "secret", "token", "apikey",
-        "accesskey", "secretkey", "privatekey", "credential", "credentials", "auth", "authorization",
-        "bearer", "cookie", "sas", "pat", "connstr",
-    )
-)
-_SECRET_ENDINGS = (
-    "password", "passwd", "passphrase", "passcode", "pass", "secret", "token", "apikey", "accesskey",
-    "secretkey", "privatekey", "credential", "credentials", "connectionstring",
-)
-_SECRET_PAIRS = frozenset(
-    (
-        ("connection", "string"), ("connection", "strings"), ("conn", "str"), ("conn", "string"),
-        ("webhook", "url"), ("sentry", "dsn"),
-    )
-)
-_NO_SECRET_ENDINGS = frozenset(
-    (
-        "compass", "encompass", "bypass", "surpass", "trespass", "overpass", "underpass", "lowpass", "highpass",
-        "bandpass", "allpass", "multipass", "singlepass", "onepass", "twopass", "firstpass", "secondpass",
-        "forwardpass", "backwardpass", "renderpass", "subtoken", "pretoken",
-    )
-)
-_KEY_KINDS = frozenset(
-    (
-        "api", "access", "secret", "private", "account", "encryption", "signing", "storage", "master",
-        "license", "ssh", "subscription", "fernet", "hmac", "aes", "jwt", "deploy", "kaggle", "openai",
-        "anthropic",
-    )
-)
-_TOKENS_OF_TEXT = frozenset(
-    (
-        "pad", "eos", "bos", "unk", "sep", "cls", "mask", "special", "max", "min", "num", "per", "next",
-        "first", "last", "new", "extra", "id", "ids", "type", "count", "size",
-    )
-)
-_FOLDERS = frozenset(("PWD", "OLDPWD"))  # where a shell is and was
-_NO_SECRETS = frozenset(
-    (
-        "true", "false", "yes", "no", "none", "null", "auto", "default",
-    )
-)
-# fmt: on
+ANYWHERE: Final = 8
+"""Characters from which on a known value is hidden within longer words too."""
+A_WORD: Final = 4
+"""Characters from which on it is hidden where it is a word of its own."""
+_GIVEN: Final = 6
+"""Characters from which on a value given with `-e` is hidden whatever its name."""
+_LINE: Final = 16
+_NO_SECRETS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"))
 
-# To the closing quote, which is none after a backslash, or to the end where there is none.
-_QUOTED = r"""(?:"(?:[^"\\]++|\\.?)*"?|'(?:[^'\\]++|\\.?)*'?)"""
-
-# A name and what stands between it and its value, within a longer text such as the argument of `sh -c`. A name
-# is looked for where a run of its characters begins, and once in each run; so a text is read once, however long.
-# Possessive are sets of characters alone: of groups, Python below 3.11.5 gets them wrong (gh-106052).
-_ASSIGNED = re.compile(
-    r"""(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)["']?+\s*+[=:]\s*+""", re.IGNORECASE
-)
-_ASSIGNED_VALUE = re.compile(
-    rf"""{_QUOTED}|(?:(?:bearer|basic|token)\s+)?(?:\\.?+|[^\s"'&;,|)}}\\])+""", re.IGNORECASE | re.DOTALL
-)
-_FOLLOWED = re.compile(
-    r"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)\s++"
-)
-_FOLLOWED_VALUE = re.compile(rf"""{_QUOTED}|(?:\\.?+|[^\s"'&;|)\\])+""", re.DOTALL)
-_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z][A-Za-z0-9_.-]*+)=)(?P<value>.+)", re.DOTALL)
-_FLAG = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)")
-
-_SHAPES = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
-    r"|\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
-    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{32,}|\bxox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|(?i:\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{16,})"
-    r"|(?<=://)[^\s/:@\"']{1,256}:[^\s/@\"']{1,256}(?=@)"
-)
-_IN_BYTES = re.compile(_SHAPES.encode(), re.DOTALL)
-_IN_TEXT = re.compile(_SHAPES, re.DOTALL | re.ASCII)  # what bytes match, text matches
-# A JSON web token; once in each run of its characters, as above. Only where there is a `.eyJ` is it looked for.
-_JWT = (
-    r"(?<![A-Za-z0-9_-])(?P<before>(?:(?!\beyJ)[A-Za-z0-9_-])*)"
-    r"\beyJ[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]*+"
-)
-_JWT_IN_BYTES = re.compile(_JWT.encode())
-_JWT_IN_TEXT = re.compile(_JWT, re.ASCII)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`,
-    `aws-secret-access-key`.
-
-    `max_tokens`, `pad_token`, `token_id`, `tokenizer`, `compass`, `author`, `key` and `PWD` are not.
-    """
-    if name in _FOLDERS:
-        return False
-    words = [word.lower() for word in _WORDS.findall(name)]
-    pairs = list(pairwise(words))
-    others = [word for word, after in pairs if (word, after) != ("id", "token")] + words[-1:]
-    if "token" in words and not _TOKENS_OF_TEXT.isdisjoint(others):
-        words = [word for word in words if word != "token"]
-    if any(word in _SECRET_WORDS or _ends_secretly(word) for word in words):
-        return True
-    return any(
-        pair in _SECRET_PAIRS or (pair[1] in ("key", "keys") and pair[0] in _KEY_KINDS) for pair in pairs
-    )
-
-
-def _ends_secretly(word: str) -> bool:
-    """For names that are written as one word: `sshpass`, `githubtoken`."""
-    if not word.endswith(_SECRET_ENDINGS) or word in _NO_SECRET_ENDINGS:
-        return False
-    kind = word.removesuffix("token")
-    return kind == "id" or kind not in _TOKENS_OF_TEXT
+Named = tuple[str, str]
+"""A name, and a value that is secret because of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masker:
     """Replaces secrets in what is about to be recorded.
 
-    known: values to hide wherever they occur; `surely` are those that not even parameters may show.
+    known: values to hide wherever they occur. surely: those of them whose names say secret, which not even parameters
+    may show. named: the names of values that are too short to be hidden without one.
     """
 
     known: tuple[str, ...] = field(default=(), repr=False)
     surely: tuple[str, ...] = field(default=(), repr=False)
+    named: tuple[Named, ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, given: Mapping[str, str], environ: Mapping[str, str]) -> Masker:
-        """From the values given to the job with `-e`, and the caller's own environment.
-
-        Given values of six characters or more count unless they are numbers; where the name says secret, four
-        do. Of the environment only names that say secret count.
-        """
-        named = {
-            value
-            for name, value in [*given.items(), *environ.items()]
-            if is_secret_name(name) and len(value) >= 4 and value.lower() not in _NO_SECRETS
-        }
-        plain = {value for value in given.values() if len(value) >= 6 and not _is_number(value)}
-        longest_first = sorted(named | plain, key=lambda value: (-len(value), value))
-        return cls(tuple(longest_first), tuple(value for value in longest_first if value in named))
+    def of(
+        cls,
+        given: Mapping[str, str],
+        environ: Mapping[str, str],
+        command: Sequence[str] = (),
+        params: Mapping[str, object] | None = None,
+    ) -> Masker:
+        """From the values given to the job with `-e`, the caller's own environment, the job's command with the
+        engine's options, and its parameters."""
+        pairs = [pair for pair in (*given.items(), *environ.items()) if is_secret(*pair)]
+        pairs += hide_in_command(command)[1]
+        pairs += _pairs_in(params or {})
+        pairs = [(name, value) for name, value in pairs if _may_be_secret(value)]
+        secret = {value for _, value in pairs if _stands_alone(value)}
+        plain = {value for value in given.values() if len(value) >= _GIVEN and not _is_number(value)}
+        longest_first = sorted(secret | plain, key=lambda value: (-len(value), value))
+        return cls(
+            tuple(longest_first),
+            tuple(value for value in longest_first if value in secret),
+            tuple(sorted({(name, value) for name, value in pairs if value not in secret})),
+        )
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest known value."""
-        return max((len(_bytes(value)) for value in self.known), default=0)
+        """Bytes of the longest text that is looked for."""
+        forms = [form for value in self.known for form in _forms(value)]
+        return max((len(form.encode("utf-8", "surrogatepass")) for form in forms), default=0)
 
     def data(self, data: bytes) -> bytes:
         """A log, or any other text, without what is known or obvious."""
-        for value in self.known:
-            data = data.replace(_bytes(value), HIDDEN.encode())
-        if b".eyJ" in data:
-            data = _JWT_IN_BYTES.sub(rb"\g<before>" + HIDDEN.encode(), data)
-        return _IN_BYTES.sub(HIDDEN.encode(), data)
+        return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def text(self, text: str) -> str:
         """As `data`, of any string, even one that no encoding has bytes for."""
-        for value in self.known:
-            text = text.replace(value, HIDDEN)
-        if ".eyJ" in text:
-            text = _JWT_IN_TEXT.sub(rf"\g<before>{HIDDEN}", text)
-        return _IN_TEXT.sub(HIDDEN, text)
+        finder = _finder(self.known, self.named)
+        return hide_shapes(finder.hide(text))
+
+    def name(self, text: str) -> str:
+        """A name or a path, which has to stay what it is unless a secret of some length is in it."""
+        return Masker(tuple(value for value in self.surely if len(value) >= ANYWHERE)).text(text)
 
     def value(self, value: object, *, surely: bool = False) -> object:
-        """A JSON value with all strings and keys masked; with `surely`, by what surely is secret alone."""
+        """A JSON value with all strings and keys masked, and members hidden whose names say secret; with `surely`,
+        of what is known only what surely is secret counts."""
         if surely:
-            return Masker(self.surely).value(value)
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(str(key)): self.value(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.value(each) for each in value]
-        return value
+            return Masker(self.surely, named=self.named).value(value)
+        return self._value(value, "")
 
     def argv(self, argv: Sequence[str]) -> tuple[str, ...]:
         """A command without its secrets, by name and by value; as many arguments as before."""
-        kept: list[str] = []
-        hide_next = False
-        for argument in argv:
-            if hide_next and not argument.startswith("--"):
-                kept.append(HIDDEN)
-                hide_next = False
-                continue
-            flag = _FLAG.fullmatch(argument)
-            hide_next = flag is not None and is_secret_name(flag["name"])
-            script = bool(kept) and kept[-1] in ("-c", "-lc", "-ec")
-            kept.append(self.text(_by_name(argument, script)))
-        return tuple(kept)
+        return tuple(self.text(argument) for argument in hide_in_command(argv)[0])
+
+    def _value(self, value: object, name: str) -> object:
+        if isinstance(value, str):
+            return HIDDEN if _may_be_secret(value) and is_secret(name, value) else self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self._value(each, str(key)) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._value(each, name) for each in value]
+        if isinstance(value, int | float) and not isinstance(value, bool) and self.known:
+            return HIDDEN if repr(value) in self.known else value
+        return value
+
+
+class _Finder:
+    """Looks for known values in text."""
+
+    def __init__(self, known: Sequence[str], named: Sequence[Named]) -> None:
+        anywhere = [form for value in known if _anywhere(value) for form in _forms(value)]
+        self._anywhere = sorted(dict.fromkeys(anywhere), key=lambda value: -len(value))
+        words = [_word(value) for value in known if not _anywhere(value)]
+        self._words = re.compile("|".join(words)) if words else None
+        self._behind = [_behind(name, value) for name, value in named]
+
+    def hide(self, text: str) -> str:
+        for value in self._anywhere:
+            text = text.replace(value, HIDDEN)
+        if self._words is not None:
+            text = self._words.sub(HIDDEN, text)
+        for pattern in self._behind:
+            text = pattern.sub(rf"\g<head>{HIDDEN}", text)
+        return text
+
+
+@lru_cache(maxsize=4)
+def _finder(known: tuple[str, ...], named: tuple[Named, ...]) -> _Finder:
+    return _Finder(known, named)
 
 
 def hide_env_values(arguments: Iterable[str]) -> tuple[str, ...]:
     """Arguments meant for a container engine: of `-e K=V`, `--env=K=V` and the like, the name alone stays."""
-    kept: list[str] = []
+    return tuple(
+        f"{head}{name}={HIDDEN}" if equals else argument
+        for argument, (head, name, equals, _) in _env_arguments(arguments)
+    )
+
+
+def env_values(arguments: Iterable[str]) -> dict[str, str]:
+    """The variables that arguments meant for a container engine give values to."""
+    return {name: value for _, (_, name, equals, value) in _env_arguments(arguments) if equals}
+
+
+def _env_arguments(arguments: Iterable[str]) -> Iterable[tuple[str, tuple[str, str, str, str]]]:
+    """Each argument, and what it says of a variable: what stands before its name, the name, `=`, the value."""
     expects = False
     for argument in arguments:
         match = re.fullmatch(r"(--env=|-e=?)([^=]+)=(.*)", argument, re.DOTALL)
         if expects:
-            name, equals, _ = argument.partition("=")
-            kept.append(f"{name}={HIDDEN}" if equals else name)
+            yield argument, ("", *argument.partition("="))
         elif match is not None:
-            kept.append(f"{match[1]}{match[2]}={HIDDEN}")
+            yield argument, (match[1], match[2], "=", match[3])
         else:
-            kept.append(argument)
+            yield argument, ("", "", "", "")
         expects = not expects and argument in ("-e", "--env")
-    return tuple(kept)
 
 
-def _by_name(argument: str, script: bool) -> str:
-    whole = None if script else _WHOLE.fullmatch(argument)
-    if whole is not None and is_secret_name(whole["name"]):
-        return whole["head"] + HIDDEN
-    argument = _hide_values(_ASSIGNED, _ASSIGNED_VALUE, argument)
-    return _hide_values(_FOLLOWED, _FOLLOWED_VALUE, argument)
+def _pairs_in(value: object, name: str = "") -> Iterable[Named]:
+    """The strings in a JSON value that are secret by the names of their members."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _pairs_in(each, str(key))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _pairs_in(each, name)
+    elif isinstance(value, str) and is_secret(name, value):
+        yield name, value
 
 
-def _hide_values(names: re.Pattern[str], values: re.Pattern[str], text: str) -> str:
-    """Goes on inside the value of a name that isn't secret: `url=http://host/?token=X`."""
-    parts, done, position = [], 0, 0
-    while (head := names.search(text, position)) is not None:
-        position = head.end()
-        if is_secret_name(head["name"]) and (value := values.match(text, position)) is not None:
-            quote = value[0][0] if value[0][0] in "\"'" else ""
-            parts += [text[done:position], quote, HIDDEN, quote]
-            done = position = value.end()
-    return "".join((*parts, text[done:]))
+def _may_be_secret(value: str) -> bool:
+    """Not what a shell will put something else in place of, nor a plain word."""
+    return value != "" and value.lower() not in _NO_SECRETS and not value.startswith(("$", HIDDEN))
+
+
+def _stands_alone(value: str) -> bool:
+    """Whether it is long enough to be looked for without its name."""
+    return len(value) >= (_GIVEN if _is_number(value) else A_WORD)
+
+
+def _anywhere(value: str) -> bool:
+    return len(value) >= ANYWHERE and not _is_number(value)
+
+
+def _forms(value: str) -> Iterable[str]:
+    """A value as it stands, as JSON, Python, a URL and a shell write it, and each long line of it."""
+    yield value
+    for line in value.splitlines():
+        if len(line.strip()) >= _LINE:
+            yield line.strip()
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]
+    yield value.replace("'", "'\\''")
+    yield value.replace("'", "'\"'\"'")
+    for quoted in (quote, quote_plus):
+        yield quoted(value, safe="", errors="surrogatepass")
+    yield quote(value, errors="surrogatepass")
+
+
+def _word(value: str) -> str:
+    """A pattern of a value that is no part of a longer word or number; an escape such as `\\n` is none of a word."""
+    if _is_number(value):
+        return rf"(?<![A-Za-z0-9_.]){re.escape(value)}(?!\.?[A-Za-z0-9_])"
+    return rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt])){re.escape(value)}(?![A-Za-z0-9_])"
+
+
+def _behind(name: str, value: str) -> re.Pattern[str]:
+    """A a name, however its words are joined, with a value behind it."""
+    words = "[-_. ]?".join(re.escape(word) for word in words_of(name))
+    between = r"[\"']?[ \t]{0,4}[=: ][ \t]{0,4}[\"']?"
+    return re.compile(rf"(?P<head>(?i:{words}){between}){re.escape(value)}(?![A-Za-z0-9_])")
 
 
 def _is_number(value: str) -> bool:
     return re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?", value) is not None
-
-
-def _bytes(text: str) -> bytes:
-    """As the system has it; what no system could have passed is encoded too."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")

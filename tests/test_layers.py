@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,6 +152,53 @@ def long_functions(source: Source) -> list[str]:
     ]
 
 
+def module_of(source: Source) -> str:
+    """`dsv.store.base`; a package's `__init__` is the package."""
+    return ".".join(["dsv", *source.path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    )
+
+
+def package_of(module: str) -> str:
+    """The package that a module lies in. A module at the top, such as `dsv.errors`, is a package of its own."""
+    above = module.rpartition(".")[0]
+    return module if above == "dsv" or module in PACKAGES else above
+
+
+MODULES = {module_of(source) for source in SOURCES}
+PACKAGES = {module_of(source) for source in SOURCES if source.path.name == "__init__.py"}
+
+
+def graph(sources: Iterable[Source], name: Callable[[str], str]) -> dict[str, set[str]]:
+    """Which module (or, by `name`, package) imports which others, those inside functions too."""
+    found: dict[str, set[str]] = {}
+    for source in sources:
+        here = name(module_of(source))
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Import):
+                read = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                read = [one if one in MODULES else node.module for one in whole]
+            else:
+                continue
+            found.setdefault(here, set()).update(name(one) for one in read if one in MODULES - {"dsv"})
+        found.setdefault(here, set()).discard(here)
+    return found
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """Each circle once, as `a -> b -> a`."""
+    try:
+        tuple(graphlib.TopologicalSorter(arrows).static_order())
+    except graphlib.CycleError as error:
+        around = list(reversed(error.args[1]))
+        cut = {name: set(to) for name, to in arrows.items()}
+        cut[around[0]].discard(around[1])
+        return [" -> ".join(around), *circles(cut)]
+    return []
+
+
 def report(lines: list[str]) -> None:
     assert not lines, "\n" + "\n".join(sorted(lines))
 
@@ -161,6 +209,21 @@ def test_every_part_has_its_place() -> None:
 
 def test_imports_point_down() -> None:
     report([line for source in SOURCES for line in upward(source)])
+
+
+def test_no_packages_import_each_other() -> None:
+    """Those inside a layer either: cache/eviction may know cache/filling, but then not the other way round."""
+    report(circles(graph(SOURCES, package_of)))
+
+
+def test_circles_are_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) in (
+        ["a -> b -> c -> a"],
+        ["b -> c -> a -> b"],
+        ["c -> a -> b -> c"],
+    )
+    assert len(circles({"a": {"b"}, "b": {"a", "c"}, "c": {"b"}})) == 2
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize("part", LIBRARIES)

@@ -11,7 +11,7 @@ import pytest
 from dsv.api import cache_check as api_check
 from dsv.api.cache import cache, cached, evict
 from dsv.api.cache_check import check
-from dsv.cache import check as cache_check
+from dsv.cache.filling import check as cache_check
 from dsv.cache.filling import writer
 from dsv.cache.filling.existing import State
 from dsv.cache.filling.writer import FILE_TIME

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cache.places import make_root, place, publish
 
-from dsv.cache.inventory import take_inventory
+from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.layout import CacheRoot
 
 DOCS = Path(__file__).parents[2] / "docs"

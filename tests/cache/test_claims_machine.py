@@ -17,8 +17,8 @@ from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease, end_holds
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict, preview
+from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, Limits
 

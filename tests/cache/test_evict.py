@@ -20,12 +20,12 @@ from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
 from dsv.cache.eviction import sweep
 from dsv.cache.eviction.evict import Evicted, disk_now, ensure_room, evict, preview
+from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.eviction.removal import Remover
 from dsv.cache.filling.request import Need
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot
+from dsv.cache.removal import Remover
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
 from dsv.cache.usage import Extent
 from dsv.errors import Denied, NoRoom, Unsupported, UsageError

@@ -16,7 +16,6 @@ from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
 
-from dsv.cache.eviction.removal import Remover
 from dsv.cache.filling import processes
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
@@ -24,6 +23,7 @@ from dsv.cache.filling.room import reservations
 from dsv.cache.filling.workers import read_workers
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
+from dsv.cache.removal import Remover
 from dsv.model.ids import CommitId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]

@@ -19,8 +19,8 @@ from dsv.cache.claims.owners import Owner
 from dsv.cache.claims.pins import pin
 from dsv.cache.disk import explain, list_names, read_small, umask
 from dsv.cache.eviction.evict import evict
+from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, NotFound, Unreachable

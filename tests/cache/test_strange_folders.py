@@ -15,10 +15,10 @@ from tests.cache.places import make_root, place, publish
 from dsv.api.cached import cached
 from dsv.cache.bindings import bind
 from dsv.cache.eviction.evict import ensure_room, evict
+from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
-from dsv.cache.inventory import take_inventory
 from dsv.cache.layout import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.model.ids import CommitId

@@ -10,11 +10,11 @@ from pathlib import Path
 from dsv.api.cache_stage import Claim
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
-from dsv.cache.check import Checked
-from dsv.cache.check import check as check_place
-from dsv.cache.check import repair as repair_place
 from dsv.cache.disk import explain
-from dsv.cache.inventory import find_places, take_inventory
+from dsv.cache.eviction.inventory import find_places, take_inventory
+from dsv.cache.filling.check import Checked
+from dsv.cache.filling.check import check as check_place
+from dsv.cache.filling.check import repair as repair_place
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.selection import Selection

@@ -97,7 +97,7 @@ class Targets:
 
         A target without a path means all that is cached of its commit. Raises `NotFound` where nothing is.
         """
-        from dsv.cache.inventory import find_places
+        from dsv.cache.eviction.inventory import find_places
 
         selection = Selection.of([clean_path(target.path)])
         try:
@@ -178,7 +178,7 @@ class Targets:
         return branch.commit
 
     def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
-        from dsv.cache.inventory import find_places
+        from dsv.cache.eviction.inventory import find_places
 
         commits = {place.commit for place in find_places(self.root, dataset)}
         fitting = [commit for commit in commits if str(commit).startswith(prefix)]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import disk_now
+from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Planner
 from dsv.cache.filling import room, site
 from dsv.cache.filling.plan import estimated_room
 from dsv.cache.filling.workers import read_workers
-from dsv.cache.inventory import Inventory, Item, take_inventory
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, load_settings

@@ -17,15 +17,15 @@ from dsv.cache.claims.intents import PREFIX as INTENT
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import explain
+from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
-from dsv.cache.eviction.removal import Removed, Remover
 from dsv.cache.eviction.sweep import Sweeper, remove_empty
 from dsv.cache.filling import room
 from dsv.cache.filling.request import Need, NoRoomBeside
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.inventory import Inventory, Item, take_inventory
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import record_path
+from dsv.cache.removal import Removed, Remover
 from dsv.cache.settings import CacheSettings, check_writable
 from dsv.cache.usage import USED, Extent, add_share, last_used
 from dsv.errors import DsvError

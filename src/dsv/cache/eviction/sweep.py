@@ -17,15 +17,15 @@ from dsv.cache.claims import intents
 from dsv.cache.claims.claims import Claims, LeaseName, read_claims
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import list_names
+from dsv.cache.eviction.inventory import find_all
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.eviction.removal import Remover
 from dsv.cache.filling import site
 from dsv.cache.filling.publish import bury
 from dsv.cache.filling.workers import read_workers
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.inventory import find_all
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
+from dsv.cache.removal import Remover
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import PROBE

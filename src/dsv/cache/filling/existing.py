@@ -17,8 +17,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dsv.cache.eviction.removal import is_held
 from dsv.cache.filling.writer import has_time, set_time
+from dsv.cache.removal import is_held
 from dsv.model.entry import Entry, Kind
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -28,11 +28,11 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.disk import GONE, list_names, read_small
-from dsv.cache.eviction.removal import Remover
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, lookup, reach, write_record
+from dsv.cache.removal import Remover
 from dsv.errors import UPGRADE, Conflict, Unsupported
 from dsv.fs.attributes import PROBE, server_time
 

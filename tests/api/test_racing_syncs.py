@@ -57,13 +57,13 @@ def test_one_of_many_syncs_wins_and_all_data_stays(tmp_path: Path) -> None:
     codes = [racer.returncode for racer in racers]
     assert sorted(codes) == [0, *[4] * (RACERS - 1)], (codes, outputs)
     for code, output in zip(codes, outputs, strict=True):
-        assert code == 0 or "dsv pull, or publish beside it: dsv sync --branch" in output
+        assert code == 0 or "dsv sync --new-branch NAME" in output
     # Each hint leads on: one pulls and syncs, the others publish beside.
     losers = [person for person, code in zip(people, codes, strict=True) if code]
     pull(losers[0].context())
     assert losers[0].sync().any_change
     for loser in losers[1:]:
-        beside = loser.sync(branch=BranchName.parse(f"by-{loser.name}"))
+        beside = loser.sync(branch=BranchName.parse(f"by-{loser.name}"), new_branch=True)
         assert beside.commit is not None
         assert loser.read(beside.commit) == loser.files()
     winner = next(person for person, code in zip(people, codes, strict=True) if not code)

@@ -161,13 +161,13 @@ def test_a_branch_that_does_not_go_on_from_the_base_is_refused(ann: Person, bob:
     bob.write({"own": b"1"})
     from dsv.model.names import BranchName
 
-    bob.sync(branch=BranchName.parse("other"))
+    bob.sync(branch=BranchName.parse("other"), new_branch=True)
     ann.write({"else": b"2"})
     ann.sync()
     workspace = Workspace.find(bob.workspace)
     assert workspace is not None
     workspace.follow(BranchName.parse("main"))
-    with pytest.raises(Conflict, match="does not go on"):
+    with pytest.raises(Conflict, match=r"main of scans is at .*, which does not descend from"):
         pulled(bob)
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.api.sync import SyncRequest, sync
-from dsv.errors import Conflict, NoRoom, Unsupported
-from dsv.model.names import BranchName
+from dsv.errors import Conflict, NoRoom, NotFound, Unsupported
+from dsv.model.names import BranchName, Target
 from dsv.model.progress import NoProgress
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from tests.api.people import Person
+from tests.api.people import SCANS, Person
 
 NOBODY = 65534
 FILES = {
@@ -129,30 +130,82 @@ def test_a_lost_race_loses_no_data(ann: Person) -> None:
     ann.write({"from-ann": b"a"})
     bob.write({"from-bob": b"b"})
     ann.sync()
-    with pytest.raises(Conflict, match="has moved by ann") as caught:
+    with pytest.raises(Conflict, match=r"main of scans has 1 newer commit .last: ann@lab") as caught:
         bob.sync()
     assert caught.value.hint is not None and "dsv pull" in caught.value.hint
-    beside = bob.sync(branch=BranchName.parse("bobs"))
+    beside = bob.sync(branch=BranchName.parse("bobs"), new_branch=True)
     assert beside.commit is not None and beside.branch == "bobs"
     assert bob.read(beside.commit) == {**FILES, "from-bob": b"b"}
     bob.write({"more": b"m"})
     assert bob.sync().branch == "bobs"
 
 
-def test_nothing_changed_is_fine_even_where_the_branch_moved(ann: Person) -> None:
+def test_nothing_changed_is_no_success_if_the_branch_is_elsewhere(ann: Person) -> None:
     ann.write(dict(FILES))
     first = ann.sync()
     bob = other(ann)
     ann.write({"x": b"x"})
     ann.sync()
     os.utime(bob.workspace / "a/one.txt", (1, 1))
-    assert bob.sync().commit == first.commit
+    with pytest.raises(
+        Conflict, match=rf"nothing differs here from {first.commit!s:.12}.*1 newer commit .*ann"
+    ):
+        bob.sync()
+
+
+def test_a_sync_after_an_older_commit_was_restored_says_that_the_branch_has_not_moved(ann: Person) -> None:
+    ann.write({"x": b"1"})
+    first = ann.sync()
+    ann.write({"x": b"2"})
+    second = ann.sync()
+    restore(ann.context(), source=Target.parse(f"@{first.commit}"))
+    said = rf"main of scans is at {second.commit!s:.12}, 1 commit after .* and has not moved"
+    with pytest.raises(Conflict, match=said) as caught:
+        ann.sync()
+    assert f"dsv rollback @{first.commit!s:.12}" in (caught.value.hint or "")
+    ann.write({"x": b"3"})
+    with pytest.raises(Conflict, match=said):
+        ann.sync()
+
+
+def test_a_branch_is_made_by_its_own_option_alone(ann: Person) -> None:
+    ann.write(dict(FILES))
+    ann.sync()
+    branch = BranchName.parse("experiment")
+    with pytest.raises(NotFound, match="has no branch experiment") as caught:
+        ann.sync(branch=branch)
+    assert caught.value.hint == "dsv sync --new-branch experiment makes it"
+    with ann.context().store() as store:
+        assert [head.branch for head in Repository.open(store, None).refs.heads(SCANS)] == ["main"]
+    assert ann.sync(branch=branch, new_branch=True).branch == branch
+    assert not ann.sync(branch=branch).any_change
+    with pytest.raises(Conflict, match="has a branch experiment already"):
+        ann.sync(branch=branch, new_branch=True)
+
+
+@pytest.mark.parametrize("path", [b"nosuch", b"a/nosuch", b"@v1.0", b"empty/below"])
+def test_a_path_that_is_nowhere_is_an_error(ann: Person, path: bytes) -> None:
+    ann.write(dict(FILES))
+    ann.sync()
+    for ask in (lambda: ann.sync(paths=(path,)), lambda: status(ann.context(), (path,))):
+        with pytest.raises(NotFound, match="neither in"):
+            ask()
+
+
+def test_a_path_may_be_in_the_base_alone_or_on_disk_alone(ann: Person) -> None:
+    ann.write(dict(FILES))
+    ann.sync()
+    (ann.workspace / "a/one.txt").unlink()
+    (ann.workspace / "new").write_bytes(b"")
+    assert status(ann.context(), (b"a/one.txt",)).differences.removed == [b"a/one.txt"]
+    done = ann.sync(paths=(b"a/one.txt", b"new"))
+    assert (done.added, done.removed) == (1, 1)
 
 
 def test_a_branch_without_a_change(ann: Person) -> None:
     ann.write(dict(FILES))
     first = ann.sync()
-    on_branch = ann.sync(branch=BranchName.parse("frozen"))
+    on_branch = ann.sync(branch=BranchName.parse("frozen"), new_branch=True)
     assert on_branch.commit == first.commit and on_branch.branch == "frozen"
     ann.write({"x": b"x"})
     assert ann.sync().branch == "frozen"

@@ -28,6 +28,6 @@ def test_a_new_branch_names_no_content_that_goes(tmp_path: Path) -> None:
         condemn(repository, 0, of_chunks)
     ann.write({"new": b"new", "small": b"changed"})
     with pytest.raises(Conflict, match="being removed"):
-        ann.sync(branch=BranchName.parse("other"))
+        ann.sync(branch=BranchName.parse("other"), new_branch=True)
     ann.sync()  # gc has to keep what the head of a branch names
     assert ann.read(ann.sync(branch=BranchName.parse("main")).commit) == ann.files()

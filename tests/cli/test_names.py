@@ -18,7 +18,7 @@ def pets(dsv: Dsv) -> Dsv:
     dsv.ok("init", "pets")
     dsv.ok("sync")
     dsv.ok("tag", "v1")
-    dsv.ok("sync", "--branch", "relabel")
+    dsv.ok("sync", "--new-branch", "relabel")
     return dsv
 
 
@@ -51,7 +51,7 @@ def test_a_dataset_of_that_name_is_what_a_bare_word_means(pets: Dsv) -> None:
 
 def test_a_name_is_not_both_branch_and_tag(pets: Dsv) -> None:
     refused(pets("tag", "relabel"), 4, "pets has a branch relabel, so a tag can't have that name")
-    refused(pets("sync", "--branch", "v1"), 4, "pets has a tag v1, so a branch can't have that name")
+    refused(pets("sync", "--new-branch", "v1"), 4, "pets has a tag v1, so a branch can't have that name")
 
 
 def test_names_that_differ_in_case_only_are_refused(pets: Dsv) -> None:
@@ -61,8 +61,8 @@ def test_names_that_differ_in_case_only_are_refused(pets: Dsv) -> None:
     assert not (pets.home / ".dsv").exists()
     refused(pets("tag", "V1"), 4, said)
     refused(pets("tag", "Relabel"), 4, said)
-    refused(pets("sync", "--branch", "Relabel"), 4, said)
-    refused(pets("sync", "--branch", "V1"), 4, said)
+    refused(pets("sync", "--new-branch", "Relabel"), 4, said)
+    refused(pets("sync", "--new-branch", "V1"), 4, said)
 
 
 def test_a_workspace_knows_its_store_wherever_that_lies(pets: Dsv) -> None:

@@ -96,7 +96,7 @@ def test_pull_brings_what_others_synced(pets: Dsv, other: Dsv) -> None:
     moved = other("sync")
     assert (moved.code, moved.out) == (4, "")
     assert "dsv pull" in moved.err
-    assert "dsv sync --branch NAME" in moved.err
+    assert "dsv sync --new-branch NAME" in moved.err
     assert other.ok("pull").lines == [f"pets@main is at {head[:12]}: 1 created, 1 replaced, 0 removed"]
     assert (other.cwd / "a.txt").read_bytes() == b"beta\n"
     assert other.ok("sync", "--json").json["parent"] == head
@@ -114,7 +114,7 @@ def test_pull_where_both_changed_a_path_writes_nothing(pets: Dsv, other: Dsv) ->
     assert "a.txt" in result.err
     assert (other.cwd / "a.txt").read_bytes() == b"mine\n"
     assert not (other.cwd / "b.txt").exists()
-    beside = other.ok("sync", "--branch", "mine", "--json").json
+    beside = other.ok("sync", "--new-branch", "mine", "--json").json
     assert beside["branch"] == "mine"
     assert other.ok("status", "--json").json["branch"] == "mine"
 

@@ -49,12 +49,13 @@ WORKS = {
     # Format 2, head 3 | session, gc, index 3 | a pack of data, a pack of metadata, an index | commit, locator,
     # verdict, ref, end of session 5. In turn but for the format and the listing, and the head and what may follow it.
     "first sync": Most(16, 13, CONTENT + NOTED + SMALL, SMALL),
-    # Format 2, head 3: whether others have moved the branch is all that is asked.
-    "sync of nothing": Most(5, 2, 0, SMALL),
-    # As the first one; up go the file and its segment. Never more than 300 kB.
-    "sync of one file": Most(16, 13, SIZE + SEGMENT + SMALL, SMALL),
+    # Format 2, head 3, and the base's commit: whether others have moved the branch, and whether the store still has
+    # what the workspace builds on, which is asked for beside the format and takes no time of its own.
+    "sync of nothing": Most(6, 2, 0, SMALL),
+    # As the first one, and the base's commit; up go the file and its segment. Never more than 300 kB.
+    "sync of one file": Most(17, 13, SIZE + SEGMENT + SMALL, SMALL),
     # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average.
-    "sync of an insertion": Most(16, 13, 2 << 20, SMALL),
+    "sync of an insertion": Most(17, 13, 2 << 20, SMALL),
     # Format 2, head 3, commit.
     "resolve": Most(6, 3, 0, SMALL),
     # Format 2, listing, the tag, its end, no branch of that name; commit.

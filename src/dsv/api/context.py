@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsv.api.settings import Settings, StoreChoice
 from dsv.errors import Conflict, NotFound, UsageError
-from dsv.model.ids import StoreId
+from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
 from dsv.model.progress import NoProgress, Progress
 from dsv.repo.refs import Refs
@@ -69,8 +69,12 @@ class Context:
         with self.store() as store:
             yield self.open_repository(store, target)
 
-    def open_repository(self, store: Store, target: Target | None = None) -> Repository:
-        return Repository.open(store, self.metadata_folder, self.clock, ahead=self._expecting(target))
+    def open_repository(
+        self, store: Store, target: Target | None = None, commit: CommitId | None = None
+    ) -> Repository:
+        """target, commit: what `resolve` and `Objects.stored_commit` are about to be asked."""
+        ahead = self._expecting(target)
+        return Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
 
     def _expecting(self, target: Target | None) -> Callable[[Refs], None]:
         dataset = None if target is None else target.dataset

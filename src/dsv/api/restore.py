@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsv.api.bases import distance, not_at_base, proven_base
 from dsv.api.context import Context, check_binding
 from dsv.api.materializing import carry_out, check_tree
 from dsv.api.wishes import below, differences, restoring
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import NotFound, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, Target, clean_path
 from dsv.model.paths import show
-from dsv.repo.objects import Objects
+from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.journal import Journal
@@ -65,17 +66,24 @@ def pull(context: Context) -> Pulled:
     workspace = context.workspace()
     with workspace.lock("dsv pull"), context.bound_repository(workspace) as repository:
         base = workspace.base()
-        head = repository.refs.head(workspace.dataset, workspace.branch).commit
+        newest = repository.refs.head(workspace.dataset, workspace.branch)
+        head = newest.commit
+        if head is not None:
+            workspace.set_seen(workspace.branch, head)
         if head is None or head == base:
             return Pulled(workspace.dataset, workspace.branch, base, base)
-        _check_forward(repository.objects, workspace, base, head)
+        if repository.objects.stored_commit(head) is None:
+            raise missing_commit(head, repository.store.url)
+        base = proven_base(context, repository, workspace)
+        if base is not None and distance(repository.objects, head, base) is None:
+            raise not_at_base(context, repository, workspace, newest, base)
         work = _Work(context, repository, workspace, base)
         after = TreeReader(repository.objects, head)
         check_tree(after, workspace.root)
         made = work.bring(
             lambda: differences(work.tree, after),
             follow=head,
-            hint="dsv restore PATH gives a change of yours up; dsv sync --branch NAME publishes it",
+            hint="to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
         )
         return Pulled(
             workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
@@ -96,8 +104,12 @@ def restore(
     with workspace.lock("dsv restore"), context.store() as store:
         repository = context.open_repository(store)
         check_binding(workspace, repository)
+        before = workspace.base()
         commit = _source(context, repository, workspace, source)
-        work = _Work(context, repository, workspace, workspace.base())
+        base = proven_base(context, repository, workspace)
+        if source is None and before is not None and base != before:
+            raise missing_commit(before, repository.store.url)
+        work = _Work(context, repository, workspace, base)
         after = TreeReader(repository.objects, commit)
         check_tree(after, workspace.root)
         chosen = Scope(paths)
@@ -177,26 +189,6 @@ def _source(
             hint=f"dsv clone {target} DIR",
         )
     return context.resolve(repository, target).commit
-
-
-def _check_forward(objects: Objects, workspace: Workspace, base: CommitId | None, head: CommitId) -> None:
-    """Raises `Conflict` where the head does not descend from the base."""
-    if base is None:
-        return
-    waiting, seen = [head], {head}
-    while waiting:
-        for parent in objects.commit(waiting.pop(0)).parents:
-            if parent == base:
-                return
-            if parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
-    raise Conflict(
-        f"branch {workspace.branch} of {workspace.dataset} does not go on from this workspace's base "
-        f"{str(base)[:12]}",
-        subject=f"{workspace.dataset}@{workspace.branch}",
-        hint=f"dsv clone {workspace.dataset}@{workspace.branch} DIR; dsv sync --branch NAME keeps what is here",
-    )
 
 
 def _check_paths(work: _Work, after: TreeReader, chosen: Scope) -> None:

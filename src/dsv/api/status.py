@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from dsv.api.context import Context
+from dsv.api.paths import check_paths
 from dsv.api.removals import check_removals
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
@@ -55,6 +56,7 @@ def status(context: Context, paths: tuple[bytes, ...] = ()) -> Status:
     survey = take_survey(workspace.root, state, base, paths)
     with ExitStack() as opened:
         tree = _Base(context, workspace, base, opened)
+        check_paths(workspace.root, tree.reader, paths)
         if not survey.exact:
             survey.align(tree.entries())
         context.progress.start(None, None)
@@ -79,22 +81,22 @@ class _Base:
         self._reader: TreeReader | None = None
 
     def entries(self) -> Iterator[Entry]:
-        tree = self._tree()
+        tree = self.reader()
         return iter(()) if tree is None else (entry for entry, _ in tree.below(b""))
 
     def entry(self, path: bytes) -> Entry | None:
-        tree = self._tree()
+        tree = self.reader()
         found = None if tree is None else tree.entry(path)
         return None if found is None else found[0]
 
     def suspicion(self, survey: Survey) -> str | None:
         try:
-            check_removals(survey, self._tree(), allowed=False)
+            check_removals(survey, self.reader(), allowed=False)
         except Conflict as refused:
             return refused.message
         return None
 
-    def _tree(self) -> TreeReader | None:
+    def reader(self) -> TreeReader | None:
         if self._reader is None and self._base is not None:
             repository = self._opened.enter_context(self._context.bound_repository(self._workspace))
             self._reader = TreeReader(repository.objects, self._base)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsv.api.bases import follows, no_branch, not_at_base, proven_base
 from dsv.api.changes import Changes
 from dsv.api.context import Context, check_binding
 from dsv.api.names import check_new_branch
+from dsv.api.paths import check_paths
 from dsv.api.removals import check_removals
 from dsv.errors import Conflict, NoRoom
 from dsv.fs.descent import Descent
@@ -44,12 +46,14 @@ from dsv.worktree.workspace import Workspace
 class SyncRequest:
     """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on.
 
+    new_branch: `branch` is made by this sync; it must not be there yet. Without it `branch` must be there.
     jobs: processes that read small files; None for what suits the work and the machine.
     """
 
     paths: tuple[bytes, ...] = ()
     message: str = ""
     branch: BranchName | None = None
+    new_branch: bool = False
     allow_removals: bool = False
     skip_unsupported: bool = False
     jobs: int | None = None
@@ -83,13 +87,16 @@ class Synced:
 def sync(context: Context, request: SyncRequest) -> Synced:
     """Commits the workspace (or some paths of it) and publishes it on its branch.
 
-    Raises `Conflict` where the branch has moved, another sync is at work or too much would be removed, and
+    What it builds on, and what it says is published, is in the store itself: a base that the store has lost is made
+    up for by what is here. Raises `Conflict` if the branch is not at the base, even if nothing changed here, if
+    another sync is at work or too much would be removed; `NotFound` for a branch or a path that is not there; and
     `Unsupported` with a list of all that can't be stored.
     """
     workspace = context.workspace()
     with workspace.lock("dsv sync") as lock, context.store() as store:
         branch = request.branch or workspace.branch
-        repository = context.open_repository(store, Target(workspace.dataset, Rev(branch)))
+        target = Target(workspace.dataset, Rev(branch))
+        repository = context.open_repository(store, target, workspace.base())
         check_binding(workspace, repository)
         return _Sync(context, request, workspace, repository, store, lock).run()
 
@@ -113,11 +120,12 @@ class _Sync:
         self._branch = request.branch or workspace.branch
         self._journal = Journal.open(workspace.journal_path, workspace.store_id)
         self._problems: list[Problem] = []
+        self._settled: BranchName | None = None
 
     def run(self) -> Synced:
         with self._journal:
             self._settle()
-            base = self._workspace.base()
+            base = proven_base(self._context, self._repository, self._workspace)
             state = State.load(self._workspace.state_folder)
             try:
                 return self._publish_changes(state, base)
@@ -133,8 +141,8 @@ class _Sync:
         published = self._repository.refs.entry(self._workspace.dataset, branch, intent.seq)
         if published is not None and published.commit == intent.commit:
             self._workspace.set_base(intent.commit)
-            if branch != self._workspace.branch:
-                self._workspace = self._workspace.follow(branch)
+            self._workspace = _following(self._workspace, branch)
+            self._settled = branch
             self._journal.clear()
 
     def _publish_changes(self, state: State, base: CommitId | None) -> Synced:
@@ -143,18 +151,22 @@ class _Sync:
         if not survey.exact:
             survey.align(entry for entry, _ in tree.below(b"")) if tree is not None else survey.align(())
         self._report(survey)
-        head, start = self._heads(base)
-        moved = (None if head is None else head.commit) != start
-        if not survey.missing and not self._any_difference(survey, reading=moved):
+        check_paths(self._workspace.root, lambda: tree, self._request.paths)
+        head = self._head()
+        begins = head is None or head.entry.deleted
+        here = head is None or head.entry.deleted or follows(self._repository.objects, head, base)
+        if not survey.missing and not self._any_difference(survey, reading=not here):
+            if not here:
+                raise self._moved(head, base, changed=False)
             return self._without_change(base, tree, head)
-        if moved:
-            raise self._moved(head)
+        if not here:
+            raise self._moved(head, base)
         check_removals(survey, tree, allowed=self._request.allow_removals)
         with (
             Session.open(self._repository, self._context.writer) as session,
             Uploader(session, self._journal) as uploader,
         ):
-            if base is not None and start is None:  # no branch of this name keeps the base from gc
+            if base is not None and begins:  # no branch of this name keeps the base from gc
                 check_whole(session, base)
             files = self._expect(survey)
             uploader.resume(self._journal.left.packs, self._journal.left.recipes)
@@ -170,15 +182,27 @@ class _Sync:
             uploader.finish()
             return self._publish(session, survey, tree, head, written, changes)
 
-    def _heads(self, base: CommitId | None) -> tuple[Head | None, CommitId | None]:
-        """The branch's newest entry, and the commit that it must name for this sync to follow it."""
-        newest = self._repository.refs.newest(self._workspace.dataset, self._branch)
-        if newest is not None and not newest.entry.deleted:
-            return newest, base
-        if self._branch == self._workspace.branch:
-            self._repository.refs.head(self._workspace.dataset, self._branch)  # raises what is missing
-        check_new_branch(self._repository, self._workspace.dataset, self._branch)
-        return newest, None  # a new branch, or a deleted one that begins again: it starts at the base
+    def _head(self) -> Head | None:
+        """The branch's newest entry. A branch that is to be made has none, or that of its deletion."""
+        dataset, branch = self._workspace.dataset, self._branch
+        newest = self._repository.refs.newest(dataset, branch)
+        there = newest is not None and not newest.entry.deleted
+        making = (
+            self._request.new_branch and branch != self._settled
+        )  # which a killed sync made, and this goes on
+        if there and making:
+            raise Conflict(
+                f"dataset {dataset} has a branch {branch} already",
+                subject=branch,
+                hint=f"dsv sync --branch {branch} publishes on it",
+            )
+        if not there and making:
+            check_new_branch(self._repository, dataset, branch)
+        elif not there:
+            if branch == self._workspace.branch:
+                self._repository.refs.head(dataset, branch)  # raises what is missing
+            raise no_branch(self._repository, self._workspace, branch)
+        return newest
 
     def _any_difference(self, survey: Survey, *, reading: bool) -> bool:
         """Whether there is anything to publish. `reading`: finds out even where only contents can tell."""
@@ -252,11 +276,11 @@ class _Sync:
 
         moved = session.publish(dataset, self._branch, head, self._entry(commit_id), before_ref)
         if isinstance(moved, LostRace):
-            raise self._moved(moved.winner)
+            raise self._moved(moved.winner, parent)
         survey.published(commit_id)
         survey.state.save()
         self._workspace.set_base(commit_id)
-        self._follow()
+        self._follow(commit_id)
         self._journal.clear()
         counts = self._store.counts
         return Synced(
@@ -270,15 +294,13 @@ class _Sync:
     def _without_change(self, base: CommitId | None, tree: TreeReader | None, head: Head | None) -> Synced:
         """Nothing to commit; a branch that is named may still have to be made at the base."""
         dataset = self._workspace.dataset
-        if base is not None and self._branch != self._workspace.branch:
-            if head is None or head.entry.deleted:
-                with naming(self._repository, self._context.writer, base):
-                    moved = self._repository.refs.move(dataset, self._branch, head, self._entry(base))
-                if isinstance(moved, LostRace):
-                    raise self._moved(moved.winner)
-            elif head.commit != base:
-                raise self._moved(head)
-            self._follow()
+        if base is not None and (head is None or head.commit != base):  # new, or at what the store has lost
+            with naming(self._repository, self._context.writer, base):
+                moved = self._repository.refs.move(dataset, self._branch, head, self._entry(base))
+            if isinstance(moved, LostRace):
+                raise self._moved(moved.winner, base)
+        if base is not None:
+            self._follow(base)
         files, size = (0, 0) if tree is None else (tree.commit.files, tree.commit.bytes)
         counts = self._store.counts
         parent = tree.commit.parents[0] if tree is not None and tree.commit.parents else None
@@ -288,9 +310,10 @@ class _Sync:
             single_writer=self._repository.format.single_writer,
         )  # fmt: skip
 
-    def _follow(self) -> None:
-        if self._branch != self._workspace.branch:
-            self._workspace = self._workspace.follow(self._branch)
+    def _follow(self, commit: CommitId) -> None:
+        """The workspace follows the branch, which is at this commit."""
+        self._workspace = _following(self._workspace, self._branch)
+        self._workspace.set_seen(self._branch, commit)
 
     def _entry(self, commit_id: CommitId) -> RefEntry:
         return RefEntry(
@@ -302,13 +325,12 @@ class _Sync:
             action="sync",
         )
 
-    def _moved(self, head: Head | None) -> Conflict:
-        who = "" if head is None else f" by {head.entry.author}"
-        return Conflict(
-            f"branch {self._branch} of {self._workspace.dataset} has moved{who} since this workspace's base",
-            subject=f"{self._workspace.dataset}@{self._branch}",
-            hint="dsv pull, or publish beside it: dsv sync --branch NAME",
-        )
+    def _moved(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
+        return not_at_base(self._context, self._repository, self._workspace, head, base, changed=changed)
+
+
+def _following(workspace: Workspace, branch: BranchName) -> Workspace:
+    return workspace if branch == workspace.branch else workspace.follow(branch)
 
 
 def _show(path: bytes) -> str:

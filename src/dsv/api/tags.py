@@ -36,7 +36,6 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
     """Names the commit that `target` means. Raises `Conflict` where the name means something else."""
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
-        repository.objects.commit(resolved.commit)  # a tag is for ever, so what it names must be there
         check_new_tag(repository, resolved.dataset, name)
         value = TagValue(
             commit=resolved.commit,

@@ -52,11 +52,11 @@ def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:
 
 
 def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
-    """A ref or another commit names it, and it is not there."""
+    """A ref, another commit or a workspace names it, and the store does not have it."""
     return IntegrityError(
         f"commit {commit_id} is named, but not in {url}",
         subject=str(commit_id),
-        hint=put_back(keys.commit_key(commit_id)),
+        hint=f"{put_back(keys.commit_key(commit_id))}; or dsv sync in a workspace that has its files",
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dsv.errors import Conflict
 from dsv.model.ids import CommitId, Id, RecipeId
 from dsv.model.location import Location, ObjectKind
+from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.trees import TreeReader
@@ -15,10 +16,13 @@ from dsv.repo.trees import TreeReader
 
 @contextmanager
 def naming(repository: Repository, writer: Writer, commit_id: CommitId) -> Iterator[None]:
-    """What is written in this context may name the commit: it is whole, and gc will know of it.
+    """What is written in this context may name the commit: the store has it whole, and gc will know of it.
 
-    Raises `Conflict` where gc is removing it, or has fenced this session.
+    Raises `IntegrityError` if the store has no such commit, whatever local copies say, and `Conflict` if gc is
+    removing it or has fenced this session.
     """
+    if repository.objects.stored_commit(commit_id) is None:
+        raise missing_commit(commit_id, repository.store.url)
     with Session.open(repository, writer) as session:
         check_whole(session, commit_id)
         session.declare(commit_id)

@@ -57,6 +57,7 @@ class Objects:
         self.store = store
         self.indexes = Indexes(store, metadata)
         self._metadata = metadata
+        self._stored: dict[CommitId, bytes | None] = {}
 
     def commit(self, commit_id: CommitId) -> Commit:
         """A commit that something names. Raises `IntegrityError` where it is not there, or not what its id says."""
@@ -70,16 +71,33 @@ class Objects:
         name = str(commit_id)
         data = self._metadata.get("commit", name)
         if data is None or CommitId.hash(data) != commit_id:
-            try:
-                data = bytes(self.store.get(keys.commit_key(commit_id)))
-            except StoreMissing:
-                raise
-            except NotFound:
-                return None
-            if CommitId.hash(data) != commit_id:
-                raise damaged_commit(commit_id, self.store.url)
-            self._metadata.put("commit", name, data)
+            return self.stored_commit(commit_id)
         return decoded(Commit.decode, data, "commit", commit_id)
+
+    def stored_commit(self, commit_id: CommitId) -> Commit | None:
+        """The commit, if the store itself has it. A local copy does not count: the store may have been put back from
+        a backup since. A store is asked once for each commit.
+        """
+        if commit_id not in self._stored:
+            self._stored[commit_id] = get_commit(self.store, commit_id)
+        data = self._stored[commit_id]
+        if data is None:
+            return None
+        if CommitId.hash(data) != commit_id:
+            raise damaged_commit(commit_id, self.store.url)
+        self._metadata.put("commit", str(commit_id), data)
+        return decoded(Commit.decode, data, "commit", commit_id)
+
+    def local_commit(self, commit_id: CommitId) -> Commit | None:
+        """The commit, if there is a local copy of it."""
+        data = self._metadata.get("commit", str(commit_id))
+        if data is None or CommitId.hash(data) != commit_id:
+            return None
+        return decoded(Commit.decode, data, "commit", commit_id)
+
+    def stored(self, commit_id: CommitId, data: bytes | None) -> None:
+        """Takes what `get_commit` has just said, so that `stored_commit` need not ask."""
+        self._stored[commit_id] = data
 
     def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
         """As `commit` and `commit_locator`, asked for at the same time where they are not here."""
@@ -267,6 +285,16 @@ class Objects:
         for object_id, _ in window:
             found = ready.pop(object_id, None)
             yield object_id, found or self._metadata_object(kind, object_id, None)
+
+
+def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
+    """The bytes that the store has for a commit, unchecked; None if it has none."""
+    try:
+        return bytes(store.get(keys.commit_key(commit_id)))
+    except StoreMissing:
+        raise
+    except NotFound:
+        return None
 
 
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) -> bytes:

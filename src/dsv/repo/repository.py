@@ -11,12 +11,12 @@ from pathlib import Path
 
 from dsv.errors import UPGRADE, IntegrityError, NotFound, Unsupported
 from dsv.model import keys
-from dsv.model.ids import Nonce, StoreId
+from dsv.model.ids import CommitId, Nonce, StoreId
 from dsv.model.readme import readme_text
 from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.damage import read_record
 from dsv.repo.metadata import MetadataCache
-from dsv.repo.objects import Objects
+from dsv.repo.objects import Objects, get_commit
 from dsv.repo.refs import Refs
 from dsv.store.base import Store
 from dsv.store.together import both
@@ -90,14 +90,17 @@ class Repository:
         clock: Clock = now_ms,
         *,
         ahead: Callable[[Refs], None] = lambda _: None,
+        commit: CommitId | None = None,
     ) -> Repository:
         """Reads the format log. `metadata` says which folder keeps local copies of a store's objects.
 
-        ahead: what may be asked of the names at the same time (`Refs.expect`).
+        ahead: what may be asked of the names at the same time (`Refs.expect`). commit: one that `Objects.stored_commit`
+        will be asked for.
         Raises `NotFound` where there is no store, `Unsupported` where it is of a newer kind.
         """
         refs = Refs(store)
-        entries, _ = both(partial(_read_format, store), partial(ahead, refs))
+        look = partial(get_commit, store, commit) if commit is not None else lambda: None
+        entries, (_, found) = both(partial(_read_format, store), partial(both, partial(ahead, refs), look))
         if not entries:
             raise NotFound(
                 f"there is no dsv store at {store.url}", subject=store.url, hint="dsv init makes one"
@@ -107,7 +110,10 @@ class Repository:
         if layout.has(UNORDERED_LISTING):
             store.ordered_listing = False
         folder = None if metadata is None else metadata(layout.store_id)
-        return cls(store, layout, refs, MetadataCache(folder), clock)
+        repository = cls(store, layout, refs, MetadataCache(folder), clock)
+        if commit is not None:
+            repository.objects.stored(commit, found)
+        return repository
 
     @classmethod
     def create(

@@ -13,7 +13,7 @@ import tomli_w
 
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.fs.errors import about
-from dsv.fs.files import read_file, replace_file
+from dsv.fs.files import read_file, replace_file, sync_folder
 from dsv.fs.lock import Held, Lock
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName
@@ -21,6 +21,7 @@ from dsv.model.names import BranchName, DatasetName
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
 _BASE = "base"
+_SEEN = "seen"
 BRIEF = "dsv status"
 """Who saves what it learned, and does nothing else under the lock."""
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
@@ -121,9 +122,27 @@ class Workspace:
                 hint="write the id that dsv log shows into it, or clone the dataset anew",
             ) from None
 
-    def set_base(self, commit: CommitId) -> None:
+    def set_base(self, commit: CommitId | None) -> None:
         """Durable when it returns."""
-        self._replace(_BASE, f"{commit}\n".encode())
+        if commit is not None:
+            self._replace(_BASE, f"{commit}\n".encode())
+            return
+        with about(self.dot / _BASE):
+            (self.dot / _BASE).unlink(missing_ok=True)
+            sync_folder(self.dot)
+
+    def seen(self) -> CommitId | None:
+        """Where the workspace's branch was when the store was last asked from here; None if that is not known."""
+        try:
+            branch, commit = read_file(self.dot / _SEEN).decode("ascii").split()
+            return CommitId.parse(commit) if branch == str(self.branch) else None
+        except (OSError, ValueError, DsvError):  # it only words messages and guards `dsv rollback`
+            return None
+
+    def set_seen(self, branch: BranchName, commit: CommitId) -> None:
+        """Notes where a branch is by the store."""
+        if branch != self.branch or self.seen() != commit:
+            self._replace(_SEEN, f"{branch} {commit}\n".encode())
 
     def follow(self, branch: BranchName) -> Workspace:
         """The same workspace, from now on of another branch."""

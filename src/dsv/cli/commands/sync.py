@@ -11,6 +11,7 @@ from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
 from dsv.cli.paths import workspace_paths
+from dsv.errors import UsageError
 from dsv.model.names import BranchName
 from dsv.model.units import format_bytes, format_count
 
@@ -27,7 +28,7 @@ Jobs = Annotated[
     examples=[
         ('dsv sync -m "NIH release, 15 classes"', "commit everything here, and publish it"),
         ("dsv sync labels.csv train/", "only these paths"),
-        ("dsv sync --branch relabel -m 'second reader'", "beside the branch; this workspace follows it then"),
+        ("dsv sync --new-branch relabel", "on a new branch, which this workspace follows from then on"),
         ("COMMIT=$(dsv sync -q)", "the commit id is all that goes to stdout"),
     ],
     result={
@@ -53,6 +54,10 @@ def sync(
         str | None,
         typer.Option("--branch", metavar="NAME", help="Publish on this branch, and follow it from then on."),
     ] = None,
+    new_branch: Annotated[
+        str | None,
+        typer.Option("--new-branch", metavar="NAME", help="The same, on a branch that this sync makes."),
+    ] = None,
     allow_removals: Annotated[
         bool,
         typer.Option(
@@ -73,16 +78,20 @@ def sync(
     """Commit this folder and publish it.
 
     There is no staging area: the folder is taken as it is, less what .dsvignore names (in gitignore's syntax).
-    Only new content is uploaded. No file here is ever written. Where the branch has moved past this workspace's
-    base it ends with exit code 4, and 'dsv pull' or 'dsv sync --branch NAME' leads on. Killed at any moment, the
-    next sync goes on where it was.
+    Only new content is uploaded. No file here is ever written. If the branch is not at this workspace's base it
+    publishes nothing and ends with exit code 4, even if nothing changed here; 'dsv pull' or 'dsv sync --new-branch
+    NAME' leads on. If it is killed, the next sync goes on where it was.
     """
+    if branch is not None and new_branch is not None:
+        raise UsageError("--branch and --new-branch exclude each other", hint="dsv sync --help")
+    name = branch if new_branch is None else new_branch
     with call.context(writes=True, author=author) as context:
         chosen = workspace_paths(context.workspace(), paths or ())
         request = SyncRequest(
             paths=() if b"" in chosen else chosen,
             message=message,
-            branch=None if branch is None else BranchName.parse(branch),
+            branch=None if name is None else BranchName.parse(name),
+            new_branch=new_branch is not None,
             allow_removals=allow_removals,
             skip_unsupported=skip_unsupported,
             jobs=jobs,
@@ -122,7 +131,7 @@ def _summary(done: Synced) -> str:
         return "nothing here to commit yet"
     where = f"{done.dataset}@{done.branch}"
     if not done.any_change:
-        return f"nothing changed since the base of {where}"
+        return f"nothing changed here; {where} is at {str(done.commit)[:12]}"
     # Symlinks and empty folders are paths, and no files.
     changes = f"{format_count(done.added, 'path')} added, {done.changed:,} changed, {done.removed:,} removed"
     total = f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}"

@@ -13,7 +13,8 @@ import tomli_w
 
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.fs.errors import about
-from dsv.fs.files import read_file, replace_file, sync_folder
+from dsv.fs.files import read_file, replace_file
+from dsv.fs.folders import sync_folder
 from dsv.fs.lock import Held, Lock
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName

@@ -82,9 +82,7 @@ def sync(
     publishes nothing and ends with exit code 4, even if nothing changed here; 'dsv pull' or 'dsv sync --new-branch
     NAME' leads on. If it is killed, the next sync goes on where it was.
     """
-    if branch is not None and new_branch is not None:
-        raise UsageError("--branch and --new-branch exclude each other", hint="dsv sync --help")
-    name = branch if new_branch is None else new_branch
+    name = _one_of(branch, new_branch)
     with call.context(writes=True, author=author) as context:
         chosen = workspace_paths(context.workspace(), paths or ())
         request = SyncRequest(
@@ -107,6 +105,12 @@ def sync(
     if done.commit is not None:
         call.line(str(done.commit))
     call.say(_summary(done))
+
+
+def _one_of(branch: str | None, new_branch: str | None) -> str | None:
+    if branch is not None and new_branch is not None:
+        raise UsageError("--branch and --new-branch exclude each other", hint="dsv sync --help")
+    return branch if new_branch is None else new_branch
 
 
 def _document(done: Synced) -> dict[str, object]:

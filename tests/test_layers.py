@@ -17,22 +17,36 @@ PACKAGE = ROOT / "src" / "dsv"
 # What each part may import of the package, besides itself.
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "periodic": set(),
     "model": {"errors"},
-    "fs": {"errors", "model"},
-    "store": {"errors", "model", "fs"},
-    "repo": {"errors", "model", "fs", "store"},
-    "transfer": {"errors", "model", "fs", "store", "repo"},
-    "worktree": {"errors", "model", "fs", "store", "repo", "transfer"},
-    "cache": {"errors", "model", "fs", "store", "repo", "transfer"},
-    "engines": {"errors", "model", "fs"},
-    "api": {"errors", "model", "fs", "store", "repo", "transfer", "worktree", "cache", "engines"},
-    "cli": {"errors", "model", "fs", "store", "repo", "transfer", "worktree", "cache", "engines", "api"},
+    "fs": {"errors", "periodic", "model"},
+    "store": {"errors", "periodic", "model", "fs"},
+    "repo": {"errors", "periodic", "model", "fs", "store"},
+    "transfer": {"errors", "periodic", "model", "fs", "store", "repo"},
+    "worktree": {"errors", "periodic", "model", "fs", "store", "repo", "transfer"},
+    "cache": {"errors", "periodic", "model", "fs", "store", "repo", "transfer"},
+    "engines": {"errors", "periodic", "model", "fs"},
+    "api": {"errors", "periodic", "model", "fs", "store", "repo", "transfer", "worktree", "cache", "engines"},
+    "cli": {
+        "errors",
+        "periodic",
+        "model",
+        "fs",
+        "store",
+        "repo",
+        "transfer",
+        "worktree",
+        "cache",
+        "engines",
+        "api",
+    },
     "reader": set(),  # ships with the package and stands alone
 }
 LIBRARIES = {
     "errors": set(),
     "model": {"dsv", "blake3", "xxhash", "msgspec", "zstandard", "pyfastcdc"},
-    "engines": {"dsv"},
+    "engines": {"dsv", "pynvml"},
+    "periodic": set(),
     "reader": {"blake3", "msgpack", "msgspec", "zstandard"},
 }
 FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from dsv.engines.cgroup import CgroupSampler
@@ -85,44 +86,85 @@ def test_the_memory_of_a_session_is_of_all_its_processes() -> None:
     assert peak is not None and 80_000_000 < peak < 200_000_000
 
 
-def _nvidia_smi(folder: Path, script: str) -> dict[str, str]:
-    folder.mkdir()
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "nvidia-smi").chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+class FakeDriver:
+    """NVIDIA's library for a machine with an A100 and a T4 that doesn't tell how busy it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.open = 0
+        for name, answer in {
+            "nvmlInit": self._init,
+            "nvmlShutdown": self._shutdown,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda device: ("GPU-aaaa", "GPU-bbbb")[device],
+            "nvmlDeviceGetName": lambda device: ("NVIDIA A100", "NVIDIA T4")[device],
+            "nvmlDeviceGetUtilizationRates": self._utilization,
+            "nvmlDeviceGetMemoryInfo": lambda device: SimpleNamespace(used=(1000 << 20, 10 << 20)[device]),
+        }.items():
+            monkeypatch.setattr(pynvml, name, answer)
+
+    def _init(self) -> None:
+        self.open += 1
+
+    def _shutdown(self) -> None:
+        self.open -= 1
+
+    def _utilization(self, device: int) -> SimpleNamespace:
+        if device == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self.asked += 1
+        return SimpleNamespace(gpu=50 * (self.asked - 1))
 
 
-def test_gpus_are_watched(tmp_path: Path) -> None:
-    script = (
-        f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 50)) > {tmp_path}/n\n"
-        'echo "GPU-aaaa, 0, NVIDIA A100, $n, 1000"; echo "GPU-bbbb, 1, NVIDIA T4, [N/A], 10"'
-    )
-    environ = _nvidia_smi(tmp_path / "bin", script)
-    watch = GpuWatch(environ, ("0",), interval=1.0)
+def test_the_gpus_of_a_job_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(monkeypatch)
+    watch = GpuWatch(("0",), interval=0.01)
     watch.start()
-    eventually(
-        lambda: (tmp_path / "n").exists() and (tmp_path / "n").read_text() == "100\n", "the second sample"
-    )
-    assert watch.stop() == (GpuUse("NVIDIA A100", 25.0, 1000 << 20),)
-    everything = GpuWatch(environ, None)
-    everything.start()
-    assert [use.name for use in everything.stop()] == ["NVIDIA A100", "NVIDIA T4"]
-    by_uuid = GpuWatch(environ, ("GPU-bbbb",))
-    by_uuid.start()
-    assert [use.name for use in by_uuid.stop()] == ["NVIDIA T4"]
+    eventually(lambda: driver.asked >= 2, "the second sample")
+    (use,) = watch.stop()
+    assert (use.name, use.peak_memory_bytes) == ("NVIDIA A100", 1000 << 20)
+    assert use.utilization == 50 * (driver.asked - 1) / 2
+    assert driver.open == 0
 
 
-def test_no_gpus_and_a_program_that_fails(tmp_path: Path) -> None:
-    nothing = GpuWatch({"PATH": str(tmp_path)}, None)
-    nothing.start()
-    assert nothing.stop() == ()
-    environ = _nvidia_smi(tmp_path / "bin", "echo 'No devices were found'; exit 6")
-    failing = GpuWatch(environ, None)
-    failing.start()
-    assert failing.stop() == ()
-    if not Path("/proc/driver/nvidia/gpus").exists():
-        assert Machine.read(environ).gpus is None
-        (tmp_path / "bin" / "nvidia-smi").write_text(
-            "#!/bin/sh\necho 'GPU 0: A100 (UUID: x)'; echo 'GPU 1: A100 (UUID: y)'\n"
-        )
-        assert Machine.read(environ).gpus == 2
+@pytest.mark.parametrize(
+    ("names", "seen"),
+    [
+        (None, ["NVIDIA A100", "NVIDIA T4"]),
+        (("GPU-bbbb",), ["NVIDIA T4"]),
+        (("GPU-b",), ["NVIDIA T4"]),
+        ((), []),
+    ],
+)
+def test_only_the_gpus_of_the_job_are_counted(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...] | None, seen: list[str]
+) -> None:
+    driver = FakeDriver(monkeypatch)
+    watch = GpuWatch(names)
+    watch.start()
+    eventually(lambda: driver.asked >= 1 and driver.open == 0, "a sample")
+    assert [use.name for use in watch.stop()] == seen
+    assert GpuUse("NVIDIA T4", 0.0, 10 << 20) in watch.stop() or "NVIDIA T4" not in seen
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
+def test_no_driver_and_a_gpu_that_is_gone_tell_nothing(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    FakeDriver(monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, call, fail)
+    watch = GpuWatch()
+    watch.start()
+    assert watch.stop() == ()
+
+
+@pytest.mark.skipif(
+    Path("/proc/driver/nvidia/gpus").exists(), reason="this machine's driver has files of its own"
+)
+def test_gpus_are_counted_without_the_drivers_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine.read({}).gpus == 0
+    FakeDriver(monkeypatch)
+    assert Machine.read({}).gpus == 2

@@ -154,7 +154,7 @@ def test_who_was_taken_over_finds_out(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_holder_goes_on_saying_that_it_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_module, "BEAT_EVERY", 0.02)
+    monkeypatch.setattr(lock_module, "HEARTBEAT_EVERY", 0.02)
     held = Lock.take(folder, "dsv sync")
     assert isinstance(held, Lock)
     alive = folder / "00000001.alive"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -172,7 +173,7 @@ def test_a_session_renews_itself_while_it_is_open(
             for _ in range(500):
                 if any(item.key == key for item in repository.store.list(key)):
                     break
-                session._stop.wait(0.01)
+                time.sleep(0.01)
             else:
                 pytest.fail(f"{key} was not written")
 

@@ -14,7 +14,7 @@ from dsv.worktree.state import State
 from tests.worktree.worlds import World
 
 # A minute in the small.
-lock_module.BEAT_EVERY, lock_module.STALE_AFTER = 0.5, 6.0
+lock_module.HEARTBEAT_EVERY, lock_module.STALE_AFTER = 0.5, 6.0
 
 
 def race(folder: Path, rounds: str) -> dict[str, object]:

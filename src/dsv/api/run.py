@@ -307,7 +307,7 @@ def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
 def _gpu_watch(launch: Launch) -> GpuWatch | None:
     if launch.request.gpus is None:
         return None
-    watch = GpuWatch(launch.place.environ, names_of(launch.request.gpus, launch.chosen.facts.machine))
+    watch = GpuWatch(names_of(launch.request.gpus, launch.chosen.facts.machine))
     watch.start()
     return watch
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
 from typing import Final
+
+from dsv.periodic import Periodic
 
 INTERVAL: Final = 0.5
 _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 class CgroupSampler:
-    """A thread that samples twice a second. find_pid: the container's first process, once there is one."""
+    """Samples twice a second. find_pid: the container's first process, once there is one."""
 
     def __init__(
         self, find_pid: Callable[[], int | None], root: Path = _ROOT, proc: Path = Path("/proc")
@@ -26,29 +27,28 @@ class CgroupSampler:
         self._find_pid = find_pid
         self._root = root
         self._proc = proc
-        self._stop = Event()
-        self._thread = Thread(target=self._run, name="dsv-cgroup", daemon=True)
+        self._folders: tuple[list[Path], list[Path]] | None = None
+        self._wait = 0.025
+        self._sampling = Periodic("dsv-cgroup", self._run)
 
     def start(self) -> None:
-        self._thread.start()
+        self._sampling.start()
 
     def stop(self) -> None:
         """What was sampled stays to be read."""
-        self._stop.set()
-        self._thread.join()
+        self._sampling.stop()
 
-    def _run(self) -> None:
-        delay = 0.05
-        while (pid := self._find_pid()) is None:
-            if self._stop.wait(delay):
-                return
-            delay = min(2 * delay, 2.0)
-        memory, cpu = self._folders(pid)
-        self._sample(memory, cpu)
-        while not self._stop.wait(INTERVAL):
-            self._sample(memory, cpu)
+    def _run(self) -> float:
+        if self._folders is None:
+            pid = self._find_pid()
+            if pid is None:
+                self._wait = min(2 * self._wait, 2.0)
+                return self._wait
+            self._folders = self._find_folders(pid)
+        self._sample(*self._folders)
+        return INTERVAL
 
-    def _folders(self, pid: int) -> tuple[list[Path], list[Path]]:
+    def _find_folders(self, pid: int) -> tuple[list[Path], list[Path]]:
         """Where the memory and the processor figures may lie, the best first."""
         memory: list[Path] = []
         cpu: list[Path] = []

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from shutil import which
-from threading import Event, Thread
+from dataclasses import dataclass
 from typing import Final
 
+from dsv.engines import nvml
 from dsv.engines.base import ALL_GPUS
 from dsv.engines.machine import Machine
 from dsv.errors import LaunchError
 from dsv.model.run import GpuUse
+from dsv.periodic import NEVER, Periodic
 
 INTERVAL: Final = 10.0
-_QUERY: Final = "uuid,index,name,utilization.gpu,memory.used"
 
 
 def pick(wanted: int, machine: Machine) -> tuple[str, ...] | None:
@@ -53,70 +50,37 @@ class _Sum:
     peak: int = 0
 
 
-@dataclass(slots=True)
 class GpuWatch:
-    """Samples nvidia-smi every ten seconds, where there is one. names: indices or UUIDs, None for all."""
+    """Samples the GPUs every ten seconds, if there are any. names: indices or UUIDs, None for all."""
 
-    environ: Mapping[str, str]
-    names: tuple[str, ...] | None = None
-    interval: float = INTERVAL
-    _sums: dict[str, _Sum] = field(default_factory=dict)
-    _stop: Event = field(default_factory=Event)
-    _thread: Thread | None = None
+    def __init__(self, names: tuple[str, ...] | None = None, interval: float = INTERVAL) -> None:
+        self._names = names
+        self._interval = interval
+        self._sums: dict[str, _Sum] = {}
+        self._sampling = Periodic("dsv-gpu", self._sample)
 
     def start(self) -> None:
-        program = which("nvidia-smi", path=self.environ.get("PATH"))
-        if program is not None:
-            self._thread = Thread(target=self._run, args=(program,), name="dsv-gpu", daemon=True)
-            self._thread.start()
+        self._sampling.start()
 
     def stop(self) -> tuple[GpuUse, ...]:
-        """What was seen, by GPU; empty where there was nothing to see."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        """What was seen, by GPU; empty if there was nothing to see."""
+        self._sampling.stop()
         return tuple(
             GpuUse(each.name, round(each.utilization / each.samples, 1), each.peak)
             for each in self._sums.values()
         )
 
-    def _run(self, program: str) -> None:
-        argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-        while True:
-            self._sample(argv)
-            if self._stop.wait(self.interval):
-                return
-
-    def _sample(self, argv: list[str]) -> None:
-        try:
-            done = subprocess.run(
-                argv,
-                env=dict(self.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=30,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return
-        for line in done.stdout.decode("utf-8", "replace").splitlines():
-            cells = [cell.strip() for cell in line.split(",")]
-            if len(cells) != 5 or not self._watched(cells[0], cells[1]):
-                continue
-            one = self._sums.setdefault(cells[0], _Sum(cells[2]))
-            one.samples += 1
-            one.utilization += _number(cells[3])
-            one.peak = max(one.peak, int(_number(cells[4])) << 20)
+    def _sample(self) -> float:
+        taken = nvml.samples()
+        for sample in taken:
+            if self._watched(sample.uuid, str(sample.index)):
+                one = self._sums.setdefault(sample.uuid, _Sum(sample.name))
+                one.samples += 1
+                one.utilization += sample.utilization
+                one.peak = max(one.peak, sample.memory_bytes)
+        return self._interval if taken else NEVER
 
     def _watched(self, uuid: str, index: str) -> bool:
-        if self.names is None:
+        if self._names is None:
             return True
-        return any(name == index or (name and uuid.startswith(name)) for name in self.names)
-
-
-def _number(text: str) -> float:
-    """nvidia-smi writes `[N/A]` for what a GPU doesn't tell."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+        return any(name == index or (name and uuid.startswith(name)) for name in self._names)

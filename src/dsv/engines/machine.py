@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import which
 
+from dsv.engines import nvml
 from dsv.fs.process import user_name
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -18,7 +17,7 @@ _MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has, None if that can't be told.
+    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has.
 
     visible_gpus: the indices or UUIDs that the caller was given (by Slurm for instance), None for all.
     """
@@ -43,7 +42,7 @@ class Machine:
             groups=tuple(sorted(set(os.getgroups()) - {gid})),
             user=user_name(uid),
             selinux=_reads(Path("/sys/fs/selinux/enforce")),
-            gpus=_gpu_count(environ),
+            gpus=_gpu_count(),
             visible_gpus=visible(environ),
         )
 
@@ -76,26 +75,9 @@ def _reads(path: Path) -> bool:
     return True
 
 
-def _gpu_count(environ: Mapping[str, str]) -> int | None:
-    """By the driver's own files, else by nvidia-smi (WSL, Jetson have no such files)."""
+def _gpu_count() -> int:
+    """By the driver's own files, else by NVIDIA's library (WSL and Jetson have no such files)."""
     try:
         return sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir())
     except OSError:
-        pass
-    program = which("nvidia-smi", path=environ.get("PATH"))
-    if program is None:
-        return 0
-    try:
-        done = subprocess.run(
-            [program, "-L"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return None
-    return sum(1 for line in done.stdout.splitlines() if line.startswith(b"GPU "))
+        return nvml.count()

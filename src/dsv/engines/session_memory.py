@@ -7,38 +7,37 @@ counts what the child had between fork and exec.
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Event, Thread
 from typing import Final
+
+from dsv.periodic import Periodic
 
 INTERVAL: Final = 0.5
 
 
 class SessionMemory:
-    """A thread that samples twice a second, oftener at first. session: the id of the session to watch."""
+    """Samples twice a second, more often at first. session: the id of the session to watch."""
 
     def __init__(self, session: int, proc: Path = Path("/proc")) -> None:
         self._session = str(session)
         self._proc = proc
         self._peak: int | None = None
-        self._stop = Event()
-        self._thread = Thread(target=self._run, name="dsv-memory", daemon=True)
+        self._wait = 0.02
+        self._sampling = Periodic("dsv-memory", self._run, first=self._wait)
 
     def start(self) -> None:
-        self._thread.start()
+        self._sampling.start()
 
     def stop(self) -> int | None:
         """The most that was seen, in bytes: the private memory of all, and the largest shared one."""
-        self._stop.set()
-        self._thread.join()
+        self._sampling.stop()
         return self._peak
 
-    def _run(self) -> None:
-        delay = 0.02
-        while not self._stop.wait(delay):
-            used = self._sample()
-            if used:
-                self._peak = max(used, self._peak or 0)
-            delay = min(2 * delay, INTERVAL)
+    def _run(self) -> float:
+        used = self._sample()
+        if used:
+            self._peak = max(used, self._peak or 0)
+        self._wait = min(2 * self._wait, INTERVAL)
+        return self._wait
 
     def _sample(self) -> int:
         private, shared = 0, 0

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -29,9 +28,10 @@ from dsv.fs.attributes import server_time
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file, write_once
 from dsv.fs.process import Fate, Process, host_name
+from dsv.periodic import NEVER, Periodic
 
-BEAT_EVERY = 10.0  # seconds
-STALE_AFTER = 60.0  # seconds: several beats, so that a busy file server costs nobody its lock
+HEARTBEAT_EVERY = 10.0  # seconds
+STALE_AFTER = 60.0  # seconds: several heartbeats, so that a busy file server costs nobody its lock
 _ATTEMPTS = 16
 _FREE = ".free"
 _ALIVE = ".alive"
@@ -102,10 +102,10 @@ class Lock:
         self._folder = folder
         self._path = folder / _name(number)
         self._number = number
-        self._ended = threading.Event()
+        self._released = False
         self._lost = False
-        self._beats = threading.Thread(target=self._beat, name="dsv-lock", daemon=True)
-        self._beats.start()
+        self._heartbeat = Periodic("dsv-lock", self._say_alive, first=HEARTBEAT_EVERY)
+        self._heartbeat.start()
 
     @classmethod
     def take(cls, folder: Path, action: str) -> Lock | Held:
@@ -125,10 +125,7 @@ class Lock:
                 numbers, _ = _listing(folder)
                 if max(numbers) > top + 1:
                     continue  # the listing was old: others took and passed on the lock since
-                for number in numbers:
-                    if number <= top:
-                        for ending in ("", _FREE, _ALIVE):
-                            (folder / (_name(number) + ending)).unlink(missing_ok=True)
+                _remove_to(folder, top)
                 return cls(folder, top + 1)
         return Held(None)
 
@@ -147,9 +144,9 @@ class Lock:
 
     def release(self) -> None:
         """Gives the lock back; again is fine."""
-        if not self._ended.is_set():
-            self._ended.set()
-            self._beats.join()
+        if not self._released:
+            self._released = True
+            self._heartbeat.stop()
             try:
                 (self._folder / (_name(self._number) + _FREE)).touch()
             except OSError:  # the folder went, or the disk: the process's end says the same
@@ -161,20 +158,26 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _beat(self) -> None:
-        alive = self._path.with_name(self._path.name + _ALIVE)
-        while not self._ended.wait(BEAT_EVERY):
-            try:
-                if not self._path.exists():
-                    self._lost = True
-                    return
-                replace_file(alive, str(server_time(self._folder)).encode())
-            except OSError:  # a server that is away for a moment; the next beat may arrive
-                continue
+    def _say_alive(self) -> float:
+        # A server may be away for a moment; the next heartbeat may arrive.
+        with contextlib.suppress(OSError):
+            if not self._path.exists():
+                self._lost = True
+                return NEVER
+            alive = self._path.with_name(self._path.name + _ALIVE)
+            replace_file(alive, str(server_time(self._folder)).encode())
+        return HEARTBEAT_EVERY
 
 
 def _name(number: int) -> str:
     return f"{number:08d}"
+
+
+def _remove_to(folder: Path, top: int) -> None:
+    for path in folder.iterdir():
+        number = path.name.partition(".")[0]
+        if number.isdecimal() and int(number) <= top:
+            path.unlink(missing_ok=True)
 
 
 def _listing(folder: Path) -> tuple[list[int], set[int]]:

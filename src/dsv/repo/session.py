@@ -6,7 +6,7 @@ before the ref it declares its commit under a key that gc may take instead; whoe
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.records import GcCondemned, RefEntry, SessionBeat, SessionClosed, SessionOpen, SessionVerdict
+from dsv.periodic import Periodic
 from dsv.repo.damage import read_record
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -47,9 +48,8 @@ class Session:
         self.repository = repository
         self.id = session_id
         self.condemned = condemned
-        self._stop = threading.Event()
-        self._beats = 0
-        self._thread = threading.Thread(target=self._renew, name="dsv-session", daemon=True)
+        self._heartbeats = 0
+        self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
     @classmethod
     def open(cls, repository: Repository, writer: Writer) -> Session:
@@ -70,15 +70,14 @@ class Session:
         repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
         session = cls(repository, session_id, _condemned(repository))
         repository.objects.indexes.renew()
-        session._thread.start()
+        session._renewal.start()
         return session
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._renewal.stop()
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Where the store already has an object that this session may refer to."""
@@ -151,16 +150,14 @@ class Session:
                 hint="run the same dsv sync again: what was uploaded is used again where it still exists",
             )
 
-    def _renew(self) -> None:
-        while not self._stop.wait(RENEW_SECONDS):
-            beat = SessionBeat(Nonce.random(), self.repository.clock())
-            try:
-                self.repository.store.put_if_absent(
-                    keys.session_beat_key(self.id, self._beats), beat.encode()
-                )
-                self._beats += 1
-            except DsvError:
-                continue  # a store that is away for a while; the declaration decides whether it was too long
+    def _renew(self) -> float:
+        heartbeat = SessionBeat(Nonce.random(), self.repository.clock())
+        # A store may be away for a while; the declaration decides whether it was too long.
+        with contextlib.suppress(DsvError):
+            key = keys.session_beat_key(self.id, self._heartbeats)
+            self.repository.store.put_if_absent(key, heartbeat.encode())
+            self._heartbeats += 1
+        return RENEW_SECONDS
 
 
 def _condemned(repository: Repository) -> frozenset[PackId]:

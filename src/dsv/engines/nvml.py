@@ -1,0 +1,72 @@
+"""What NVIDIA's management library tells of this machine's GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A GPU at one moment. utilization: per cent; memory_bytes: in use. 0 for what it doesn't tell."""
+
+    index: int
+    uuid: str
+    name: str
+    utilization: float
+    memory_bytes: int
+
+
+def count() -> int:
+    """How many GPUs there are; 0 without the library, or without a driver."""
+    with _loaded() as found:
+        return found
+
+
+def samples() -> list[Sample]:
+    """One of each GPU that answers."""
+    import pynvml
+
+    taken = []
+    with _loaded() as found:
+        for index in range(found):
+            with suppress(pynvml.NVMLError):  # it fell off the bus, or is not the caller's
+                taken.append(_sample(index))
+    return taken
+
+
+def _sample(index: int) -> Sample:
+    import pynvml
+
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    utilization, used = 0.0, 0
+    with suppress(pynvml.NVMLError):
+        utilization = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+    with suppress(pynvml.NVMLError):
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(device).used)
+    return Sample(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(device)),
+        name=str(pynvml.nvmlDeviceGetName(device)),
+        utilization=utilization,
+        memory_bytes=used,
+    )
+
+
+@contextmanager
+def _loaded() -> Iterator[int]:
+    """The number of GPUs while the library is in use."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        found = int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        yield 0
+        return
+    try:
+        yield found
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()

@@ -1,0 +1,47 @@
+"""Work that is done again and again beside other work: saying that one lives, renewing a claim, taking a sample."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+NEVER: Final = float("inf")
+"""What the work returns if it need not be done again."""
+
+
+class Periodic:
+    """Calls `work` from a thread of its own until it is stopped.
+
+    work: returns the seconds until it is called again. It must not raise: what can go wrong is its own to handle.
+    first: seconds until it is called for the first time. The thread ends with the process.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float], *, first: float = 0.0) -> None:
+        self._work = work
+        self._first = first
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called, for work that takes long."""
+        return self._stop.is_set()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends it, also if it was never started, and waits for the work under way; again is fine.
+
+        timeout: seconds to wait at most, for work that may hang in the kernel. False if it still is under way.
+        """
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        wait = self._first
+        while wait != NEVER and not self._stop.wait(wait):
+            wait = self._work()

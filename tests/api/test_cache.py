@@ -111,7 +111,7 @@ def test_holding_and_releasing(ann: Person, folder: Path) -> None:
     ] == [f"held by {cached(folder).items[0].leases[0].user}"]
     with pytest.raises(NotFound, match="hold nothing"):
         release(ann.context(), folder, [Target.parse("scans")], job="slurm 5")
-    assert [one.count for one in release(ann.context(), folder, [Target.parse("scans")])] == [1]
+    assert [len(one.ids) for one in release(ann.context(), folder, [Target.parse("scans")])] == [1]
     assert len(evict(ann.context(), folder, everything=True).evicted) == 1
     with pytest.raises(NotFound):
         release(ann.context(), folder, [Target.parse("scans")])
@@ -126,7 +126,7 @@ def test_pinning_and_unpinning(ann: Person, folder: Path) -> None:
     assert [pinned.why for pinned in cached(folder).items[0].pins] == ["paper"]
     with pytest.raises(Conflict, match="pinned by"):
         evict(ann.context(), folder, [target])
-    assert unpin(ann.context(), folder, [target])[0].count == 1
+    assert len(unpin(ann.context(), folder, [target])[0].ids) == 1
     with pytest.raises(NotFound):
         unpin(ann.context(), folder, [target])
     assert len(evict(ann.context(), folder, [target]).evicted) == 1

@@ -60,7 +60,7 @@ def test_evict_is_quiet_in_cron_and_says_what_went(root: CacheRoot) -> None:
     done = run(root, "evict")
     assert done.returncode == 0 and done.stderr == ""
     assert re.fullmatch(
-        rf"evicted {re.escape(str(root.visible(place(2))))}: unused for 2d, .* freed\n", done.stdout
+        rf"evicted xrays@{re.escape(place(2).name[:12])}: unused for 2d, .* freed\n", done.stdout
     )
     done = run(root, "evict")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -13,8 +13,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.cache.places import make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.holds import end_hold, own_holds
 from dsv.cache.claims.intents import Fired, Intent
-from dsv.cache.claims.leases import Lease, end_holds
+from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict, preview
 from dsv.cache.eviction.inventory import take_inventory
@@ -95,8 +96,12 @@ class Claims(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def end_hold(self, number: int) -> None:
-        assert end_holds(self.root, place(number)) == self.model[number].holds
-        self.model[number].holds = 0
+        """Ends the oldest."""
+        holds = own_holds(self.root, [place(number)])
+        assert len(holds) == self.model[number].holds
+        for hold in holds[:1]:
+            end_hold(self.root, hold)
+            self.model[number].holds -= 1
 
     @rule(number=NUMBERS, forever=st.booleans())
     def pin(self, number: int, forever: bool) -> None:
@@ -106,7 +111,8 @@ class Claims(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def unpin(self, number: int) -> None:
-        assert unpin(self.root, place(number)) == (self.model[number].pins, [])
+        gone, kept = unpin(self.root, place(number))
+        assert (len(gone), kept) == (self.model[number].pins, [])
         self.model[number].pins = 0
 
     @rule(target=intents, number=NUMBERS)

@@ -15,8 +15,9 @@ from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims import leases
 from dsv.cache.claims.claims import LeaseName, read_claims
+from dsv.cache.claims.holds import end_hold, own_holds
 from dsv.cache.claims.intents import Fired, Intent
-from dsv.cache.claims.leases import Lease, end_holds
+from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.policy import Wish
@@ -235,9 +236,12 @@ def test_a_hold_belongs_to_a_person(root: CacheRoot) -> None:
     Lease.take(root, place(), "hold", ttl=3600)
     Lease.take(root, place(), "hold", ttl=3600, job="slurm 7")
     with Lease.take(root, place(), "run"):
-        assert end_holds(root, place(), user="somebody-else") == 0
-        assert end_holds(root, place(), job="slurm 7") == 1
-        assert end_holds(root, place()) == 1
+        assert own_holds(root, [place()], user="somebody-else") == []
+        first, second = own_holds(root, [place()])
+        assert own_holds(root, [place()], job="slurm 7") == [second]
+        end_hold(root, first)
+        assert own_holds(root, [place()]) == [second]
+        end_hold(root, second)
         assert [one.purpose for one in read_claims(root, place()).leases] == ["run"]
 
 
@@ -266,8 +270,9 @@ def test_pins_protect_with_a_reason_and_belong_to_somebody(root: CacheRoot) -> N
     foreign = msgspec.structs.replace(record, id="f" * 32, user="ann")
     root.write_once(root.claims(place()) / f"pin-{foreign.id}", msgspec.json.encode(foreign))
     gone, kept = unpin(root, place())
-    assert gone == 1 and [one.user for one in kept] == ["ann"]
-    assert unpin(root, place(), everyone=True) == (1, [])
+    assert gone == [record.id] and [one.user for one in kept] == ["ann"]
+    gone, kept = unpin(root, place(), everyone=True)
+    assert (len(gone), kept) == (1, [])
     assert pin(root, place(), seconds=0.05) is not None
     time.sleep(0.1)
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1

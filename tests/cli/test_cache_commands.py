@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from dsv.cache.claims import pins
+from dsv.cache.claims.claims import LeaseName
+from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cli.app import load
 from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, write_files
@@ -36,6 +40,12 @@ def pets(dsv: Dsv) -> Dsv:
     return here
 
 
+def name_of(path: str | Path) -> str:
+    """How a line of text names the commit at this path."""
+    commit = Path(path).name
+    return f"pets@{commit[:12]}{'+' if '+' in commit else ''}"
+
+
 def test_cache_prints_a_path_for_each_target(pets: Dsv) -> None:
     result = pets.ok("cache", "pets@v1", "@v2:train")
     first, second = map(Path, result.lines)
@@ -43,7 +53,7 @@ def test_cache_prints_a_path_for_each_target(pets: Dsv) -> None:
     assert (first / "a.txt").read_bytes() == b"alpha\n"
     assert sorted(path.name for path in second.rglob("*.png")) == ["1.png", "2.png"]
     assert not (second / "a.txt").exists()
-    assert result.err.count("may be evicted from ") == 2
+    assert result.err.count("; kept until ") == 2
     assert pets.ok("cache", "@v1", "-q").err == ""
 
 
@@ -84,6 +94,8 @@ def test_cache_tells_programs_what_it_took(pets: Dsv) -> None:
         "fetched_bytes",
         "linked_files",
         "hit",
+        "hold",
+        "held_until",
     }
     assert (item["files"], item["bytes"], item["fetched_bytes"], item["hit"]) == (4, 9, 9, False)
     again = pets.ok("cache", "@v1", "--json").json["items"][0]
@@ -115,11 +127,65 @@ def test_a_hold_keeps_it_until_it_is_released(pets: Dsv) -> None:
     assert (refused.code, refused.out) == (4, "")
     everything = pets.ok("evict", "--all")
     assert everything.out == ""
-    assert "stays: held by" in everything.err
-    assert pets.ok("release", "pets@v1").out == f"released {held.out}"
+    assert ": held by" in everything.err
+    assert pets.ok("release", "pets@v1").out == f"released {name_of(held.lines[0])}\n"
     assert pets("release", "pets@v1").code == 3
-    assert pets.ok("evict", "pets@v1").out.startswith(f"evicted {held.lines[0]}: ")
+    assert pets.ok("evict", "pets@v1").out.startswith(f"evicted {name_of(held.lines[0])}: ")
     assert not Path(held.lines[0]).exists()
+
+
+def test_one_hold_of_several_is_released_by_its_id(pets: Dsv) -> None:
+    """Two jobs of one user hold the same commit, and the first of them to end lets go of its own hold alone."""
+    first, second = (pets.ok("cache", "pets@v1", "--hold", "3d", "--json").json["items"][0] for _ in range(2))
+    assert first["hold"] != second["hold"] and first["held_until"].endswith("Z")
+    shown = pets.ok("cached", "--json").json["items"][0]["leases"]
+    assert {lease["id"] for lease in shown} == {first["hold"], second["hold"]}
+
+    refused = pets("release", "pets@v1")
+    assert (refused.code, refused.out) == (4, "")
+    assert all(hold["hold"][:12] in refused.err for hold in (first, second))
+    assert "dsv release --id " in refused.err
+    assert len(pets.ok("cached", "--json").json["items"][0]["leases"]) == 2
+
+    released = pets.ok("release", "--id", first["hold"], "--json").json
+    assert released["items"][0]["ids"] == [first["hold"]]
+    gone = pets("release", "--id", first["hold"])
+    assert gone.code == 3 and "expired" in gone.err
+    assert pets.ok("evict", "--all").out == "" and Path(first["path"]).is_dir()
+    assert pets("evict", "pets@v1").code == 4
+
+    assert pets.ok("release", "--id", second["hold"][:12]).out == f"released {name_of(first['path'])}\n"
+    assert pets.ok("evict", "pets@v1").code == 0
+
+
+def test_all_holds_are_released_when_all_are_asked_for(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1", "pets@v1", "pets@v2:train", "--hold", "3d")
+    assert pets.ok("release", "pets@v1", "--all").out.endswith(" (2 holds)\n")
+    assert pets.ok("release", "--all").out.count("released pets@") == 1
+    assert pets("release", "--all").code == 3
+
+
+def test_nothing_is_released_unless_all_that_is_named_can_be(pets: Dsv) -> None:
+    hold = pets.ok("cache", "pets@v1", "--hold", "3d", "--json").json["items"][0]["hold"]
+    pets.ok("cache", "pets@v2", "pets@v2", "--hold", "3d")
+    assert pets("release", "pets@v1", "pets@v2").code == 4
+    assert pets("release", "--id", hold, "--id", "0" * 32).code == 3
+    assert len(pets.ok("cached", "--json").json["items"][0]["leases"]) == 2
+    assert pets.ok("release", "--id", hold, "--json").json["items"][0]["ids"] == [hold]
+
+
+def test_an_id_names_only_a_hold_of_ones_own(pets: Dsv) -> None:
+    folder = Path(pets.ok("cache", "pets@v1").lines[0])
+    root, place = CacheRoot(folder.parents[1]), Place("pets", folder.name)
+    with Lease.take(root, place, "run", run="r1") as run:
+        refused = pets("release", "--id", run.record.owner.id)
+        assert refused.code == 4 and "in use by run r1" in refused.err
+    other = Lease.take(root, place, "hold", ttl=60)
+    path = root.claims(place) / str(LeaseName(other.record.owner.id, 0, other.record.renewed))
+    owner = structs.replace(other.record.owner, user="somebody")
+    root.replace(path, msgspec.json.encode(structs.replace(other.record, owner=owner)))
+    refused = pets("release", "--id", other.record.owner.id)
+    assert refused.code == 4 and "somebody's, not yours" in refused.err
 
 
 def test_a_slurm_job_holds_to_its_end(pets: Dsv) -> None:
@@ -134,14 +200,26 @@ def test_a_slurm_job_holds_to_its_end(pets: Dsv) -> None:
 def test_pins(pets: Dsv) -> None:
     assert pets("pin", "pets@v1").code == 3
     path = pets.ok("cache", "pets@v1").out
-    assert pets.ok("pin", "pets@v1", "-m", "the paper").out == f"pinned {path}"
+    assert pets.ok("pin", "pets@v1", "-m", "the paper").out == f"pinned {name_of(path.strip())}\n"
     until = pets.ok("pin", "pets@v1", "--for", "2w", "--json").json
     assert_documented("pin", until)
     assert until["items"][0]["until"].endswith("Z")
-    assert "stays: pinned by " in pets.ok("evict", "--all").err
-    assert pets.ok("unpin", "pets@v1").out.startswith(f"unpinned {path.strip()}")
+    assert ": pinned by " in pets.ok("evict", "--all").err
+    assert pets.ok("unpin", "pets@v1").out.startswith(f"unpinned {name_of(path.strip())}")
     assert pets("unpin", "pets@v1").code == 3
     assert pets("pin", "pets@v1", "--for", "soon").code == 2
+
+
+def test_a_pin_of_a_commit_pins_no_part_of_it(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1:train")
+    refused = pets("pin", "pets@v1")
+    assert refused.code == 3 and "has parts of pets@v1, but not all of it" in refused.err
+    whole = pets.ok("cache", "pets@v1").lines[0]
+    assert pets.ok("pin", "pets@v1").out == f"pinned {name_of(whole)}\n"
+    items = pets.ok("cached", "--json").json["items"]
+    assert {tuple(item["selection"]): len(item["pins"]) for item in items} == {("train",): 0, (): 1}
+    assert pets.ok("pin", "pets@v1:train").out.endswith("+\n")
+    assert pets.ok("unpin", "pets@v1").out.count("unpinned ") == 2
 
 
 def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
@@ -253,11 +331,11 @@ def test_evict_by_age_says_what_it_does(pets: Dsv) -> None:
     path = pets.ok("cache", "pets@v1").lines[0]
     time.sleep(1.1)
     would = pets.ok("evict", "--unused-for", "1s", "--dry-run")
-    assert would.out.startswith(f"would evict {path}: ")
+    assert would.out.startswith(f"would evict {name_of(path)}: ")
     assert Path(path).exists()
     report = pets.ok("evict", "--unused-for", "1s", "--json").json
     assert_documented("evict", report)
-    assert set(report["evicted"][0]) == {"dataset", "commit", "bytes", "reason"}
+    assert report["evicted"][0]["path"] == path
     assert report["freed_bytes"] > 0
     assert not Path(path).exists()
 
@@ -267,7 +345,7 @@ def test_a_limit_that_cannot_be_met_is_seven_with_results(pets: Dsv) -> None:
     other = pets.ok("cache", "pets@v2").lines[0]
     result = pets("evict", "--max-files", "1")
     assert result.code == 7
-    assert result.out.startswith(f"evicted {other}: ")
+    assert result.out.startswith(f"evicted {name_of(other)}: ")
     assert "warning: still exceeded: " in result.err
     assert Path(held).exists()
 
@@ -282,6 +360,10 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
         ["pin", "pets@v1", "--for", "9999999d"],
         ["cache", "pets@v1", "--cache", "s3://bucket"],
         ["release"],
+        ["release", "--id", "xyz"],
+        ["release", "--id", "0" * 32, "pets@v1"],
+        ["release", "--id", "0" * 32, "--all"],
+        ["release", "--id", "0" * 32, "--job", "7"],
     ):
         assert pets(*arguments).code == 2, arguments
 
@@ -310,7 +392,7 @@ def test_what_cannot_be_evicted_is_told(pets: Dsv, undeletable: set[str]) -> Non
     result = pets("evict", "--all", "--quiet")
     assert result.code == 8
     assert result.err.startswith(f"error: cannot evict pets@{stays.name}: Operation not permitted\nhint: ")
-    assert result.lines == [result.out.strip()] and result.out.startswith(f"evicted {goes}: ")
+    assert result.lines == [result.out.strip()] and result.out.startswith(f"evicted {name_of(goes)}: ")
     assert stays.is_dir() and not goes.exists()
 
     alone = pets("evict", "--all", "--json")
@@ -322,7 +404,7 @@ def test_what_cannot_be_evicted_is_told(pets: Dsv, undeletable: set[str]) -> Non
     assert pets("evict", "pets@v1").code == 8
 
     undeletable.clear()
-    assert pets.ok("evict", "--all").out.startswith(f"evicted {stays}: ")
+    assert pets.ok("evict", "--all").out.startswith(f"evicted {name_of(stays)}: ")
 
 
 def test_what_is_half_removed_is_told(pets: Dsv, undeletable: set[str]) -> None:

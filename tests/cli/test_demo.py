@@ -50,7 +50,7 @@ def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
     assert "120 pictures of commit" in printed
     assert "pictures=120" in printed
     assert "1 path added, 1 changed, 1 removed" in printed
-    assert "stays: held by" in printed
+    assert ": held by" in printed
     assert left_behind(visitor) == []
 
 

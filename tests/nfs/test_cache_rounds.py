@@ -194,7 +194,7 @@ class Round:
         held = {name.partition("/")[0] for name in self.watch.held}
         self.watch.held.clear()
         for target in self.asked_to_hold:
-            released = host.dsv("release", f"{target}@v1").answer(60)
+            released = host.dsv("release", f"{target}@v1", "--all").answer(60)
             # Who lost its power before it could say so may hold it, too.
             assert released.status == 0 or (released.status == 3 and target not in held), released
 

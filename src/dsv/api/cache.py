@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsv.api.cache_stage import CacheItem, NoLease, Stager, cache
-from dsv.api.cache_targets import Targets
 from dsv.api.cached import CachedReport, cached
+from dsv.api.claims import ClaimItem, opened_cache, pin, release, unpin
 from dsv.api.context import Context
-from dsv.cache.claims import pins as _pins
-from dsv.cache.claims.leases import end_holds
-from dsv.cache.disk import explain
 from dsv.cache.eviction import evict as _evict
 from dsv.cache.eviction.policy import Due, Wish
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
-from dsv.cache.symlinks import refuse_symlinks
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimItem:
-    """A claim that was made or ended. count: how many of the caller's were ended. until: seconds since
-    1970.
-    """
-
-    path: Path
-    dataset: DatasetName
-    commit: CommitId
-    count: int = 1
-    until: float | None = None
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,78 +75,6 @@ class EvictionReport:
         return 7 if self.exceeded else 0
 
 
-def release(
-    context: Context, folder: Path, targets: Sequence[Target], *, job: str | None = None
-) -> list[ClaimItem]:
-    """Ends this user's holds of the targets, only those of `job` where one is given. Raises `NotFound` for
-    none.
-    """
-    found: list[ClaimItem] = []
-    with _opened(context, folder) as (root, finder):
-        for target in targets:
-            counts = [(place, end_holds(root, place, job=job)) for place in finder.find_cached(target)]
-            if not any(count for _, count in counts):
-                raise NotFound(
-                    f"you hold nothing of {target} in {root.path}", subject=str(target), hint="dsv cached"
-                )
-            found.extend(_claim(root, place, count) for place, count in counts if count)
-    return found
-
-
-def pin(
-    context: Context,
-    folder: Path,
-    targets: Sequence[Target],
-    *,
-    why: str = "",
-    seconds: float | None = None,
-) -> list[ClaimItem]:
-    """Keeps cached commits from eviction, for ever or for so long. Raises `NotFound` for what is not
-    cached.
-    """
-    found: list[ClaimItem] = []
-    with _opened(context, folder) as (root, finder):
-        for target in targets:
-            for place in finder.find_cached(target):
-                record = _pins.pin(root, place, why=why, seconds=seconds)
-                if record is None:
-                    raise NotFound(
-                        f"{place} has just gone from {root.path}",
-                        subject=str(place),
-                        hint=f"dsv cache {target}",
-                    )
-                found.append(_claim(root, place, 1, record.until, why))
-    return found
-
-
-def unpin(
-    context: Context, folder: Path, targets: Sequence[Target], *, everyone: bool = False
-) -> list[ClaimItem]:
-    """Ends this user's pins of the targets, or everyone's.
-
-    Raises `NotFound` where there is none, `Conflict` where only others have pinned it.
-    """
-    found: list[ClaimItem] = []
-    with _opened(context, folder) as (root, finder):
-        for target in targets:
-            ended = [
-                (place, *_pins.unpin(root, place, everyone=everyone)) for place in finder.find_cached(target)
-            ]
-            if not any(count for _, count, _ in ended):
-                others = sorted({pin.user for _, _, kept in ended for pin in kept})
-                if others:
-                    raise Conflict(
-                        f"{target} is pinned by {', '.join(others)}, not by you",
-                        subject=str(target),
-                        hint=f"dsv unpin --everyone {target}",
-                    )
-                raise NotFound(
-                    f"{target} is not pinned in {root.path}", subject=str(target), hint="dsv cached"
-                )
-            found.extend(_claim(root, place, count) for place, count, _ in ended if count)
-    return found
-
-
 def evict(
     context: Context,
     folder: Path,
@@ -194,7 +99,7 @@ def evict(
         raise UsageError("name targets or limits, not both", hint="dsv evict --dry-run shows what would go")
     free = () if min_free is None else (Amount.parse(min_free),)
     limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
-    with _opened(context, folder) as (root, finder):
+    with opened_cache(context, folder) as (root, finder):
         settings = load_settings(root).tightened(limits)
         wish = Wish(everything=everything)
         if targets:
@@ -222,17 +127,6 @@ def evict(
     )
 
 
-@contextmanager
-def _opened(context: Context, folder: Path) -> Iterator[tuple[CacheRoot, Targets]]:
-    root = CacheRoot(folder)
-    refuse_symlinks(root)
-    try:
-        with Targets(context, root) as finder:
-            yield root, finder
-    except OSError as error:
-        raise explain(error, root.path) from error
-
-
 def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
     """What was named and may not go is refused, before anything else goes."""
     if kept:
@@ -242,10 +136,6 @@ def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
             subject=str(place),
             hint="dsv cached shows who uses it; dsv release and dsv unpin end claims of yours",
         )
-
-
-def _claim(root: CacheRoot, place: Place, count: int, until: float | None = None, why: str = "") -> ClaimItem:
-    return ClaimItem(root.visible(place), _dataset(place), place.commit, count, until, why)
 
 
 def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictedItem:

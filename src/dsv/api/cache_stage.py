@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
 from dsv.api.staged import Staged
-from dsv.cache.claims.claims import read_claims
+from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
 from dsv.cache.filling.request import FillRequest, FillResult, Need
@@ -37,8 +37,8 @@ class CacheItem:
     """A commit, or a selection of one, that is in the cache as plain files at `path`.
 
     fetched_bytes: read from the store by this call. linked_files: taken from other cached commits. hit: it
-    was there already. held_until: the end of the hold that was asked for; may_go: without one, when it may
-    be evicted for not being used; None where that never happens. Times are seconds since 1970.
+    was there already. hold, held_until: the id and the end of the hold that was asked for; may_go: without one,
+    when it may be evicted for not being used; None where that never happens. Times are seconds since 1970.
     """
 
     path: Path
@@ -50,6 +50,7 @@ class CacheItem:
     linked_files: int
     hit: bool
     seconds: float = 0.0
+    hold: str | None = None
     held_until: float | None = None
     may_go: float | None = None
 
@@ -95,7 +96,7 @@ class Stager:
         try:
             with Claim(self.root, found, "stage", optional=hold is None) as claim:
                 result = self._fill(found, claim)
-                until = None if hold is None else self._hold(found.place, hold, job)
+                held = None if hold is None else self._hold(found.place, hold, job)
                 may_go = None if hold is not None else self._may_go(found)
         except OSError as error:
             raise explain(error, self.root.path) from error
@@ -109,7 +110,8 @@ class Stager:
             linked_files=result.linked_files,
             hit=result.hit,
             seconds=time.monotonic() - started,
-            held_until=until,
+            hold=None if held is None else held.owner.id,
+            held_until=None if held is None else held.until,
             may_go=may_go,
         )
 
@@ -181,9 +183,8 @@ class Stager:
             helper=self.targets.helper(),
         )
 
-    def _hold(self, place: Place, seconds: float, job: str | None) -> float:
-        lease = Lease.take(self.root, place, "hold", ttl=seconds, job=job)
-        return lease.record.until
+    def _hold(self, place: Place, seconds: float, job: str | None) -> LeaseRecord:
+        return Lease.take(self.root, place, "hold", ttl=seconds, job=job).record
 
     def _may_go(self, found: Found) -> float | None:
         settings = load_settings(self.root)

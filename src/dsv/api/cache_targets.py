@@ -118,6 +118,21 @@ class Targets:
             )
         return wanted
 
+    def find_exactly(self, target: Target) -> Place:
+        """What `find_cached` finds, but the whole commit alone for a target without a path, and not its parts.
+
+        Raises `NotFound` where that is not cached.
+        """
+        places = self.find_cached(target)
+        for place in places:
+            if (place.selection is None) == (not clean_path(target.path)):
+                return place
+        raise NotFound(
+            f"{self.root.path} has parts of {target}, but not all of it",
+            subject=str(target),
+            hint=f"dsv cache {target}, or name the part: {target}:PATH",
+        )
+
     @property
     def repository(self) -> Repository:
         """The store that is in effect. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""

@@ -25,6 +25,7 @@ from dsv.model.names import DatasetName
 class LeaseItem:
     """purpose: `run`, `hold` (a person's) or `stage` (a command at work). until: seconds since 1970."""
 
+    id: str
     purpose: str
     user: str
     host: str
@@ -37,6 +38,7 @@ class LeaseItem:
 class PinItem:
     """until: None for ever."""
 
+    id: str
     user: str
     why: str
     since: float
@@ -160,12 +162,14 @@ def _item(
         cached_at=record.time if record else item.last_use,
         last_use=item.last_use,
         leases=tuple(
-            LeaseItem(one.purpose, one.owner.user, one.owner.host, one.run, one.job, one.until)
+            LeaseItem(one.owner.id, one.purpose, one.owner.user, one.owner.host, one.run, one.job, one.until)
             for one in item.claims.leases
             if one.valid(now)
         ),
         pins=tuple(
-            PinItem(one.user, one.why, one.since, one.until) for one in item.claims.pins if one.valid(now)
+            PinItem(one.id, one.user, one.why, one.since, one.until)
+            for one in item.claims.pins
+            if one.valid(now)
         ),
         protected=protected,
         complete=record is not None,

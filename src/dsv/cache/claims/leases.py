@@ -21,7 +21,7 @@ from typing import Literal, Self
 import msgspec
 
 from dsv.cache.claims import intents
-from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord, read_claims
+from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import list_names
 from dsv.cache.layout import FULL, CacheRoot, Place
@@ -240,23 +240,6 @@ class Lease:
                 wait = min(
                     interval, _RETRY
                 )  # cut off, or no room for a file: `secure` tells when that matters
-
-
-def end_holds(root: CacheRoot, place: Place, *, user: str | None = None, job: str | None = None) -> int:
-    """Ends a person's `--hold` leases here, those of `job` alone where it is given; the number ended.
-
-    Runs keep theirs. `user` None is who asks. Raises `OSError`.
-    """
-    who = user or user_name()
-    ended = 0
-    claims = read_claims(root, place)
-    for lease in claims.leases:
-        if lease.purpose == "hold" and lease.owner.user == who and job in (None, lease.job):
-            for name in claims.names:
-                if name.startswith(f"{LEASE}{lease.owner.id}."):
-                    (root.claims(place) / name).unlink(missing_ok=True)
-            ended += 1
-    return ended
 
 
 def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:

@@ -40,14 +40,17 @@ def pin(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None =
     return record
 
 
-def unpin(root: CacheRoot, place: Place, *, everyone: bool = False) -> tuple[int, list[PinRecord]]:
-    """Removes the caller's pins, or everyone's: how many went, and those that stay. Raises `OSError`."""
-    gone = 0
+def unpin(root: CacheRoot, place: Place, *, everyone: bool = False) -> tuple[list[str], list[PinRecord]]:
+    """Removes the caller's pins, or everyone's: the ids of those that went, and those that stay.
+
+    Raises `OSError`.
+    """
+    gone: list[str] = []
     kept: list[PinRecord] = []
     for record in read_claims(root, place).pins:
         if everyone or record.user == user_name():
             (root.claims(place) / f"{PIN}{record.id}").unlink(missing_ok=True)
-            gone += 1
+            gone.append(record.id)
         else:
             kept.append(record)
     return gone, kept

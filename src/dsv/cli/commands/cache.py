@@ -12,7 +12,7 @@ from dsv.api.cache_stage import CacheItem
 from dsv.api.cache_stage import cache as materialize
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
-from dsv.cli.output import local_time
+from dsv.cli.output import local_time, rfc3339
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.model.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
@@ -38,6 +38,8 @@ from dsv.model.units import LONGEST, format_bytes, format_count, format_duration
         "items.fetched_bytes": "bytes read from the store by this command",
         "items.linked_files": "files that another cached commit had",
         "items.hit": "true where all of it was cached already",
+        "items.hold": "the id of the hold, for 'dsv release --id'; null without one",
+        "items.held_until": "when the hold ends; null without one",
     },
 )
 def cache(
@@ -115,6 +117,8 @@ def _item(item: CacheItem) -> dict[str, object]:
         "fetched_bytes": item.fetched_bytes,
         "linked_files": item.linked_files,
         "hit": item.hit,
+        "hold": item.hold,
+        "held_until": None if item.held_until is None else rfc3339(item.held_until * 1000),
     }
 
 
@@ -129,7 +133,9 @@ def _story(item: CacheItem) -> str:
             f"{format_bytes(item.bytes)}; {format_bytes(item.fetched_bytes)} fetched{linked}"
         )
     if item.held_until is not None:
-        return f"{what}; held until {local_time(item.held_until * 1000)}"
+        return f"{what}; held until {local_time(item.held_until * 1000)} ({(item.hold or '')[:12]})"
     if item.may_go is not None:
-        return f"{what}; may be evicted from {local_time(item.may_go * 1000)} on, if nobody uses it"
+        return (
+            f"{what}; kept until {local_time(item.may_go * 1000)} if nobody uses it (--hold keeps it longer)"
+        )
     return what

@@ -41,8 +41,8 @@ from dsv.model.units import format_bytes, format_count, format_duration
         "items.cached_on": "on which host",
         "items.cached": "when",
         "items.last_use": "when it was last asked for",
-        "items.leases": "who uses it: purpose (run, hold, stage), user, host, run, job, until",
-        "items.pins": "who pinned it: user, why, since, until (null: for ever)",
+        "items.leases": "who uses it: id, purpose (run, hold, stage), user, host, run, job, until",
+        "items.pins": "who pinned it: id, user, why, since, until (null: for ever)",
         "items.protected": "true where the cache's owner keeps the dataset",
         "items.complete": "false where its record is missing",
         "items.may_go": "when it may be evicted for not being used; null: not by age",
@@ -117,8 +117,8 @@ def _write_items(call: Call, report: CachedReport) -> None:
         Column("files", right=True, keep=True),
         Column("size", right=True, keep=True),
         Column("own", right=True, keep=True),
-        Column("used", keep=True),
-        Column("by"),
+        Column("last use", keep=True),
+        Column("cached by"),
     ]
     now = time.time()
     rows = [
@@ -157,7 +157,9 @@ def _details(item: CachedItem) -> list[str]:
 def _lease(lease: LeaseItem) -> str:
     what = {"run": f"run {lease.run or ''}".rstrip(), "hold": "held", "stage": "being staged"}
     job = f" in job {lease.job}" if lease.job else ""
-    return f"{what.get(lease.purpose, lease.purpose)} by {lease.user}@{lease.host}{job} until {_time(lease.until)}"
+    hold = f" ({lease.id[:12]})" if lease.purpose == "hold" else ""
+    who = f"{lease.user}@{lease.host}{job}"
+    return f"{what.get(lease.purpose, lease.purpose)} by {who} until {_time(lease.until)}{hold}"
 
 
 def _room(report: CachedReport) -> str:
@@ -243,6 +245,7 @@ def _item(item: CachedItem) -> dict[str, object]:
 
 def _lease_item(lease: LeaseItem) -> dict[str, object]:
     return {
+        "id": lease.id,
         "purpose": lease.purpose,
         "user": lease.user,
         "host": lease.host,
@@ -253,7 +256,13 @@ def _lease_item(lease: LeaseItem) -> dict[str, object]:
 
 
 def _pin_item(pin: PinItem) -> dict[str, object]:
-    return {"user": pin.user, "why": pin.why, "since": _utc(pin.since), "until": _utc(pin.until)}
+    return {
+        "id": pin.id,
+        "user": pin.user,
+        "why": pin.why,
+        "since": _utc(pin.since),
+        "until": _utc(pin.until),
+    }
 
 
 def _utc(seconds: float | None) -> str | None:

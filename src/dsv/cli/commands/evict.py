@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache import EvictedItem, EvictionReport
+from dsv.api.cache import EvictedItem, EvictionReport, KeptItem
 from dsv.api.cache import evict as free_room
 from dsv.cli.call import Call
+from dsv.cli.claims import is_part, place_name
 from dsv.cli.declare import command, whole
 from dsv.cli.failure import of_error
 from dsv.errors import DsvError
@@ -26,13 +27,17 @@ from dsv.model.units import format_bytes, format_count, parse_duration, parse_si
         ("dsv evict --all", "everything that nobody uses or has pinned"),
     ],
     result={
+        "evicted.path": "the folder that it had, or has: parts of one commit differ in it",
         "evicted.dataset": "the dataset",
         "evicted.commit": "the commit that went, or would go",
         "evicted.bytes": "size of its files",
+        "evicted.freed_bytes": "room on disk that its going frees",
         "evicted.reason": "why",
+        "kept.path": "its folder",
         "kept.dataset": "the dataset",
         "kept.commit": "a commit that was due, and stays",
         "kept.reason": "why it stays",
+        "failed.path": "its folder",
         "failed.dataset": "the dataset",
         "failed.commit": "a commit that was to go, and could not",
         "failed.problem": "why",
@@ -107,11 +112,11 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
         if item.aliens:
             named = ", ".join(item.alien_paths)
             call.warn(
-                f"{item.path} had {format_count(item.aliens, 'file')} that dsv had not put there: {named}"
+                f"{_name(item)} had {format_count(item.aliens, 'file')} that dsv had not put there: {named}"
             )
     if say_kept:
         for kept in report.kept:
-            call.say(f"{kept.path} stays: {kept.reason}")
+            call.say(f"kept {_name(kept)}: {kept.reason}")
     for failed in report.failed:
         call.complain(of_error(failed.error))
     for limit in report.exceeded:
@@ -120,26 +125,39 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
 
 def _line(item: EvictedItem, *, dry_run: bool) -> str:
     verb, freed = ("would evict", "to free") if dry_run else ("evicted", "freed")
-    return f"{verb} {item.path}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}"
+    shared = " (others share its files)" if item.freed_bytes == 0 < item.bytes else ""
+    return f"{verb} {_name(item)}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}{shared}"
+
+
+def _name(item: EvictedItem | KeptItem) -> str:
+    return place_name(item.dataset, item.commit, part=is_part(item.path))
 
 
 def _document(report: EvictionReport) -> dict[str, object]:
     return {
         "evicted": [
             {
+                "path": str(item.path),
                 "dataset": str(item.dataset),
                 "commit": str(item.commit),
                 "bytes": item.bytes,
+                "freed_bytes": item.freed_bytes,
                 "reason": item.reason,
             }
             for item in report.evicted
         ],
         "kept": [
-            {"dataset": str(item.dataset), "commit": str(item.commit), "reason": item.reason}
+            {
+                "path": str(item.path),
+                "dataset": str(item.dataset),
+                "commit": str(item.commit),
+                "reason": item.reason,
+            }
             for item in report.kept
         ],
         "failed": [
             {
+                "path": str(item.path),
                 "dataset": str(item.dataset),
                 "commit": str(item.commit),
                 "problem": item.error.message,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.cache import unpin as unpin_targets
+from dsv.api.claims import unpin as unpin_targets
 from dsv.cli.call import Call
 from dsv.cli.claims import CLAIM_RESULT, write_claims
 from dsv.cli.declare import command

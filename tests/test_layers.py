@@ -57,8 +57,13 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
     }.items()
     for name in names
 }
-# A process of its own that a fill starts, and talks to by pipes.
-PROGRAMS = {PACKAGE / "cache/filling/worker.py", PACKAGE / "worktree/ahead/process.py"}
+# Processes of their own, that others start and talk to by pipes.
+PROGRAMS = {
+    PACKAGE / "cache/filling/worker.py",
+    PACKAGE / "cache/keeping/attendant.py",
+    PACKAGE / "cache/keeping/keeper.py",
+    PACKAGE / "worktree/ahead/process.py",
+}
 NOT_FOR_VALUES = {
     "pathlib",
     "time",

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.cache.places import make_root, place, publish
 
 from dsv.cache.claims.claims import read_claims
-from dsv.cache.claims.holds import end_hold, own_holds
+from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
@@ -100,7 +100,7 @@ class Claims(RuleBasedStateMachine):
         holds = own_holds(self.root, [place(number)])
         assert len(holds) == self.model[number].holds
         for hold in holds[:1]:
-            end_hold(self.root, hold)
+            end_lease(self.root, hold)
             self.model[number].holds -= 1
 
     @rule(number=NUMBERS, forever=st.booleans())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
-from dsv.cache.claims.holds import end_hold, own_holds
+from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
 from dsv.cache.claims.pins import pin
@@ -220,7 +220,7 @@ class TestSeveralUsers:
 
         def ann_again() -> None:
             (hold,) = own_holds(shared, [place(1)])
-            end_hold(shared, hold)
+            end_lease(shared, hold)
             assert len(evict(shared, CacheSettings(), Wish(everything=True)).evicted) == 3
 
         as_user(ANN, 0o077, ann)

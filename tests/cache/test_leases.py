@@ -15,7 +15,7 @@ from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims import leases
 from dsv.cache.claims.claims import LeaseName, read_claims
-from dsv.cache.claims.holds import end_hold, own_holds
+from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
@@ -239,9 +239,9 @@ def test_a_hold_belongs_to_a_person(root: CacheRoot) -> None:
         assert own_holds(root, [place()], user="somebody-else") == []
         first, second = own_holds(root, [place()])
         assert own_holds(root, [place()], job="slurm 7") == [second]
-        end_hold(root, first)
+        end_lease(root, first)
         assert own_holds(root, [place()]) == [second]
-        end_hold(root, second)
+        end_lease(root, second)
         assert [one.purpose for one in read_claims(root, place()).leases] == ["run"]
 
 

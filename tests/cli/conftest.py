@@ -11,7 +11,9 @@ import pytest
 
 from dsv.cli import catalogue, environment
 from dsv.cli.declare import Command
-from tests.cli.runner import Dsv, plain_environment
+from tests.cli.runner import Dsv, plain_environment, write_files
+
+FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
 
 
 @pytest.fixture
@@ -22,6 +24,20 @@ def dsv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dsv:
     home.mkdir()
     cwd.mkdir()
     return Dsv(home, cwd, plain_environment(home))
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    """Dataset `pets` with the tags v1 and v2; the cache is `cache` beside the workspace."""
+    here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.cwd.parent / "cache"))
+    write_files(here.cwd, FILES)
+    here.ok("init", "pets")
+    here.ok("sync")
+    here.ok("tag", "v1")
+    write_files(here.cwd, {"a.txt": b"beta\n"})
+    here.ok("sync")
+    here.ok("tag", "v2")
+    return here
 
 
 @pytest.fixture

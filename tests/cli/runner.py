@@ -111,6 +111,12 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(content)
 
 
+def name_of(path: str | Path) -> str:
+    """How a line of text names the commit at this path."""
+    commit = Path(path).name
+    return f"pets@{commit[:12]}{'+' if '+' in commit else ''}"
+
+
 def full_pipe() -> tuple[int, int, int]:
     """Its ends, of which the writing one does not block, and how many bytes are in it."""
     reading, writing = os.pipe()

@@ -131,11 +131,15 @@ class Stager:
         commit = self.targets.repository.objects.commit(found.commit)
         return Staged(path, found.dataset, found.commit, commit.files, commit.bytes, hit=False)
 
-    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease | NoLease]:
-        """Makes it appear, under a lease of the run that renews itself until it is released."""
+    def stage(self, target: Target, run: RunId | None) -> tuple[Staged, Lease | NoLease]:
+        """Makes it appear, under a lease of the run that renews itself until it is released.
+
+        Without a run the lease is this process's own, and ends with it for others on this host.
+        """
         started = time.monotonic()
         found = self.targets.find(target)
-        claim = Claim(self.root, found, "run", run=run, optional=self._is_pinned(found.place))
+        purpose: Literal["stage", "run"] = "stage" if run is None else "run"
+        claim = Claim(self.root, found, purpose, run=run, optional=self._is_pinned(found.place))
         try:
             with claim:
                 result = self._fill(found, claim)
@@ -151,6 +155,7 @@ class Stager:
             hit=result.hit,
             seconds=time.monotonic() - started,
             fetched_bytes=result.fetched_bytes,
+            linked_files=result.linked_files,
         )
         return staged, lease or NoLease()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv.cache.claims.claims import LeaseRecord
 from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import disk_now
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
@@ -31,6 +32,8 @@ class LeaseItem:
     host: str
     run: str | None
     job: str | None
+    process: int | None
+    program: str
     until: float
 
 
@@ -161,11 +164,7 @@ def _item(
         cached_on=record.host if record else "",
         cached_at=record.time if record else item.last_use,
         last_use=item.last_use,
-        leases=tuple(
-            LeaseItem(one.owner.id, one.purpose, one.owner.user, one.owner.host, one.run, one.job, one.until)
-            for one in item.claims.leases
-            if one.valid(now)
-        ),
+        leases=tuple(_lease(one) for one in item.claims.leases if one.valid(now)),
         pins=tuple(
             PinItem(one.id, one.user, one.why, one.since, one.until)
             for one in item.claims.pins
@@ -195,6 +194,20 @@ class _Names:
             except UsageError:
                 self._known[key] = {}
         return tuple(self._known[key].get(item.place.commit, ()))
+
+
+def _lease(one: LeaseRecord) -> LeaseItem:
+    return LeaseItem(
+        id=one.owner.id,
+        purpose=one.purpose,
+        user=one.owner.user,
+        host=one.owner.host,
+        run=one.run,
+        job=one.job,
+        process=one.process,
+        program=one.program,
+        until=one.until,
+    )
 
 
 def _own_bytes(items: list[Item]) -> dict[Place, int]:

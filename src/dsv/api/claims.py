@@ -12,13 +12,13 @@ from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
 from dsv.cache.claims import pins as _pins
 from dsv.cache.claims.claims import at
-from dsv.cache.claims.holds import Hold, end_hold, find_leases, own_holds
-from dsv.cache.claims.owners import user_name
+from dsv.cache.claims.holds import Hold, end_lease, find_leases, own_holds
 from dsv.cache.disk import explain
-from dsv.cache.inventory import find_all
+from dsv.cache.eviction.inventory import find_all
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import Conflict, NotFound, UsageError
+from dsv.fs.process import user_name
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
 
@@ -74,7 +74,7 @@ def release(
             if not chosen:
                 raise _holds_nothing(root, "what is cached")
         for hold in chosen.values():
-            end_hold(root, hold)
+            end_lease(root, hold)
         return _by_place(root, chosen.values())
 
 

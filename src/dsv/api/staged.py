@@ -13,7 +13,8 @@ from dsv.model.names import DatasetName
 class Staged:
     """A commit, or part of one, in the cache: where it is, or would be.
 
-    hit: whether it was there already; seconds, fetched_bytes: what getting it took, bytes read from the store.
+    hit: whether it was there already; seconds, fetched_bytes: what getting it took, bytes read from the store;
+    linked_files: those that another cached commit had.
     """
 
     path: Path
@@ -24,3 +25,4 @@ class Staged:
     hit: bool
     seconds: float = 0.0
     fetched_bytes: int = 0
+    linked_files: int = 0

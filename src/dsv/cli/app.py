@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from keyword import iskeyword
 from types import FrameType
 from typing import Annotated
 
@@ -78,7 +79,7 @@ class Root(TyperGroup):
 def load(name: str) -> Command:
     """The command of that name, from its module."""
     module = import_module(f"dsv.cli.commands.{name}")
-    found = getattr(module, name)
+    found = getattr(module, f"{name}_" if iskeyword(name) else name)
     assert isinstance(found, Command)
     return found
 

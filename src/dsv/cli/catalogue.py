@@ -21,6 +21,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",
+        "with": "Run a command while its data is held in the cache",
         "cached": "Show what is cached, who uses it, and the room",
         "release": "End holds that 'cache --hold' took",
         "pin": "Keep a cached commit from eviction",

@@ -68,7 +68,7 @@ def launch(call: Call, options: RunOptions) -> int:
     # Opened before anything else happens, so that a result can't be lost for a name that can't be written.
     file = None if options.json_file is None or options.dry_run else _JsonFile.open(options.json_file)
     try:
-        with _as_launch_error():
+        with as_launch_error():
             result = _launch(call, options)
     except DsvError as error:
         if file is not None:
@@ -294,7 +294,7 @@ def _write(call: Call, to: _JsonFile, text: str) -> None:
 
 
 @contextmanager
-def _as_launch_error() -> Iterator[None]:
+def as_launch_error() -> Iterator[None]:
     """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
     try:
         yield

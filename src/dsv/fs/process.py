@@ -5,11 +5,13 @@ Host names and pids are no identity: two hosts may share both, and so may two co
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import os
 import platform
 import pwd
+import select
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +53,40 @@ class Process:
         if start is None:
             return Fate.UNKNOWN if _exists(self.pid) else Fate.DEAD
         return Fate.ALIVE if start == self.start else Fate.DEAD
+
+
+class Watched:
+    """A process of this kernel, whoever's it is. descriptor: is ready to be read once it has ended; None without one.
+
+    start: as of `Process`; 0 for the process that has this number now.
+    """
+
+    def __init__(self, pid: int, start: int = 0) -> None:
+        self.descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            self.descriptor = os.pidfd_open(pid)  # before its start is read, so that both are of one process
+        self.process = Process(_kernel(os.getpid()), pid, start or max(_start(pid) or 0, 0))
+        self._was_another = bool(start) and self.process.fate() is Fate.DEAD
+
+    def has_ended(self) -> bool:
+        """Also if it waits to be reaped. True only if this kernel knows it."""
+        if self._was_another:
+            return True
+        if self.descriptor is not None:
+            return bool(select.select([self.descriptor], [], [], 0)[0])
+        return self.process.fate() is Fate.DEAD or not _exists(self.process.pid)
+
+    def program(self) -> str:
+        """The name of what it runs, for people; "" if it can't be read."""
+        try:
+            return Path(f"/proc/{self.process.pid}/comm").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 def user_name(uid: int | None = None) -> str:

@@ -32,6 +32,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     purpose: `stage` for a command that runs, `run` for a job, `hold` for a person.
     run, job: a run's id; a batch job that the claim was taken in.
+    process, program: the process that the claim lasts as long as, and what it runs; for people to read. Such a claim
+    has the purpose `run`, which every dsv respects until it expires.
     renewed: in the file, when it was taken; renewals tell theirs in their names.
     """
 
@@ -40,6 +42,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Literal["stage", "run", "hold"]
     run: str | None = None
     job: str | None = None
+    process: int | None = None
+    program: str = ""
     since: float
     renewed: float
     ttl: float
@@ -59,6 +63,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         where = f" on {self.owner.host}" if self.owner.host else ""
         if self.purpose == "hold":
             return f"held by {who} until {at(self.until)}"
+        if self.process is not None:
+            return f"in use by {self.program or 'a program'} (process {self.process}) of {who}{where}"
         if self.purpose == "run":
             return f"in use by run {self.run or '?'} of {who}{where}"
         return f"being used by {who}{where}"

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsv.cache.claims.claims import LEASE, LeaseRecord, read_claims
-from dsv.cache.claims.owners import user_name
 from dsv.cache.disk import list_names
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.process import user_name
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A lease on a place. Its owner's id is the hold's identity: 32 hex digits, never used twice."""
+    """A lease on a place, most often a person's. Its identity is the owner's id: 32 hex digits, never used twice."""
 
     place: Place
     lease: LeaseRecord
@@ -59,8 +59,8 @@ def find_leases(root: CacheRoot, places: Iterable[Place], start: str) -> list[Ho
     return found
 
 
-def end_hold(root: CacheRoot, hold: Hold) -> None:
-    """Ends one hold and no other. That it has gone already is fine. Raises `OSError`."""
+def end_lease(root: CacheRoot, hold: Hold) -> None:
+    """Ends one lease and no other. That it has gone already is fine. Raises `OSError`."""
     folder = root.claims(hold.place)
     for name in list_names(folder):
         if name.startswith(f"{LEASE}{hold.id}."):

@@ -27,7 +27,6 @@ from dsv.cache.disk import list_names
 from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.usage import mark_used
-from dsv.fs.process import user_name
 
 TTL = 900.0
 """Seconds that a lease outlives its last renewal: what a host may be cut off without anybody noticing."""
@@ -71,6 +70,8 @@ class Lease:
         ttl: float = TTL,
         run: str | None = None,
         job: str | None = None,
+        process: int | None = None,
+        program: str = "",
     ) -> Lease:
         """Raises `OSError`, with nothing left behind that protects."""
         started = boot_clock()
@@ -80,6 +81,8 @@ class Lease:
             purpose=purpose,
             run=None if run is None else str(run),  # a plain one: it may be of a kind that can't be encoded
             job=job,
+            process=process,
+            program=program,
             since=now,
             renewed=now,
             ttl=ttl,

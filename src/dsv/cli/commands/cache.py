@@ -22,6 +22,7 @@ from dsv.model.units import LONGEST, format_bytes, format_count, format_duration
     "cache",
     examples=[
         ("DATA=$(dsv cache chest-xray@v1 --hold 3d)", "the folder, safe from eviction for three days"),
+        ("dsv cache chest-xray@v1 --while 4711", "while process 4711 lives; a script names itself by $$"),
         (
             "dsv cache chest-xray@v1:train chest-xray@v1:labels.csv",
             "parts of a commit, with their full paths",
@@ -53,6 +54,15 @@ def cache(
             help="Keep them from eviction for so long (in a Slurm job: to its end).",
         ),
     ] = None,
+    while_pid: Annotated[
+        int | None,
+        typer.Option(
+            "--while",
+            parser=whole(1),
+            metavar="PID",
+            help="Keep them from eviction for as long as this process of this host lives.",
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -70,23 +80,23 @@ def cache(
     commit fill it together.
     """
     wanted = [_target(text) for text in targets or ()]
+    if hold is not None and while_pid is not None:
+        raise UsageError("hold them for a time or while a process lives, not both", hint="dsv cache --help")
     seconds, job = _hold(hold, call.around.environ)
     with call.context() as context:
-        found = materialize(
-            context,
-            call.settings.cache().path,
-            wanted,
-            hold=seconds,
-            job=job,
-            offline=offline,
-            jobs=jobs,
-        )
+        folder = call.settings.cache().path
+        if while_pid is not None:
+            from dsv.api.hold_while import cache_while
+
+            found = cache_while(context, folder, wanted, while_pid, offline=offline, jobs=jobs)
+        else:
+            found = materialize(context, folder, wanted, hold=seconds, job=job, offline=offline, jobs=jobs)
     if call.json:
         call.items(map(_item, found))
     for item in found:
         if not call.json:
             call.out.line(str(item.path))
-        call.say(_story(item))
+        call.say(_story(item, while_pid))
 
 
 def _target(text: str) -> Target:
@@ -122,7 +132,7 @@ def _item(item: CacheItem) -> dict[str, object]:
     }
 
 
-def _story(item: CacheItem) -> str:
+def _story(item: CacheItem, while_pid: int | None) -> str:
     name = f"{item.dataset}@{str(item.commit)[:12]}"
     if item.hit:
         what = f"{name} was cached already: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}"
@@ -132,6 +142,8 @@ def _story(item: CacheItem) -> str:
             f"{name} cached in {format_duration(item.seconds)}: {format_count(item.files, 'file')}, "
             f"{format_bytes(item.bytes)}; {format_bytes(item.fetched_bytes)} fetched{linked}"
         )
+    if while_pid is not None:
+        return f"{what}; held while process {while_pid} lives"
     if item.held_until is not None:
         return f"{what}; held until {local_time(item.held_until * 1000)} ({(item.hold or '')[:12]})"
     if item.may_go is not None:

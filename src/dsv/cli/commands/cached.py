@@ -41,7 +41,8 @@ from dsv.model.units import format_bytes, format_count, format_duration
         "items.cached_on": "on which host",
         "items.cached": "when",
         "items.last_use": "when it was last asked for",
-        "items.leases": "who uses it: id, purpose (run, hold, stage), user, host, run, job, until",
+        "items.leases": "who uses it: id, purpose (run, hold, stage), user, host, run, job, process, "
+        "program, until; process: the one that it lasts as long as",
         "items.pins": "who pinned it: id, user, why, since, until (null: for ever)",
         "items.protected": "true where the cache's owner keeps the dataset",
         "items.complete": "false where its record is missing",
@@ -155,6 +156,8 @@ def _details(item: CachedItem) -> list[str]:
 
 
 def _lease(lease: LeaseItem) -> str:
+    if lease.process is not None:
+        return f"{lease.program} (process {lease.process}) of {lease.user}@{lease.host}"
     what = {"run": f"run {lease.run or ''}".rstrip(), "hold": "held", "stage": "being staged"}
     job = f" in job {lease.job}" if lease.job else ""
     hold = f" ({lease.id[:12]})" if lease.purpose == "hold" else ""
@@ -251,6 +254,8 @@ def _lease_item(lease: LeaseItem) -> dict[str, object]:
         "host": lease.host,
         "run": lease.run,
         "job": lease.job,
+        "process": lease.process,
+        "program": lease.program,
         "until": _utc(lease.until),
     }
 

@@ -1,0 +1,149 @@
+"""Data that stays cached for exactly as long as a process lives."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.cache_stage import CacheItem, NoLease, Stager
+from dsv.api.context import Context
+from dsv.api.staged import Staged
+from dsv.cache.disk import explain
+from dsv.cache.keeping.order import Keeper, Order
+from dsv.cache.layout import CacheRoot
+from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.fs.process import Watched
+from dsv.model.names import Target
+
+_ANSWERS_WITHIN = 600.0
+"""Seconds for a keeper to take its leases: a file server that is away is waited for, but not for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldData:
+    """Staged targets that a keeper holds now. keeper: None where all of them are pinned for good in a cache that may
+    not be written to, and so need none."""
+
+    staged: tuple[Staged, ...]
+    keeper: Keeper | None
+    order: Order
+
+
+def hold_while(
+    context: Context,
+    folder: Path,
+    targets: Sequence[Target],
+    watched: Watched,
+    *,
+    program: str = "",
+    offline: bool = False,
+    jobs: int | None = None,
+) -> HeldData:
+    """Makes every target appear in the cache, and has a process of its own hold them until `watched` has ended.
+
+    It holds them already when this returns. program: what `watched` runs, as people are told. Raises what
+    `Stager.stage` raises, and `Unsupported` where the system can't tell when a process ends.
+    """
+    if not sys.platform.startswith("linux"):
+        raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
+    root = CacheRoot(folder)
+    with ExitStack() as claims:
+        stager = claims.enter_context(Stager(context, root, offline=offline, jobs=jobs))
+        found = []
+        places = []
+        for target in targets:
+            staged, lease = stager.stage(target, None)
+            claims.callback(lease.release)
+            found.append(staged)
+            if not isinstance(lease, NoLease):
+                places.append(lease.place)
+        order = Order(
+            root=str(root.path),
+            places=tuple((place.dataset, place.name) for place in dict.fromkeys(places)),
+            pid=watched.process.pid,
+            start=watched.process.start,
+            program=program,
+        )
+        return _hold(root, tuple(found), order)
+
+
+def cache_while(
+    context: Context,
+    folder: Path,
+    targets: Sequence[Target],
+    pid: int,
+    *,
+    offline: bool = False,
+    jobs: int | None = None,
+) -> list[CacheItem]:
+    """As `cache`, with a hold that lasts exactly as long as process `pid` of this host. Raises as `hold_while`, and
+    `NotFound` where there is no such process.
+    """
+    if not targets:
+        raise UsageError("no target is named", hint="dsv cache DATASET@REV")
+    watched = Watched(pid)
+    if not watched.process.start or watched.has_ended():
+        raise NotFound(f"there is no process {pid} here", subject=str(pid), hint="ps -e lists them")
+    held = hold_while(
+        context, folder, targets, watched, program=watched.program(), offline=offline, jobs=jobs
+    )
+    if held.keeper is not None:
+        held.keeper.close()
+    return [
+        CacheItem(
+            path=one.path,
+            dataset=one.dataset,
+            commit=one.commit,
+            files=one.files,
+            bytes=one.bytes,
+            fetched_bytes=one.fetched_bytes,
+            linked_files=one.linked_files,
+            hit=one.hit,
+            seconds=one.seconds,
+        )
+        for one in held.staged
+    ]
+
+
+def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:
+    """The variables that tell a command where its data is; as in a run."""
+    from dsv.api.run_plan import data_variable
+
+    variables = {
+        "DSV_DATASET": str(staged.dataset),
+        "DSV_COMMIT": str(staged.commit),
+        "DSV_DATA": str(staged.path),
+    }
+    return variables | {data_variable(name): str(one.path) for name, one in further.items()}
+
+
+def _hold(root: CacheRoot, staged: tuple[Staged, ...], order: Order) -> HeldData:
+    """Returns once a keeper holds all of them."""
+    if not order.places:
+        return HeldData(staged, None, order)
+    try:
+        keeper = Keeper.start(order)
+    except OSError as error:
+        raise explain(error, sys.executable, "start") from error
+    said = keeper.answer(_ANSWERS_WITHIN)
+    if said is not None and said.startswith("held "):
+        return HeldData(staged, keeper, order.after(said))
+    keeper.close()
+    raise _refusal(root, said)
+
+
+def _refusal(root: CacheRoot, said: str | None) -> DsvError:
+    word, _, rest = (said or "").partition(" ")
+    if word == "failed":
+        number, _, path = rest.partition(" ")
+        return explain(OSError(int(number), os.strerror(int(number)), path), root.path, "claim a commit in")
+    if word == "gone":
+        return Unreachable(f"{rest} went from {root.path} before it could be held", subject=rest)
+    return Unreachable(f"what is to hold commits in {root.path} does not start", subject=str(root.path))
+
+
+__all__ = ["HeldData", "Watched", "cache_while", "environment_of", "hold_while"]

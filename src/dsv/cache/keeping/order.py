@@ -1,0 +1,106 @@
+"""How a keeper is started and spoken to: a process that holds places of a cache for as long as another lives.
+
+It is a process of its own, in a session of its own, so that it goes on renewing while the one that it watches is
+stopped, and survives the terminal, whatever becomes of the process that started it. Standard library only: what
+waits for a command imports this, and nothing else.
+
+    to it:      its order, one line of JSON; then `watch PID`, to watch another process instead; `done`, to end
+    from it:    `held ID...`; or `gone PLACE`, where a commit was evicted first, or `failed ERRNO PATH`; later
+                `lost REASON`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+PROGRAM = "dsv.cache.keeping.keeper"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """places: each a dataset's component and a name. pid: the process to watch; it began at tick `start` of its
+    kernel, 0 where that is unknown. program: what it runs, as people are told. replaces: ids of the leases of keepers
+    that were killed, which nobody renews."""
+
+    root: str
+    places: tuple[tuple[str, str], ...]
+    pid: int
+    start: int
+    program: str
+    replaces: tuple[str, ...] = ()
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Self:
+        fields = json.loads(text)
+        fields["places"] = tuple((dataset, name) for dataset, name in fields["places"])
+        fields["replaces"] = tuple(fields["replaces"])
+        return cls(**fields)
+
+    def after(self, held: str) -> Self:
+        """What another keeper is told if the one that said this is killed."""
+        return replace(self, replaces=(*self.replaces, *held.split()[1:]))
+
+    def watching(self, pid: int) -> Self:
+        """The same for a child of this process that was not waited for, so that its number is still its own."""
+        return replace(self, pid=pid, start=0)
+
+
+@dataclass(slots=True)
+class Keeper:
+    """A keeper that was started. pid: its process, a child of this one; commands, answers: the ends of its pipes."""
+
+    pid: int
+    commands: int
+    answers: int
+    _unread: bytes = b""
+
+    @classmethod
+    def start(cls, order: Order) -> Self:
+        """Raises `OSError`. What it answers is still to be read."""
+        process = subprocess.Popen(
+            # -P: what lies in the folder where the command was given is data, whatever its name.
+            [sys.executable, "-P", "-m", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        keeper = cls(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()))
+        process.stdin.close()
+        process.stdout.close()
+        process.returncode = 0  # it is for this class to wait for, or for nobody
+        keeper.tell(order.encode())
+        return keeper
+
+    def tell(self, line: str) -> None:
+        """That it has gone shows in what it answers."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.commands, line.encode() + b"\n")
+
+    def answer(self, seconds: float) -> str | None:
+        """The next line of what it says, "" where it has ended, None after so long without one."""
+        while b"\n" not in self._unread:
+            if not select.select([self.answers], [], [], seconds)[0]:
+                return None
+            data = os.read(self.answers, 4096)
+            if not data:
+                return ""
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def close(self) -> None:
+        """Leaves it to itself."""
+        os.close(self.commands)
+        os.close(self.answers)

@@ -1,0 +1,96 @@
+"""dsv with."""  # noqa: N999 (a module has the name of its command)
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
+from dsv.api.run_request import parse_data
+from dsv.cli.call import Call
+from dsv.cli.declare import command, whole
+from dsv.cli.launch import as_launch_error
+from dsv.errors import UsageError
+from dsv.model.names import Target
+
+_ATTENDANT = "dsv.cache.keeping.attendant"
+
+
+@command(
+    "with",
+    words=True,
+    examples=[
+        ("dsv with chest-xray@v1 -- python train.py", "the folder is in $DSV_DATA"),
+        (
+            "dsv with images@v3 --data masks=masks@v3 -- ./train.sh",
+            "and that of the masks in $DSV_DATA_MASKS",
+        ),
+        ("dsv with chest-xray@v1 -- bash", "a shell that keeps the data while it is open"),
+    ],
+    result={},
+)
+def with_(
+    call: Call,
+    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="NAME=TARGET", help="Further data, in $DSV_DATA_NAME."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
+    ] = False,
+) -> int:
+    """Run a command while its data is held in the cache.
+
+    Makes TARGET appear in the cache and holds it for exactly as long as CMD lives, also if dsv is killed. CMD runs
+    here as it would without dsv: the same terminal, folder and files, and DSV_DATASET, DSV_COMMIT and DSV_DATA tell
+    it what it got. Signals are passed on, and the exit code is that of CMD; 125 says that dsv could not start it, 126
+    and 127 as in a shell. Nothing is recorded: 'dsv run' does that.
+    """
+    further = parse_data(data or ())
+    if call.json:
+        raise UsageError("stdout is the command's, so no document can go there", hint="leave out --json")
+    if not target.strip():
+        raise UsageError(
+            "an empty target is no target", hint="is a variable unset? dsv with DATASET[@REV] -- CMD..."
+        )
+    if not call.words or not call.words[0]:
+        raise UsageError("there is no command to run", hint="dsv with TARGET -- CMD...")
+    wanted = [Target.parse(target), *further.values()]
+    with as_launch_error(), call.context() as context:
+        held = hold_while(
+            context,
+            call.settings.cache().path,
+            wanted,
+            Watched(os.getpid()),
+            program=Path(call.words[0]).name,
+            offline=offline,
+            jobs=jobs,
+        )
+    variables = environment_of(held.staged[0], dict(zip(further, held.staged[1:], strict=True)))
+    with as_launch_error():
+        _become_attendant(held, call.words, {**call.around.environ, **variables})
+    raise AssertionError("unreachable")
+
+
+def _become_attendant(held: HeldData, words: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Goes on as the program that waits for the command; see there why it is one of its own."""
+    ends = ("0", "0", "0")
+    keeper = held.keeper
+    if keeper is not None:
+        for descriptor in (keeper.commands, keeper.answers):
+            os.set_inheritable(descriptor, True)
+        ends = (str(keeper.pid), str(keeper.commands), str(keeper.answers))
+    sys.stderr.flush()
+    os.execve(
+        sys.executable, [sys.executable, "-P", "-m", _ATTENDANT, *ends, held.order.encode(), *words], environ
+    )

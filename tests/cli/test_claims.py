@@ -1,0 +1,134 @@
+"""cache --hold, release, pin and unpin: who may end which claim, and what is told of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from dsv.cache.claims import pins
+from dsv.cache.claims.claims import LeaseName
+from dsv.cache.claims.leases import Lease
+from dsv.cache.layout import CacheRoot, Place
+from tests.cli.runner import Dsv, assert_documented, name_of
+
+
+def test_a_hold_keeps_it_until_it_is_released(pets: Dsv) -> None:
+    held = pets.ok("cache", "pets@v1", "--hold", "3d")
+    assert "held until " in held.err
+    refused = pets("evict", "pets@v1")
+    assert (refused.code, refused.out) == (4, "")
+    everything = pets.ok("evict", "--all")
+    assert everything.out == ""
+    assert ": held by" in everything.err
+    assert pets.ok("release", "pets@v1").out == f"released {name_of(held.lines[0])}\n"
+    assert pets("release", "pets@v1").code == 3
+    assert pets.ok("evict", "pets@v1").out.startswith(f"evicted {name_of(held.lines[0])}: ")
+    assert not Path(held.lines[0]).exists()
+
+
+def test_one_hold_of_several_is_released_by_its_id(pets: Dsv) -> None:
+    """Two jobs of one user hold the same commit, and the first of them to end lets go of its own hold alone."""
+    first, second = (pets.ok("cache", "pets@v1", "--hold", "3d", "--json").json["items"][0] for _ in range(2))
+    assert first["hold"] != second["hold"] and first["held_until"].endswith("Z")
+    shown = pets.ok("cached", "--json").json["items"][0]["leases"]
+    assert {lease["id"] for lease in shown} == {first["hold"], second["hold"]}
+
+    refused = pets("release", "pets@v1")
+    assert (refused.code, refused.out) == (4, "")
+    assert all(hold["hold"][:12] in refused.err for hold in (first, second))
+    assert "dsv release --id " in refused.err
+    assert len(pets.ok("cached", "--json").json["items"][0]["leases"]) == 2
+
+    released = pets.ok("release", "--id", first["hold"], "--json").json
+    assert released["items"][0]["ids"] == [first["hold"]]
+    gone = pets("release", "--id", first["hold"])
+    assert gone.code == 3 and "expired" in gone.err
+    assert pets.ok("evict", "--all").out == "" and Path(first["path"]).is_dir()
+    assert pets("evict", "pets@v1").code == 4
+
+    assert pets.ok("release", "--id", second["hold"][:12]).out == f"released {name_of(first['path'])}\n"
+    assert pets.ok("evict", "pets@v1").code == 0
+
+
+def test_all_holds_are_released_when_all_are_asked_for(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1", "pets@v1", "pets@v2:train", "--hold", "3d")
+    assert pets.ok("release", "pets@v1", "--all").out.endswith(" (2 holds)\n")
+    assert pets.ok("release", "--all").out.count("released pets@") == 1
+    assert pets("release", "--all").code == 3
+
+
+def test_nothing_is_released_unless_all_that_is_named_can_be(pets: Dsv) -> None:
+    hold = pets.ok("cache", "pets@v1", "--hold", "3d", "--json").json["items"][0]["hold"]
+    pets.ok("cache", "pets@v2", "pets@v2", "--hold", "3d")
+    assert pets("release", "pets@v1", "pets@v2").code == 4
+    assert pets("release", "--id", hold, "--id", "0" * 32).code == 3
+    assert len(pets.ok("cached", "--json").json["items"][0]["leases"]) == 2
+    assert pets.ok("release", "--id", hold, "--json").json["items"][0]["ids"] == [hold]
+
+
+def test_an_id_names_only_a_hold_of_ones_own(pets: Dsv) -> None:
+    folder = Path(pets.ok("cache", "pets@v1").lines[0])
+    root, place = CacheRoot(folder.parents[1]), Place("pets", folder.name)
+    with Lease.take(root, place, "run", run="r1") as run:
+        refused = pets("release", "--id", run.record.owner.id)
+        assert refused.code == 4 and "in use by run r1" in refused.err
+    other = Lease.take(root, place, "hold", ttl=60)
+    path = root.claims(place) / str(LeaseName(other.record.owner.id, 0, other.record.renewed))
+    owner = structs.replace(other.record.owner, user="somebody")
+    root.replace(path, msgspec.json.encode(structs.replace(other.record, owner=owner)))
+    refused = pets("release", "--id", other.record.owner.id)
+    assert refused.code == 4 and "somebody's, not yours" in refused.err
+
+
+def test_a_slurm_job_holds_to_its_end(pets: Dsv) -> None:
+    job = pets.at(pets.cwd, SLURM_JOB_ID="77", SLURM_JOB_END_TIME=str(int(time.time()) + 3600))
+    job.ok("cache", "pets@v1")
+    leases = pets.ok("cached", "--json").json["items"][0]["leases"]
+    assert [(lease["purpose"], lease["job"]) for lease in leases] == [("hold", "77")]
+    released = job.ok("release", "pets@v1", "--job", "77", "--json").json
+    assert_documented("release", released)
+
+
+def test_pins(pets: Dsv) -> None:
+    assert pets("pin", "pets@v1").code == 3
+    path = pets.ok("cache", "pets@v1").out
+    assert pets.ok("pin", "pets@v1", "-m", "the paper").out == f"pinned {name_of(path.strip())}\n"
+    until = pets.ok("pin", "pets@v1", "--for", "2w", "--json").json
+    assert_documented("pin", until)
+    assert until["items"][0]["until"].endswith("Z")
+    assert ": pinned by " in pets.ok("evict", "--all").err
+    assert pets.ok("unpin", "pets@v1").out.startswith(f"unpinned {name_of(path.strip())}")
+    assert pets("unpin", "pets@v1").code == 3
+    assert pets("pin", "pets@v1", "--for", "soon").code == 2
+
+
+def test_a_pin_of_a_commit_pins_no_part_of_it(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1:train")
+    refused = pets("pin", "pets@v1")
+    assert refused.code == 3 and "has parts of pets@v1, but not all of it" in refused.err
+    whole = pets.ok("cache", "pets@v1").lines[0]
+    assert pets.ok("pin", "pets@v1").out == f"pinned {name_of(whole)}\n"
+    items = pets.ok("cached", "--json").json["items"]
+    assert {tuple(item["selection"]): len(item["pins"]) for item in items} == {("train",): 0, (): 1}
+    assert pets.ok("pin", "pets@v1:train").out.endswith("+\n")
+    assert pets.ok("unpin", "pets@v1").out.count("unpinned ") == 2
+
+
+def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
+    """An earlier dsv, or another program, may have made it."""
+    folder = Path(pets.ok("cache", "pets@v1").lines[0])
+    place = Place("pets", folder.name)
+    for seconds in (1e12, 1e306):
+        pins.pin(CacheRoot(folder.parents[1]), place, seconds=seconds)
+    assert "pinned" in pets.ok("cached").out
+    shown = pets.ok("cached", "--json").json["items"][0]["pins"]
+    assert [pin["until"] for pin in shown] == ["9999-12-30T00:00:00Z"] * 2
+
+
+def test_a_job_without_an_end_holds_for_long(pets: Dsv) -> None:
+    job = pets.at(pets.cwd, SLURM_JOB_ID="78", SLURM_JOB_END_TIME="9" * 40)
+    job.ok("cache", "pets@v1")
+    assert job.ok("cached", "--json").json["items"][0]["leases"][0]["until"] < "9999"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -11,6 +11,7 @@ from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.paths import show
+from dsv.model.units import format_count
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
@@ -36,10 +37,12 @@ def carry_out(
     follow: CommitId | None,
     consents: Consents = nobody,
     total: tuple[int, int] | None = None,
+    ready: Callable[[], None] = lambda: None,
     hint: str = "move them away, or remove them",
 ) -> Made:
     """Plans, refuses conflicts with a list of them, and acts.
 
+    ready: called when nothing stands in the way and nothing is written yet; what it raises ends all.
     Raises `Conflict` with nothing written, and also where paths changed meanwhile: these alone are then as they were.
     """
     materializer = Materializer(survey, wishes, context.progress, follow=follow, consents=consents)
@@ -49,10 +52,12 @@ def carry_out(
         if len(plan.conflicts) > _SHOWN:
             lines.append(f"and {len(plan.conflicts) - _SHOWN} more")
         raise Conflict(
-            f"{len(plan.conflicts)} paths in {survey.root} stand in the way:\n  " + "\n  ".join(lines),
+            f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
+            f"{survey.root}:\n  " + "\n  ".join(lines),
             subject=str(survey.root),
             hint=hint,
         )
+    ready()
     files, size = total or (plan.created + plan.replaced, plan.fetched)
     context.progress.start(files, size)
     fetcher = Fetcher(repository.objects)

@@ -6,6 +6,7 @@ has, unless they were told that it may go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsv.api.bases import distance, not_at_base, proven_base
@@ -77,7 +78,7 @@ def pull(context: Context) -> Pulled:
         base = proven_base(context, repository, workspace)
         if base is not None and distance(repository.objects, head, base) is None:
             raise not_at_base(context, repository, workspace, newest, base)
-        work = _Work(context, repository, workspace, base)
+        work = Work(context, repository, workspace, base)
         after = TreeReader(repository.objects, head)
         check_tree(after, workspace.root)
         made = work.bring(
@@ -105,11 +106,11 @@ def restore(
         repository = context.open_repository(store)
         check_binding(workspace, repository)
         before = workspace.base()
-        commit = _source(context, repository, workspace, source)
+        commit = source_commit(context, repository, workspace, source)
         base = proven_base(context, repository, workspace)
         if source is None and before is not None and base != before:
             raise missing_commit(before, repository.store.url)
-        work = _Work(context, repository, workspace, base)
+        work = Work(context, repository, workspace, base)
         after = TreeReader(repository.objects, commit)
         check_tree(after, workspace.root)
         chosen = Scope(paths)
@@ -129,7 +130,7 @@ def restore(
         return Restored(commit, made.created, made.replaced, made.removed)
 
 
-class _Work:
+class Work:
     """A surveyed workspace, and the tree of its base."""
 
     def __init__(
@@ -149,9 +150,15 @@ class _Work:
         return frozenset(item.path for item in self._survey.work())
 
     def bring(
-        self, wishes: Wishes, *, follow: CommitId | None, consents: Consents = nobody, hint: str
+        self,
+        wishes: Wishes,
+        *,
+        follow: CommitId | None,
+        consents: Consents = nobody,
+        ready: Callable[[], None] = lambda: None,
+        hint: str,
     ) -> Made:
-        """Carries out the wishes and moves the base to `follow`, if that is given."""
+        """Carries out the wishes and moves the base to `follow`, if that is given. ready: see `carry_out`."""
         try:
             made = carry_out(
                 self._context,
@@ -160,6 +167,7 @@ class _Work:
                 wishes,
                 follow=follow,
                 consents=consents,
+                ready=ready,
                 hint=hint,
             )
             if follow is not None:
@@ -170,9 +178,10 @@ class _Work:
         return made
 
 
-def _source(
+def source_commit(
     context: Context, repository: Repository, workspace: Workspace, source: Target | None
 ) -> CommitId:
+    """The commit of the workspace's own dataset that `source` (None: the base) means."""
     target = source or Target()
     if target.path is not None:
         raise UsageError(
@@ -191,7 +200,7 @@ def _source(
     return context.resolve(repository, target).commit
 
 
-def _check_paths(work: _Work, after: TreeReader, chosen: Scope) -> None:
+def _check_paths(work: Work, after: TreeReader, chosen: Scope) -> None:
     for path in chosen.paths:
         if next(below(work.tree, path), None) is None and next(after.below(path), None) is None:
             raise NotFound(

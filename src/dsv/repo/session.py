@@ -103,13 +103,14 @@ class Session:
         self.repository.objects.indexes.add(index_id, encoded)
         return index_id
 
-    def put_commit(self, commit: Commit, locator: Locator) -> CommitId:
-        """Stores the commit, then its locator. What it refers to must be in packs and indexes by now."""
+    def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
+        """Stores the commit, then its locator, if known. What it refers to must be in packs and indexes by now."""
         encoded = commit.encode()
         commit_id = CommitId.hash(encoded)
         self.repository.store.put_if_absent(keys.commit_key(commit_id), encoded)
-        self.repository.store.put_if_absent(keys.locator_key(commit_id), locator.encode())
-        self.repository.objects.remember_commit(commit_id, encoded, locator.encode())
+        if locator is not None:
+            self.repository.store.put_if_absent(keys.locator_key(commit_id), locator.encode())
+            self.repository.objects.remember_commit(commit_id, encoded, locator.encode())
         return commit_id
 
     def publish(

@@ -44,7 +44,7 @@ BELOW: dict[str, set[str]] = {
 }
 LIBRARIES = {
     "errors": set(),
-    "model": {"dsv", "blake3", "xxhash", "msgspec", "zstandard", "pyfastcdc"},
+    "model": {"dsv", "blake3", "xxhash", "msgspec", "zstandard", "pyfastcdc", "tomli"},
     "engines": {"dsv", "pynvml"},
     "periodic": set(),
     "reader": {"blake3", "msgpack", "msgspec", "zstandard"},

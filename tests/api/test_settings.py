@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv.api.config_file import lasting, read_config, with_value
 from dsv.api.settings import (
     ENVIRONMENT_KEYS,
     PLAIN_KEYS,
     Settings,
     Source,
     check_key,
-    read_config,
     read_environment,
     read_workspace,
-    with_value,
 )
 from dsv.errors import NotFound, UsageError
 
@@ -51,7 +50,7 @@ def test_a_named_store_brings_what_its_table_says() -> None:
     [stores.other]
     url = "~/other"
     """
-    made = settings(read_config(text, USER))
+    made = settings(read_config(text.encode(), USER))
     lake = made.store()
     assert (lake.name, lake.url, lake.endpoint) == ("lake", "s3://lake/dsv", "https://s3.example.org")
     assert (lake.profile, lake.ca_bundle, lake.region) == ("lake-ro", "/etc/ssl/lake.pem", None)
@@ -60,14 +59,14 @@ def test_a_named_store_brings_what_its_table_says() -> None:
 
 
 def test_one_field_of_a_named_store_may_come_from_another_file() -> None:
-    user = read_config('[stores.lake]\nprofile = "mine"', USER)
-    machine = read_config('[stores.lake]\nurl = "s3://lake/dsv"\nprofile = "all"', "/etc/dsv/config.toml")
+    user = read_config(b'[stores.lake]\nprofile = "mine"', USER)
+    machine = read_config(b'[stores.lake]\nurl = "s3://lake/dsv"\nprofile = "all"', "/etc/dsv/config.toml")
     lake = settings(user, machine).store("lake")
     assert (lake.url, lake.profile) == ("s3://lake/dsv", "mine")
 
 
 def test_an_unknown_name_is_not_found_with_the_closest_as_a_hint() -> None:
-    made = settings(read_config('[stores.lake]\nurl = "s3://b"\n[caches.gpu]\npath = "/nfs"', USER))
+    made = settings(read_config(b'[stores.lake]\nurl = "s3://b"\n[caches.gpu]\npath = "/nfs"', USER))
     with pytest.raises(NotFound) as caught:
         made.store("lak")
     assert caught.value.hint == "--store lake"
@@ -94,13 +93,13 @@ def test_urls_stay_and_folders_become_absolute(text: str, url: str) -> None:
 
 
 def test_a_relative_folder_in_a_file_is_refused() -> None:
-    made = settings(read_config('store = "./lake"', USER))
+    made = settings(read_config(b'store = "./lake"', USER))
     with pytest.raises(UsageError, match="relative folder"):
         made.store()
 
 
 def test_a_cache_is_a_folder() -> None:
-    made = settings(read_config('cache = "gpu"\n[caches.gpu]\npath = "/nfs/gpu"', USER))
+    made = settings(read_config(b'cache = "gpu"\n[caches.gpu]\npath = "/nfs/gpu"', USER))
     assert (made.cache().path, made.cache().name, made.cache().origin) == (Path("/nfs/gpu"), "gpu", USER)
     assert made.cache("./c").path == CWD / "c"
     with pytest.raises(UsageError, match="a cache is a folder"):
@@ -127,15 +126,80 @@ def test_a_workspace_decides_store_dataset_and_branch_and_nothing_else() -> None
 
 
 def test_keys_of_a_file_that_mean_nothing_are_kept_apart() -> None:
-    source = read_config('stroe = "x"\n[stores.lake]\nurl = "s3://b"\nurll = "x"\n[tables]\na = 1', USER)
+    source = read_config(b'stroe = "x"\n[stores.lake]\nurl = "s3://b"\nurll = "x"\n[tables]\na = 1', USER)
     assert source.unknown == ("stroe", "stores.lake.urll", "tables.a")
     assert list(settings(source).unknown()) == [(USER, key) for key in source.unknown]
 
 
-@pytest.mark.parametrize("text", ["store = 3", "store = ", "[stores.lake]\nurl = ['a']", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "store = 3",
+        "store = ",
+        "store = 1e400",
+        "store = 1979-05-27",
+        "[store]\nurl = 'x'",
+        "stores = 3",
+        "[[stores]]\nurl = 'x'",
+        "[stores]\nlake = 's3://b'",
+        "[stores.lake]\nurl = ['a']",
+        "[stores.lake.url]\nx = 'y'",
+        "caches.gpu = '/nfs'",
+        "\x00",
+        'store = "/tmp\\u0000"',
+        "a = " + "[" * 20_000 + "]" * 20_000,
+        "a = " + "{a=" * 5_000 + "1" + "}" * 5_000,
+        ".".join(["a"] * 20_000) + " = 1",
+        "[" + ".".join(["a"] * 900) + "]\nx = 1",
+        "a = " + "9" * 5_000,
+        "a = 0x" + "f" * 5_000,
+        "a = 9223372036854775808",
+        "#" + " " * (1 << 20),
+    ],
+)
 def test_a_broken_file_is_a_usage_error_that_names_it(text: str) -> None:
     with pytest.raises(UsageError, match=r"config\.toml"):
-        read_config(text, USER)
+        read_config(text.encode(), USER)
+
+
+def test_a_file_that_is_not_utf_8_is_a_usage_error_that_names_it() -> None:
+    with pytest.raises(UsageError, match=r"config\.toml.*UTF-8"):
+        read_config(b'store = "/tmp/\xff"', USER)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kept"),
+    [
+        ("store", "./lake", "/work/xrays/lake"),
+        ("store", "../lake", "/work/lake"),
+        ("store", "lake", "lake"),
+        ("store", "~/lake", "~/lake"),
+        ("store", "/lake", "/lake"),
+        ("store", "s3://b/p", "s3://b/p"),
+        ("stores.lake.url", "lake", "/work/xrays/lake"),
+        ("stores.lake.ca_bundle", "ca.pem", "/work/xrays/ca.pem"),
+        ("stores.lake.region", "eu", "eu"),
+        ("caches.gpu.path", "gpu/dsv", "/work/xrays/gpu/dsv"),
+        ("author", "./Ann", "./Ann"),
+    ],
+)
+def test_a_relative_folder_is_kept_as_an_absolute_one(key: str, value: str, kept: str) -> None:
+    assert lasting(key, value, CWD) == kept
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("store", ""), ("author", " "), ("cache", "s3://b"), ("caches.gpu.path", "s3://b")]
+)
+def test_a_value_that_no_command_could_use_is_refused(key: str, value: str) -> None:
+    with pytest.raises(UsageError):
+        lasting(key, value, CWD)
+
+
+def test_the_hint_of_a_relative_cache_names_its_own_key() -> None:
+    made = settings(read_config(b'cache = "gpu"\n[caches.gpu]\npath = "gpu/dsv"', USER))
+    with pytest.raises(UsageError) as caught:
+        made.cache()
+    assert caught.value.hint == "give the whole path: dsv config caches.gpu.path /…/gpu/dsv"
 
 
 @pytest.mark.parametrize(
@@ -158,10 +222,10 @@ def test_setting_a_value_keeps_the_others_and_unsetting_takes_empty_tables_along
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=8)
 
 
-@given(names, st.text(min_size=1, max_size=20))
+@given(names, st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20))
 def test_what_is_set_is_read_back(name: str, value: str) -> None:
     import tomli_w
 
     document = with_value({}, f"stores.{name}.url", value)
-    source = read_config(tomli_w.dumps(document), USER)
+    source = read_config(tomli_w.dumps(document).encode(), USER)
     assert source.values == {f"stores.{name}.url": value}

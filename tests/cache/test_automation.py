@@ -145,14 +145,14 @@ def test_the_scripts_are_shell(name: str) -> None:
 
 
 def test_the_settings_and_the_config_of_the_rollout(tmp_path: Path) -> None:
-    from dsv.api.settings import read_config
+    from dsv.api.config_file import read_config
     from dsv.cache.settings import parse_settings
 
     text = block_with("rollout.md", "install -d")
     settings = text.partition("<<'END'\n")[2].partition("\nEND")[0]
     assert parse_settings(settings.encode(), "x").limits.max_size == 80 * 10**12
     assert parse_settings(block_with("cache.md", "protocol = 1").encode(), "x").is_protected("team-a/x")
-    source = read_config(block_with("rollout.md", "[stores.lake]"), "x")
+    source = read_config(block_with("rollout.md", "[stores.lake]").encode(), "x")
     assert not source.unknown and source.values["caches.gpu.path"] == "/nfs/gpu/dsv-cache"
 
 

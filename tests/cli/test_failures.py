@@ -84,7 +84,7 @@ def test_debug_shows_the_traceback_before_the_sentence(dsv: Dsv, add_command: Ad
         (errno.EDQUOT, 7),
         (errno.ENOENT, 3),
         (errno.ESTALE, 6),
-        (errno.EIO, 70),
+        (errno.EIO, 6),
     ],
 )
 def test_what_the_system_refused_has_a_code_of_its_own(number: int, code: int) -> None:

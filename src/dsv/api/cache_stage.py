@@ -296,6 +296,8 @@ class Claim:
             )
             usable = self._optional and isinstance(refused, Denied | NoRoom | Unsupported)
             if not usable or lookup(self._root, place) is None:
+                if refused is error:
+                    raise  # with the cause that it has
                 raise refused from error
         return self
 

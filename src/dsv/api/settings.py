@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-import tomli
-
 from dsv.errors import NotFound, UsageError
 from dsv.model.text import is_text
 
@@ -32,7 +30,7 @@ STORE_FIELDS: Mapping[str, str] = {
 CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
 WORKSPACE_KEYS = ("store", "dataset", "branch")
 ENVIRONMENT_KEYS: Mapping[str, str] = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
-_TABLES: Mapping[str, Mapping[str, str]] = {"stores": STORE_FIELDS, "caches": CACHE_FIELDS}
+TABLES: Mapping[str, Mapping[str, str]] = {"stores": STORE_FIELDS, "caches": CACHE_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,11 @@ class Settings:
         url = known["url"]
         if url is None:
             raise self._no_such("stores", "url", setting)
-        rest = {part: found.value for part, found in known.items() if found is not None and part != "url"}
+        rest = {
+            part: self._location(found) if part == "ca_bundle" else found.value
+            for part, found in known.items()
+            if found is not None and part != "url"
+        }
         return StoreChoice(self._location(url), setting.origin, name, **rest)
 
     def cache(self, text: str | None = None) -> CacheChoice:
@@ -161,13 +163,9 @@ class Settings:
             path = self.get(f"caches.{name}.path")
             if path is None:
                 raise self._no_such("caches", "path", setting)
-            setting = Setting("cache", path.value, path.origin)
+            setting = path
         if "://" in setting.value:
-            raise UsageError(
-                f"a cache is a folder, not {setting.value}",
-                subject=setting.value,
-                hint="dsv config cache DIR",
-            )
+            raise no_folder(setting)
         return CacheChoice(Path(self._location(setting)), setting.origin, name)
 
     def _location(self, setting: Setting) -> str:
@@ -186,7 +184,7 @@ class Settings:
             raise UsageError(
                 f"{setting.key} in {setting.origin} is the relative folder {text}",
                 subject=setting.key,
-                hint=f"dsv config {setting.key} /{text.removeprefix('./')}",
+                hint=f"give the whole path: dsv config {setting.key} /…/{text.removeprefix('./')}",
             )
         # Not resolved: a symlink in the path is the user's name for the place, and may be moved on purpose.
         return os.path.normpath(self.cwd / text)
@@ -213,18 +211,33 @@ def is_name(text: str) -> bool:
     return bool(text) and "/" not in text and text not in (".", "..", "~")
 
 
+def no_folder(setting: Setting) -> UsageError:
+    """What to raise for a cache that is a URL."""
+    return UsageError(
+        f"a cache is a folder, not {setting.value}",
+        subject=setting.value,
+        hint=f"dsv config {setting.key} DIR",
+    )
+
+
 def check_key(key: str) -> None:
     """Refuses what is no key of a config file. Raises `UsageError` with the closest one as a hint."""
+    if is_key(key):
+        return
     table, *rest = key.split(".")
-    if not rest and key in PLAIN_KEYS:
-        return
-    if table in _TABLES and len(rest) == 2 and rest[0] and rest[1] in _TABLES[table]:
-        return
-    known = [*PLAIN_KEYS, *(f"{name}.NAME.{part}" for name, parts in _TABLES.items() for part in parts)]
+    known = [*PLAIN_KEYS, *(f"{name}.NAME.{part}" for name, parts in TABLES.items() for part in parts)]
     asked = ".".join([table, "NAME", rest[1]]) if len(rest) == 2 else key
     close = get_close_matches(asked, known, 1)
     hint = f"dsv config {close[0]}" if close else f"keys: {', '.join(known)}"
     raise UsageError(f"there is no setting {key}", subject=key, hint=hint)
+
+
+def is_key(key: str) -> bool:
+    """Whether a config file may have this key, such as `stores.lake.url`."""
+    table, *rest = key.split(".")
+    if not rest:
+        return key in PLAIN_KEYS
+    return table in TABLES and len(rest) == 2 and bool(rest[0]) and rest[1] in TABLES[table]
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Source]:
@@ -236,64 +249,6 @@ def read_environment(environ: Mapping[str, str]) -> list[Source]:
     ]
 
 
-def read_config(text: str, origin: str) -> Source:
-    """What the text of a config.toml says. Raises `UsageError` where it's not TOML or a value isn't text."""
-    values: dict[str, str] = {}
-    unknown: list[str] = []
-    for key, value in _flat(parse_toml(text, origin)):
-        try:
-            check_key(key)
-        except UsageError:
-            unknown.append(key)
-            continue
-        if not isinstance(value, str):
-            raise UsageError(
-                f"{key} in {origin} has to be text in quotes", subject=key, hint=f"dsv config {key} VALUE"
-            )
-        values[key] = value
-    return Source(origin, values, tuple(unknown))
-
-
 def read_workspace(values: Mapping[str, str], origin: str) -> Source:
     """What a workspace is bound to; anything else in it is ignored."""
     return Source(origin, {key: values[key] for key in WORKSPACE_KEYS if key in values})
-
-
-def parse_toml(text: str, origin: str) -> dict[str, object]:
-    """Raises `UsageError` that names the file and the line."""
-    try:
-        return tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        raise UsageError(
-            f"{origin} is not valid TOML: {error}", subject=origin, hint=f"edit {origin}"
-        ) from None
-
-
-def with_value(document: dict[str, object], key: str, value: str | None) -> dict[str, object]:
-    """A copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
-    check_key(key)
-    return _placed(document, key.split("."), value)
-
-
-def _placed(document: dict[str, object], parts: list[str], value: str | None) -> dict[str, object]:
-    copy = dict(document)
-    if len(parts) > 1:
-        inner = copy.get(parts[0])
-        changed = _placed(dict(inner) if isinstance(inner, dict) else {}, parts[1:], value)
-        if changed:
-            copy[parts[0]] = changed
-        else:
-            copy.pop(parts[0], None)
-    elif value is None:
-        copy.pop(parts[0], None)
-    else:
-        copy[parts[0]] = value
-    return copy
-
-
-def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -20,12 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-import tomli
-
 from dsv.cache.disk import explain, read_small
 from dsv.cache.layout import CacheRoot
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import UPGRADE, Unsupported, UsageError
+from dsv.model.toml import read_toml
 from dsv.model.units import format_bytes, parse_duration, parse_size
 
 PROTOCOL = 1
@@ -163,7 +162,7 @@ def load_settings(root: CacheRoot) -> CacheSettings:
 def parse_settings(data: bytes, name: str) -> CacheSettings:
     """Raises `UsageError` that says where. Unknown keys are an error, but for a file of a newer dsv."""
     try:
-        table = tomli.loads(data.decode())
+        table = read_toml(data)
         protocol = table.get("protocol", PROTOCOL)
         if type(protocol) is not int or protocol < 1:
             raise UsageError(f"protocol is {protocol!r}, not a number from 1")
@@ -173,7 +172,7 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
             for dataset, one in _mapping(known.get("datasets", {}), "datasets").items()
         }
         return CacheSettings(protocol, _limits(known), _texts(known.get("protected", ())), rules)
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{name} is no TOML: {error}", subject=name, hint=f"correct {name}") from error
     except UsageError as error:
         hint = error.hint or f"correct {name}"

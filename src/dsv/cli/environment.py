@@ -7,19 +7,13 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsv.api.settings import (
-    Setting,
-    Settings,
-    Source,
-    parse_toml,
-    read_config,
-    read_environment,
-    read_workspace,
-)
+from dsv.api.config_file import parse_toml, read_config
+from dsv.api.settings import Setting, Settings, Source, read_environment, read_workspace
 from dsv.cli.surroundings import Surroundings
-from dsv.errors import Denied, UsageError
+from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.process import host_name, user_name
 from dsv.model.text import is_text
+from dsv.model.toml import MAX_BYTES
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
@@ -30,24 +24,37 @@ GIT_SECONDS = 5.0
 def user_config(around: Surroundings) -> Path:
     """DSV_CONFIG, or the user's config.toml where XDG puts it."""
     named = around.environ.get("DSV_CONFIG")
-    return Path.cwd() / named if named else around.config_home() / "config.toml"
+    return working_folder(around) / named if named else around.config_home() / "config.toml"
+
+
+def working_folder(around: Surroundings) -> Path:
+    """Raises `NotFound` if it was removed while the caller stood in it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        name = around.environ.get("PWD")
+        raise NotFound(
+            f"the working folder{f' {name}' if name else ''} is gone",
+            subject=name,
+            hint="cd into a folder that is there, or name one: dsv -C DIR",
+        ) from None
 
 
 def gather(around: Surroundings, flags: Mapping[str, str]) -> Settings:
     """All sources in order. `flags` are --store and --cache, where given. Raises `UsageError`, `Denied`."""
-    cwd = Path.cwd()
+    cwd = working_folder(around)
     sources = [Source(f"--{key}", {key: value}) for key, value in flags.items()]
     workspace = find_workspace(cwd)
     if workspace is not None:
         config = workspace / WORKSPACE_CONFIG
-        bound = parse_toml(read_text(config) or "", str(config))
+        bound = parse_toml(read_settings(config) or b"", str(config))
         texts = {key: value for key, value in bound.items() if isinstance(value, str)}
         sources.append(read_workspace(texts, str(config)))
     sources += read_environment(around.environ)
     for path in (user_config(around), SYSTEM_CONFIG):
-        text = read_text(path)
-        if text is not None:
-            sources.append(read_config(text, str(path)))
+        data = read_settings(path)
+        if data is not None:
+            sources.append(read_config(data, str(path)))
     built_in = {"store": str(around.data_home() / "store"), "cache": str(around.cache_home())}
     sources.append(Source(BUILT_IN, built_in))
     return Settings(sources, cwd, around.home(), around.state_home())
@@ -103,10 +110,11 @@ def _git_author(cwd: Path) -> Setting | None:
     return Setting("author", f"{name} <{email}>" if email else name, "git config")
 
 
-def read_text(path: Path) -> str | None:
-    """The file's text, or None where there is no such file."""
+def read_settings(path: Path) -> bytes | None:
+    """What a file of settings holds, of one that is too large a little more than may be; None if there is none."""
     try:
-        return path.read_bytes().decode("utf-8", "replace")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv.cli.output import printable, to_json
-from dsv.errors import DsvError
+from dsv.errors import DsvError, LaunchError, NoRoom
 
 READER_GONE = 141
 """What a shell shows of a program that a closed pipe ended: 128 + SIGPIPE."""
@@ -19,7 +20,7 @@ EXIT_CODES: tuple[tuple[str, str], ...] = (
     ("4", "conflict, or a dangerous act that was refused"),
     ("5", "integrity: bytes that are not what their id says"),
     ("6", "store or cache unreachable; trying again may work"),
-    ("7", "no room, or a limit that still is exceeded"),
+    ("7", "no room, or a limit: of a cache, or what `ulimit` allows dsv itself"),
     ("8", "denied, or credentials expired"),
     ("9", "not supported here"),
     ("70", "unexpected"),
@@ -57,6 +58,14 @@ class Failure:
         return to_json({"schema": 1, "error": error}) + "\n"
 
 
+_LIMITS: dict[int, tuple[str, str]] = {
+    errno.EMFILE: ("too many open files", "ulimit -n shows how many files a process may have open"),
+    errno.ENFILE: ("too many open files on this machine", "sysctl fs.file-nr shows how many are open"),
+    errno.EFBIG: ("larger than a file may be here", "ulimit -f shows how large a file may be"),
+    errno.ENOMEM: ("no memory", "ulimit -v shows how much memory a process may have"),
+}
+"""What the process or the machine had no more of, whatever was being done; and how to see the limit."""
+
 _BY_ERRNO: dict[int, tuple[str, int, str]] = {
     errno.EACCES: ("denied", 8, "permission denied"),
     errno.EPERM: ("denied", 8, "operation not permitted"),
@@ -65,6 +74,14 @@ _BY_ERRNO: dict[int, tuple[str, int, str]] = {
     errno.EDQUOT: ("no-room", 7, "disk quota exceeded"),
     errno.ENOENT: ("not-found", 3, "no such file or directory"),
     errno.ENOTDIR: ("not-found", 3, "not a directory"),
+    errno.EISDIR: ("conflict", 4, "a directory is in the way"),
+    errno.EEXIST: ("conflict", 4, "something else is there already"),
+    errno.ENOTEMPTY: ("conflict", 4, "the directory is not empty"),
+    errno.EBUSY: ("conflict", 4, "in use by something else"),
+    errno.ELOOP: ("not-found", 3, "too many symlinks lead on from there"),
+    errno.ENAMETOOLONG: ("unsupported", 9, "the name is too long for this file system"),
+    errno.EIO: ("unreachable", 6, "the disk or the file server reported an input/output error"),
+    errno.ETIMEDOUT: ("unreachable", 6, "the file server did not answer"),
     errno.ESTALE: ("unreachable", 6, "the file server no longer knows this file"),
     errno.EHOSTDOWN: ("unreachable", 6, "the file server is down"),
 }
@@ -72,6 +89,9 @@ _BY_ERRNO: dict[int, tuple[str, int, str]] = {
 
 def of_error(error: BaseException) -> Failure:
     """What to tell of anything that a command let through."""
+    limit = _limit(error)
+    if limit is not None:
+        return limit
     if isinstance(error, DsvError):
         return Failure(error.kind, error.exit_code, error.message, error.subject, error.hint, error.retryable)
     if isinstance(error, KeyboardInterrupt):
@@ -97,6 +117,52 @@ def without_passwords(text: str) -> str:
     from dsv.model.secret_shapes import hide_in_urls
 
     return hide_in_urls(text)
+
+
+def _limit(error: BaseException) -> Failure | None:
+    """What to tell of an error that has its cause in a limit of the process; None for any other.
+
+    However a part of dsv took the system's answer ("the store can't be reached"), trying again would meet the limit.
+    """
+    reason = next(filter(None, map(_exhausted, _causes(error))), None)
+    if reason is None:
+        return None
+    said, hint = reason
+    if isinstance(error, DsvError):
+        code = error.exit_code if isinstance(error, LaunchError) else NoRoom.exit_code
+        return Failure(NoRoom.kind, code, error.message, error.subject, hint)
+    subject = _name(error.filename) if isinstance(error, OSError) and error.filename is not None else None
+    message = f"{subject}: {said}" if subject else f"dsv can't go on: {said}"
+    return Failure(NoRoom.kind, NoRoom.exit_code, message, subject, hint)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, each once: an error that is raised again may close a circle."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        yield cause
+        seen.append(cause)
+        cause = cause.__cause__
+
+
+def _exhausted(error: BaseException) -> tuple[str, str] | None:
+    """What there was no more of, and how to see the limit."""
+    if isinstance(error, OSError):
+        return _LIMITS.get(error.errno) if error.errno is not None else None
+    text = str(error)
+    if isinstance(error, MemoryError):
+        return _LIMITS[errno.ENOMEM]
+    if isinstance(error, ImportError) and (
+        "failed to map" in text or "cannot allocate memory" in text.lower()
+    ):
+        return "no memory to load a library", _LIMITS[errno.ENOMEM][1]
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return (
+            "no thread could be started",
+            "ulimit -v and ulimit -u show the limits of memory and of processes",
+        )
+    return None
 
 
 def _name(filename: object) -> str:

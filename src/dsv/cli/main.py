@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from dsv import __version__
 
 
 def main() -> int:
     """Runs the command line of this process and returns its exit code."""
+    _speak_utf8()
     arguments = sys.argv[1:]
     if arguments in (["--version"], ["-V"]):
         return _print(f"dsv {__version__}\n")
@@ -34,6 +36,18 @@ def main() -> int:
     return code
 
 
+def _speak_utf8() -> None:
+    """Starts this program again if the locale has Python take names of files for something else than UTF-8.
+
+    Every name in a dataset is UTF-8, and so is what a person types, whatever LC_ALL says. It can't be changed in a
+    running process. The environment stays as it is, for jobs.
+    """
+    if sys.getfilesystemencoding() == "utf-8" or "utf8" in sys._xoptions or not sys.executable:
+        return
+    with suppress(OSError):  # then names of ASCII alone still work
+        os.execv(sys.executable, [sys.orig_argv[0], "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def _print(text: str) -> int:
     try:
         data = text.encode()
@@ -47,7 +61,8 @@ def _print(text: str) -> int:
     except BrokenPipeError:
         return 141
     except OSError as error:
-        sys.stderr.write(f"error: stdout: {error.strerror}\n")
+        if sys.stderr is not None:  # the caller may have closed it
+            sys.stderr.write(f"error: stdout: {error.strerror}\n")
         return 7
     return 0
 

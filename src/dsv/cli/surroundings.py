@@ -35,13 +35,16 @@ class Surroundings:
         """Of the terminal, or 80."""
         if self.width is not None:
             return self.width
-        if self.environ.get("COLUMNS", "").isdecimal():
-            return max(20, int(self.environ["COLUMNS"]))
+        named = self.environ.get("COLUMNS", "")
+        if named.isdecimal() and named.isascii() and len(named) < 10 and int(named) > 0:
+            return max(20, int(named))
         for descriptor in (1, 2):
             try:
-                return max(20, os.get_terminal_size(descriptor).columns)
+                columns = os.get_terminal_size(descriptor).columns
             except OSError:
                 continue
+            if columns > 0:  # a terminal that nobody told its size has none
+                return max(20, columns)
         return 80
 
     def home(self) -> Path:

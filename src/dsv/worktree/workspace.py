@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli
 import tomli_w
 
 from dsv.errors import Conflict, DsvError, IntegrityError
@@ -18,6 +17,7 @@ from dsv.fs.folders import sync_folder
 from dsv.fs.lock import Held, Lock
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName
+from dsv.model.toml import read_toml
 
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
@@ -190,18 +190,16 @@ class Workspace:
 def _read(root: Path, config: Path) -> Workspace:
     try:
         with about(config):
-            values = tomli.loads(read_file(config).decode("utf-8"))
-        store = values["store"]
-        if not isinstance(store, str):
-            raise TypeError
+            document = read_toml(read_file(config))
+        values = {key: value for key, value in document.items() if isinstance(value, str)}
         return Workspace(
             root=root,
-            store=store,
+            store=values["store"],
             store_id=StoreId.parse(values["store_id"]),
             dataset=DatasetName.parse(values["dataset"]),
             branch=BranchName.parse(values["branch"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError) as error:
         raise _unreadable(config) from error
     except DsvError as error:
         if error.exit_code == 2:

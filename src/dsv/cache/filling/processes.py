@@ -94,8 +94,9 @@ def _has_begun(process: subprocess.Popen[bytes]) -> bool:
 def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
     """The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
     process = subprocess.Popen(
-        # -P: what lies in the folder where the command was given is data, whatever its name.
-        [sys.executable, "-P", "-m", "dsv.cache.filling.worker"],
+        # -P: what lies in the folder where the command was given is data, whatever its name. utf8: names are, whatever
+        # the locale.
+        [sys.executable, "-P", "-X", "utf8", "-m", "dsv.cache.filling.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

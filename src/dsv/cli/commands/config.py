@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.settings import PLAIN_KEYS, Setting, check_key, parse_toml, with_value
+from dsv.api.config_file import lasting, parse_toml, with_value
+from dsv.api.settings import PLAIN_KEYS, Setting, check_key, is_name
 from dsv.cli import environment
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
@@ -79,7 +80,12 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
     if key is None or (unset and value is not None):
         raise UsageError("--unset takes a key and no value", hint="dsv config --unset KEY")
     path = environment.user_config(call.around)
-    document = parse_toml(environment.read_text(path) or "", str(path))
+    if value is not None:
+        check_key(key)
+        typed, value = value, lasting(key, value, environment.working_folder(call.around))
+        if value != typed:
+            call.say(f"{typed} is {value}: a config file means the same in every folder")
+    document = parse_toml(environment.read_settings(path) or b"", str(path))
     changed = with_value(document, key, value)
     if unset and changed == document:
         raise NotFound(
@@ -90,9 +96,24 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
         call.items([] if value is None else [_item(Setting(key, value, str(path)))])
     else:
         call.line(f"{key} {'removed from' if value is None else 'set in'} {path}")
-    effective = call.settings.get(key)
-    if value is not None and effective is not None and effective.origin != str(path) and key in PLAIN_KEYS:
+    if value is not None:
+        _warn(call, key, value, str(path))
+
+
+def _warn(call: Call, key: str, value: str, path: str) -> None:
+    """What keeps the new value from having an effect. The file is written, so none of it is a failure."""
+    try:
+        effective = call.settings.get(key)
+    except UsageError as error:
+        call.warn(f"{error.message}, so no command can start")
+        return
+    if key not in PLAIN_KEYS:
+        return
+    if effective is not None and effective.origin != path:
         call.warn(f"{effective.origin} says {key} = {effective.value}, and comes first here")
+    elif key != "author" and is_name(value) and value not in call.settings.names(f"{key}s"):
+        part = "url URL" if key == "store" else "path DIR"
+        call.warn(f"no {key} named {value} is configured yet: dsv config {key}s.{value}.{part}")
 
 
 def _item(setting: Setting) -> dict[str, object]:
@@ -103,7 +124,13 @@ def _write(path: Path, document: dict[str, object]) -> None:
     """Replaces the file as a whole, through a symlink to where it really lies, with the mode it had."""
     import tomli_w
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     real = path.resolve()
+    if real.exists() and not real.is_file():
+        raise UsageError(
+            f"{path} is no regular file, so it can keep no setting",
+            subject=str(path),
+            hint="DSV_CONFIG=FILE names another file",
+        )
+    real.parent.mkdir(parents=True, exist_ok=True)
     mode = real.stat().st_mode & 0o7777 if real.exists() else None
     replace_file(real, tomli_w.dumps(document).encode(), mode=mode)

@@ -1,0 +1,183 @@
+"""Broken environments: each gets its result, or a sentence that says what is wrong, and never exit code 70."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv.cli.failure import of_error
+from dsv.errors import LaunchError, Unreachable
+from tests.cli.runner import PROGRAM, Dsv, Result
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+NAME = "tr\u00e4in.txt"
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    """A workspace below a folder whose name is not ASCII, with one commit in a store of such a name."""
+    folder = dsv.cwd / "gr\u00fcn"
+    folder.mkdir()
+    (folder / NAME).write_bytes(b"1\n")
+    here = dsv.at(folder, DSV_STORE=str(dsv.home / "st\u00f6re"))
+    here.ok("init", "pets")
+    here.ok("sync", "-m", "one")
+    return here
+
+
+def limited(dsv: Dsv, kind: int, limit: int, *arguments: str) -> Result:
+    """The command in a process that may have no more than so much of something."""
+    shell = f"exec {' '.join(PROGRAM)} {' '.join(arguments)}"
+    done = subprocess.run(
+        ["sh", "-c", shell],
+        cwd=dsv.cwd,
+        env=dict(dsv.environ),
+        capture_output=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.mark.parametrize("locale", [ASCII, {**ASCII, "LC_ALL": "POSIX"}])
+def test_names_that_are_not_ascii_work_in_a_locale_that_is(pets: Dsv, locale: dict[str, str]) -> None:
+    here = pets.at(pets.cwd, **locale)
+    (pets.cwd / "\u00e4").write_bytes(b"2\n")
+    assert here.process("status").out == "added     \u00e4\n"
+    assert here.process("sync", "\u00e4", "-m", "gr\u00fcn").code == 0
+    assert "    gr\u00fcn\n" in here.process("log").out
+    assert here.process("cat", f":{NAME}").out == "1\n"
+    cached = here.process("cache", "@main", "--cache", str(pets.home / "c\u00e4che"), "--jobs", "2")
+    assert (Path(cached.out.strip()) / NAME).read_bytes() == b"1\n", cached
+    clone = pets.home / "cl\u00f6ne"
+    assert here.process("clone", "pets", str(clone)).code == 0
+    assert (clone / "\u00e4").read_bytes() == b"2\n"
+    ran = here.process(
+        "run",
+        "@main",
+        "-p",
+        "n=\u00fc",
+        "--engine",
+        "process",
+        "--",
+        "sh",
+        "-c",
+        "ls $DSV_DATA; echo $LC_ALL",
+    )
+    assert ran.out.splitlines() == [NAME, "\u00e4", locale["LC_ALL"]], ran
+    assert here.process("config", "author", "J\u00fcrgen").code == 0
+    assert pets.ok("config", "author").out == "J\u00fcrgen\n"
+    missing = here.process("-C", "n\u00f6pe", "status")
+    assert "there is no folder n\u00f6pe" in missing.err
+
+
+def test_a_working_folder_that_is_gone_is_named(pets: Dsv) -> None:
+    gone = pets.home / "gone"
+    for command in ("status", "sync", "ls pets", "config", "clone pets", "cached", "init new"):
+        gone.mkdir()
+        shell = f"rmdir {gone}; exec {' '.join(PROGRAM)} {command}"
+        environ = {**pets.environ, "PWD": str(gone)}
+        done = subprocess.run(["sh", "-c", shell], cwd=gone, env=environ, capture_output=True, check=False)
+        assert done.returncode == 3, done
+        assert f"error: the working folder {gone} is gone\nhint: cd " in done.stderr.decode()
+
+
+def test_c_leads_out_of_a_working_folder_that_is_gone(pets: Dsv) -> None:
+    gone = pets.home / "gone"
+    gone.mkdir()
+    shell = f"rmdir {gone}; exec {' '.join(PROGRAM)} -C {pets.cwd} status"
+    subprocess.run(["sh", "-c", shell], cwd=gone, env=dict(pets.environ), check=True)
+
+
+@pytest.mark.parametrize("kilobytes", [25_000, 60_000, 120_000])
+def test_too_little_memory_is_said(pets: Dsv, kilobytes: int) -> None:
+    for command in (["ls"], ["sync", "-m", "x"], ["clone", "pets", f"../clone{kilobytes}"]):
+        done = limited(pets, resource.RLIMIT_AS, kilobytes << 10, *command)
+        assert done.code in (0, 7), done
+        assert done.code == 0 or "hint: ulimit -v " in done.err, done
+
+
+@pytest.mark.parametrize("files", [4, 8, 12])
+def test_too_few_descriptors_are_said(pets: Dsv, files: int) -> None:
+    done = limited(pets, resource.RLIMIT_NOFILE, files, "ls")
+    assert done.code in (0, 7), done
+    assert done.code == 0 or "hint: ulimit -n " in done.err, done
+
+
+def test_a_file_that_may_not_grow_is_said(pets: Dsv) -> None:
+    for command in (["config", "author", "x"], ["cache", "@main", "--cache", "../cache"]):
+        done = limited(pets, resource.RLIMIT_FSIZE, 0, *command)
+        assert done.code == 7, done
+        assert "hint: ulimit -f " in done.err, done
+
+
+def test_a_limit_is_told_as_one_whatever_met_it() -> None:
+    def failed(make: Callable[[], BaseException], cause: BaseException) -> tuple[str, int]:
+        try:
+            raise make() from cause
+        except Exception as error:  # noqa: BLE001
+            failure = of_error(error)
+            assert not failure.retryable
+            return failure.kind, failure.exit_code
+
+    full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    assert failed(lambda: Unreachable("the store could not be reached"), full) == ("no-room", 7)
+    assert failed(lambda: LaunchError("not started"), MemoryError()) == ("no-room", 125)
+    circle = Unreachable("the cache could not be used")
+    circle.__cause__ = Unreachable("again")
+    circle.__cause__.__cause__ = circle
+    assert of_error(circle).exit_code == 6
+    assert of_error(RuntimeError("can't start new thread")).exit_code == 7
+    assert of_error(RuntimeError("something else")).exit_code == 70
+
+
+@pytest.mark.parametrize("place", ["a folder", "below a file", "a device"])
+def test_a_config_file_that_can_keep_nothing_is_named_and_stays(dsv: Dsv, place: str) -> None:
+    (dsv.home / "file").write_bytes(b"")
+    (dsv.home / "folder").mkdir()
+    device = dsv.home / "null"
+    if place == "a device":
+        try:
+            os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("making a device needs root")
+    path = {"a folder": dsv.home / "folder", "below a file": dsv.home / "file/x", "a device": device}[place]
+    done = dsv.at(dsv.cwd, DSV_CONFIG=str(path))("config", "author", "x")
+    assert done.code in (2, 3, 4, 8), done
+    assert str(dsv.home) in done.err
+    assert place != "a device" or device.is_char_device()
+
+
+def test_a_device_that_never_ends_is_no_config_file(dsv: Dsv) -> None:
+    done = dsv.at(dsv.cwd, DSV_CONFIG="/dev/zero")("status")
+    assert (done.code, "/dev/zero is not valid TOML" in done.err) == (2, True), done
+
+
+def test_one_setting_can_be_mended_while_another_is_broken(dsv: Dsv) -> None:
+    path = dsv.home / "config.toml"
+    path.write_text("store = 1\ncache = 2\n")
+    here = dsv.at(dsv.cwd, DSV_CONFIG=str(path))
+    done = here.ok("config", "store", "s3://b")
+    assert done.out == f"store set in {path}\n"
+    assert "warning: cache in" in done.err
+    here.ok("config", "cache", "/nfs/gpu")
+    assert here.ok("config", "store").out == "s3://b\n"
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "9" * 5000, "\u00b2", ""])
+def test_a_width_that_is_none_is_not_used(dsv: Dsv, columns: str) -> None:
+    dsv.at(dsv.cwd, COLUMNS=columns).ok("config")
+
+
+def test_help_with_every_standard_stream_closed_is_no_traceback(dsv: Dsv) -> None:
+    shell = f"exec {' '.join(PROGRAM)} --help <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", shell], cwd=dsv.cwd, env=dict(dsv.environ), check=False)
+    assert done.returncode == 7

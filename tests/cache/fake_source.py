@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
+from tests.waiting import until
 
 from dsv.cache.filling.source import Stream
 from dsv.errors import IntegrityError
@@ -157,7 +159,9 @@ class FakeSource:
     """A `Source` of one commit's contents.
 
     pause: seconds per file. hold: a path before whose second half this process waits until `<world>/go` exists,
-    after it made `<world>/held`. damaged: a path whose content can't be had.
+    after it made `<world>/held`. wait_after: so many files, after which this process waits until `<world>/go` exists.
+    die_after: so many files, after which this process is killed. crowd: so many processes, of which each waits
+    until all have come to their first file. damaged: a path whose content can't be had.
     """
 
     def __init__(
@@ -167,6 +171,9 @@ class FakeSource:
         *,
         pause: float = 0.0,
         hold: str = "",
+        wait_after: int | None = None,
+        die_after: int | None = None,
+        crowd: int = 0,
         damaged: str = "",
         ahead: int = 8,
     ) -> None:
@@ -174,6 +181,10 @@ class FakeSource:
         self._commit = CommitId.parse(commit)
         self._pause = pause
         self._hold = hold
+        self._wait_after = wait_after
+        self._die_after = die_after
+        self._crowd = crowd
+        self._begun = 0
         self._damaged = damaged
         self._ahead = ahead
         self._log = self._world.folder / f"log-{os.urandom(8).hex()}"  # one each: hosts can't append to one
@@ -212,13 +223,27 @@ class FakeSource:
         if self._contents is None:
             self._contents = {file.path.encode(): file for file in self._world.files(self._commit)}
         content = self._contents[entry.path].content()
-        time.sleep(self._pause)
+        self._begin()
         for at, chunk in _chunks(content):
             if path == self._hold and at:
                 (self._world.folder / "held").touch()
-                while not (self._world.folder / "go").exists():
-                    time.sleep(0.01)
+                self._wait_to_go()
             yield self._from_donor(wanted, chunk) or self._fetch(path, chunk)
+
+    def _begin(self) -> None:
+        """What is to happen before the next file."""
+        if self._begun == 0 and self._crowd:
+            (self._world.folder / f"came-{os.getpid()}").touch()
+            until(lambda: len(list(self._world.folder.glob("came-*"))) >= self._crowd)
+        if self._begun == self._wait_after:
+            self._wait_to_go()
+        if self._begun == self._die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._begun += 1
+        time.sleep(self._pause)
+
+    def _wait_to_go(self) -> None:
+        until((self._world.folder / "go").exists)
 
     def _from_donor(self, wanted: Wanted, chunk: bytes) -> bytes | None:
         known = None if wanted.donor is None else wanted.donor.chunks.get(ChunkId.hash(chunk))

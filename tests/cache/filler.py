@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cache.fake_source import STORE, FakeSource
+from tests.waiting import PATIENCE
 
 from dsv.cache.filling import plan, workers, write_back
 from dsv.cache.filling.fill import fill
@@ -40,7 +41,7 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen[bytes], timeout: float = 120) -> dict[str, Any]:
+def finish(process: subprocess.Popen[bytes], timeout: float = PATIENCE) -> dict[str, Any]:
     """What the process answered; fails with its stderr where it did not."""
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, err.decode()

@@ -6,10 +6,26 @@ import hashlib
 import os
 from pathlib import Path
 
+import pytest
+
+from dsv.cache.claims import leases
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, write_record
 from dsv.cache.settings import prepare_cache
+
+
+class Clock:
+    """The file server's clock and this machine's, as `CacheRoot.now` and leases see them. A test moves them on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead = 0.0
+        server, here = CacheRoot.now, leases.boot_clock
+        monkeypatch.setattr(CacheRoot, "now", lambda root, folder=None: server(root, folder) + self._ahead)
+        monkeypatch.setattr(leases, "boot_clock", lambda: here() + self._ahead)
+
+    def move(self, seconds: float) -> None:
+        self._ahead += seconds
 
 
 def make_root(path: Path) -> CacheRoot:

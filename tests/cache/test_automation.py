@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cache.places import make_root, place, publish
+from tests.waiting import PATIENCE
 
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.layout import CacheRoot
@@ -34,7 +35,11 @@ def run(root: CacheRoot, *argv: str, **more: str) -> subprocess.CompletedProcess
     """As cron runs it: with next to no environment."""
     environment = {"HOME": str(root.path.parent), "PATH": "/usr/bin:/bin", "LOGNAME": "ann", **more}
     return subprocess.run(
-        [*DSV, *argv, "--cache", str(root.path)], env=environment, capture_output=True, text=True, timeout=60
+        [*DSV, *argv, "--cache", str(root.path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
 
 

@@ -217,13 +217,11 @@ def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
         ensure_room(root, CacheSettings(), "xrays", Need(place(3), disk.total * 2, 1))
 
 
-def test_nothing_due_is_quick_with_50_commits(root: CacheRoot) -> None:
-    """However many files they have: trees are not walked, as tests/counts/test_system_calls.py holds exactly."""
+def test_nothing_is_due_of_50_commits(root: CacheRoot) -> None:
+    """What it costs is held in tests/counts/test_system_calls.py."""
     for number in range(50):
         publish(root, place(number), {"a": b"1"}, age=number)
-    start = time.monotonic()
     assert evict(root, CacheSettings(), Wish()).evicted == []
-    assert time.monotonic() - start < 5.0
 
 
 def test_an_older_dsv_reads_a_newer_cache_but_does_not_write_it(root: CacheRoot) -> None:
@@ -308,15 +306,12 @@ class TestRemoval:
         (top / "d").mkdir(parents=True)
         script = f"""
 import os, time
-end = time.monotonic() + 1.0
 folder = os.open({str(top / "d")!r}, os.O_RDONLY)
-n = 0
-while time.monotonic() < end:
+for n in range(50):
     try:
         os.close(os.open(f"f{{n}}", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
     except FileNotFoundError:
         break
-    n += 1
     time.sleep(0.02)
 """
         writer = subprocess.Popen([sys.executable, "-c", script])

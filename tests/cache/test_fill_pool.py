@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.waiting import PATIENCE
 
 from dsv.cache.filling.pool import Pool
 
@@ -31,7 +32,7 @@ def test_a_thread_less_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     go, done = threading.Event(), list[int]()
 
     def task(number: int) -> None:
-        go.wait(10)
+        go.wait(PATIENCE)
         done.append(number)
 
     pool.run(lambda: task(0))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cache.fake_source import File
+from tests.waiting import PATIENCE
 
 from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
 from dsv.cache.filling.parts import Board
@@ -193,7 +194,7 @@ def test_drafts_are_barred_against_one_who_keeps_adding_to_them(tmp_path: Path) 
 
     threading.Thread(target=add, daemon=True).start()
     bar_drafts(tmp_path, 0, 2)
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE)
     assert old.is_symlink()
     os.close(handle)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
-from tests.cache.places import make_root, place
+from tests.cache.places import Clock, make_root, place
 
 from dsv.cache.claims.claims import LeaseName, LeaseRecord
 from dsv.cache.claims.leases import Lease
@@ -19,13 +18,17 @@ from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.layout import CacheRoot
 
 FILL = "f" * 32
-LONG = 0.2  # seconds
+LONG = 2 * room._BEGINS_WITHIN
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheRoot:
-    monkeypatch.setattr(room, "_BEGINS_WITHIN", LONG)
+def root(tmp_path: Path) -> CacheRoot:
     return make_root(tmp_path / "cache")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 def elsewhere(pid: int = 7) -> Owner:
@@ -46,7 +49,7 @@ def lease_from(root: CacheRoot, owner: Owner, purpose: str, ttl: float) -> None:
     root.write_once(path, msgspec.json.encode(record))
 
 
-def test_making_room_may_take_any_time(root: CacheRoot, tmp_path: Path) -> None:
+def test_making_room_may_take_any_time(root: CacheRoot, clock: Clock, tmp_path: Path) -> None:
     world = World(tmp_path / "world")
     commit = world.commit([File("a", 100_000, "a")])
     request = FillRequest("xrays", commit, STORE)
@@ -54,36 +57,38 @@ def test_making_room_may_take_any_time(root: CacheRoot, tmp_path: Path) -> None:
 
     def evicts_for_long(need: Need) -> None:
         asked.append(need)
-        time.sleep(2 * LONG)
+        clock.move(LONG)
         (one,) = room.reservations(root)
         assert (one.place, one.left_files, one.live) == (request.place, 1, True)
 
-    with Lease.take(root, request.place, "stage"):
+    with Lease.take(root, request.place, "stage", ttl=2 * LONG):
         fill(root, request, FakeSource(world.folder, str(commit)), ensure_room=evicts_for_long)
     assert len(asked) == 1
     assert room.reservations(root) == []
 
 
-def test_it_counts_while_its_host_renews_its_lease(root: CacheRoot) -> None:
+def test_it_counts_while_its_host_renews_its_lease(root: CacheRoot, clock: Clock) -> None:
     reserve_from(root, elsewhere())
-    lease_from(root, elsewhere(), "stage", ttl=3.0)
-    time.sleep(2 * LONG)
+    lease_from(root, elsewhere(), "stage", ttl=2 * LONG)
+    clock.move(LONG)
     (one,) = room.reservations(root)
     assert (one.left_bytes, one.live) == (100, True)
-    time.sleep(3.0)
+    clock.move(2 * LONG)
     assert room.reservations(root) == []
     assert list(root.room.iterdir()) == []
 
 
 @pytest.mark.parametrize("purpose", [None, "hold", "another's"])
-def test_what_does_not_show_that_its_maker_is_at_work(root: CacheRoot, purpose: str | None) -> None:
+def test_what_does_not_show_that_its_maker_is_at_work(
+    root: CacheRoot, clock: Clock, purpose: str | None
+) -> None:
     """A hold outlives its command by days, and who else wants the commit reserves for himself."""
     reserve_from(root, elsewhere())
     if purpose == "hold":
-        lease_from(root, elsewhere(), "hold", ttl=3600)
+        lease_from(root, elsewhere(), "hold", ttl=2 * LONG)
     elif purpose is not None:
-        lease_from(root, elsewhere(8), "stage", ttl=3600)
-    time.sleep(2 * LONG)
+        lease_from(root, elsewhere(8), "stage", ttl=2 * LONG)
+    clock.move(LONG)
     assert room.reservations(root) == []
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.cache import filler
 from tests.cache.fake_source import STORE, File, World
 from tests.strace import needs_strace
+from tests.waiting import PATIENCE
 
 from dsv.cache.filling.request import FillRequest
 from dsv.cache.layout import CacheRoot
@@ -35,7 +36,7 @@ class Scene:
     def fill(self, *upset: str, **options: Any) -> dict[str, Any]:
         under = ["strace", "-f", "-o", str(self._report), "-e", "trace=syncfs,rename,execve", *upset]
         process = filler.start(self.root, self.world.folder, self.commit, under=under, **options)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err.decode()
         answer: dict[str, Any] = json.loads(out)
         return answer

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import encodings.ascii  # noqa: F401 (another user may not be able to read this Python installation later)
 import errno
 import os
 import stat

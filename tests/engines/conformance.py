@@ -12,7 +12,8 @@ import pytest
 
 from dsv.engines.base import Mount, State
 from dsv.engines.registry import ENGINES
-from tests.engines.harness import Bench, eventually
+from tests.engines.harness import Bench
+from tests.waiting import until
 
 READY_THEN_WAIT = 'echo ready > "$OUT/ready"; while :; do sleep 0.1; done'
 WORDS = ("two words", "", "ünïcödé ☃", "--leading", "-x", "line\nbreak", "quote\"'`$HOME\\", "*", "a=b")
@@ -28,7 +29,7 @@ class EngineConformance:
         return mount, {"OUT": bench.engine.place(mount)}
 
     def ready(self, mount: Mount) -> None:
-        eventually((mount.source / "ready").exists, "the job's start")
+        until((mount.source / "ready").exists, "the job's start")
 
     def test_is_the_registered_engine(self, bench: Bench) -> None:
         assert ENGINES[self.name] is type(bench.engine)
@@ -172,7 +173,7 @@ class EngineConformance:
         began = time.monotonic()
         running.signals.send(signal.SIGTERM)
         assert running.wait().ended.exit_code == 128 + signal.SIGKILL
-        assert 1.4 < time.monotonic() - began < 15
+        assert time.monotonic() - began >= 1.5
 
     def test_a_second_signal_ends_the_job_at_once(self, bench: Bench) -> None:
         out, env = self.out(bench)
@@ -190,7 +191,7 @@ class EngineConformance:
         running = bench.start(bench.shell(script, mounts=(out,), env=env), grace=1.0)
         self.ready(out)
         running.signals.send(signal.SIGUSR1)
-        eventually((out.source / "warned").exists, "the job's notice of the warning")
+        until((out.source / "warned").exists, "the job's notice of the warning")
         time.sleep(1.5)
         assert running.handle.ended is None
         running.signals.send(signal.SIGTERM)
@@ -210,11 +211,9 @@ class EngineConformance:
         script = f'touch "$OUT/ready"; yes {"x" * 1000}'
         running = bench.start(bench.shell(script, mounts=(out,), env=env), stdout=writer, grace=1.0)
         self.ready(out)
-        time.sleep(0.5)
-        began = time.monotonic()
+        time.sleep(0.5)  # for the pipe to fill
         running.signals.send(signal.SIGTERM)
         running.wait()
-        assert time.monotonic() - began < 15
         os.close(reader)
         os.close(writer)
 
@@ -240,7 +239,8 @@ class EngineConformance:
 
     def test_what_the_job_left_running_ends_with_it(self, bench: Bench) -> None:
         out, env = self.out(bench)
-        script = '(while :; do date +%s%N > "$OUT/alive"; sleep 0.1; done) & sleep 0.5; exit 6'
+        script = '(while :; do date +%s%N > "$OUT/alive"; sleep 0.1; done) & '
+        script += 'until [ -e "$OUT/alive" ]; do sleep 0.05; done; exit 6'
         assert bench.run(bench.shell(script, mounts=(out,), env=env)).code == 6
         last = (out.source / "alive").read_text()
         time.sleep(0.6)
@@ -253,7 +253,7 @@ class EngineConformance:
 
     def test_no_thread_is_left(self, bench: Bench) -> None:
         bench.run(bench.shell("echo x"))
-        eventually(
+        until(
             lambda: not [t for t in threading.enumerate() if t.name.startswith("dsv-")],
             "the end of all threads",
         )

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engines.harness import eventually
+from tests.waiting import until
 
 # Files of its folder say how the world stands: `down` (no daemon answers), `deaf` (`wait` fails), `left` (what the
 # attached program exits with), `over` (the container's exit code), `gone` (there is no such container).
@@ -64,7 +64,7 @@ class FakeDocker:
         (self.folder / name).unlink()
 
     def await_up(self) -> None:
-        eventually((self.folder / "up").exists, "the container's start")
+        until((self.folder / "up").exists, "the container's start")
 
     def calls(self, command: str) -> int:
         """How often it was called so."""
@@ -72,7 +72,7 @@ class FakeDocker:
 
     def await_calls(self, command: str, more: int) -> None:
         wanted = self.calls(command) + more
-        eventually(lambda: self.calls(command) >= wanted, f"asking {command} again")
+        until(lambda: self.calls(command) >= wanted, f"asking {command} again")
 
     @property
     def removed_alive(self) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from dsv.engines.output import Output
 from dsv.engines.signals import Signals
 from dsv.engines.supervise import Outcome, supervise
 from dsv.model.secrets import Masker
-
-PATIENCE = 60.0
-"""Seconds after which a test gives up on something that should have happened."""
+from tests.waiting import PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +131,3 @@ class Bench:
         running.thread = threading.Thread(target=watch)
         running.thread.start()
         return running
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)

@@ -10,7 +10,8 @@ import pytest
 from dsv.engines import container_run, supervise
 from dsv.engines.docker import Docker
 from tests.engines.fake_docker import FakeDocker
-from tests.engines.harness import Bench, Running, eventually
+from tests.engines.harness import Bench, Running
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_signal_reaches_a_container_that_outlived_its_program(
     docker.await_calls("container inspect", 3) if away else docker.await_calls("wait", 1)
     running.signals.send(signal.SIGTERM)
     if away:
-        eventually(lambda: docker.calls("kill") > 0, "passing the signal on")
+        until(lambda: docker.calls("kill") > 0, "passing the signal on")
         docker.clear("down")
     outcome = running.wait()
     assert (outcome.ended.exit_code, outcome.signal) == (143, signal.SIGTERM)

@@ -17,7 +17,8 @@ from dsv.engines.signals import Signals
 from dsv.engines.supervise import supervise
 from dsv.errors import LaunchError, UsageError
 from tests.engines.conformance import EngineConformance
-from tests.engines.harness import PATIENCE, Bench
+from tests.engines.harness import Bench
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def test_a_docker_program_that_is_podman_is_not_docker(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.engines.container.PROBE_SECONDS", 3.0)
-    _program(tmp_path / "bin", "docker", "exec sleep 60")
+    monkeypatch.setattr("dsv.engines.container.PROBE_SECONDS", 8.0)
+    _program(tmp_path / "bin", "docker", "exec sleep 600")
     _program(tmp_path / "bin", "podman", PODMAN)
     assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"
 

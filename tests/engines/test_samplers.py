@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +12,9 @@ import pytest
 from dsv.engines.cgroup import CgroupSampler
 from dsv.engines.gpu import GpuWatch
 from dsv.engines.machine import Machine
-from dsv.engines.session_memory import INTERVAL, SessionMemory
+from dsv.engines.session_memory import SessionMemory
 from dsv.model.run import GpuUse
-from tests.engines.harness import eventually
+from tests.waiting import until
 
 
 def _tree(root: Path, files: dict[str, str]) -> None:
@@ -48,7 +47,7 @@ def test_control_groups(tmp_path: Path, lines: str, files: dict[str, str]) -> No
     pids = iter([None, None, 77])
     sampler = CgroupSampler(lambda: next(pids), tmp_path / "fs", tmp_path / "proc")
     sampler.start()
-    eventually(lambda: sampler.cpu_seconds is not None, "a sample")
+    until(lambda: sampler.cpu_seconds is not None, "a sample")
     sampler.stop()
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (1024, 1.5)
 
@@ -80,7 +79,7 @@ def test_the_memory_of_a_session_is_of_all_its_processes() -> None:
     memory = SessionMemory(child.pid)
     memory.start()
     assert child.stdout.read(1) + child.stdout.read(1) == b".."
-    time.sleep(2 * INTERVAL)
+    until(lambda: (memory._peak or 0) > 80_000_000, "a sample of both")
     peak = memory.stop()
     child.communicate()
     assert peak is not None and 80_000_000 < peak < 200_000_000
@@ -121,7 +120,7 @@ def test_the_gpus_of_a_job_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver(monkeypatch)
     watch = GpuWatch(("0",), interval=0.01)
     watch.start()
-    eventually(lambda: driver.asked >= 2, "the second sample")
+    until(lambda: driver.asked >= 2, "the second sample")
     (use,) = watch.stop()
     assert (use.name, use.peak_memory_bytes) == ("NVIDIA A100", 1000 << 20)
     assert use.utilization == 50 * (driver.asked - 1) / 2
@@ -143,7 +142,7 @@ def test_only_the_gpus_of_the_job_are_counted(
     driver = FakeDriver(monkeypatch)
     watch = GpuWatch(names)
     watch.start()
-    eventually(lambda: driver.asked >= 1 and driver.open == 0, "a sample")
+    until(lambda: driver.asked >= 1 and driver.open == 0, "a sample")
     assert [use.name for use in watch.stop()] == seen
     assert GpuUse("NVIDIA T4", 0.0, 10 << 20) in watch.stop() or "NVIDIA T4" not in seen
 

@@ -14,6 +14,7 @@ from dsv.model.ids import PackId
 from dsv.model.location import Location
 from dsv.repo.ranges import RangeReader, spans
 from dsv.store.memory import MemoryStore
+from tests.waiting import PATIENCE
 
 PACK = PackId(bytes(16))
 LIMIT, BUDGET = 1 << 20, 4 << 20
@@ -59,7 +60,7 @@ def test_a_signal_ends_it_at_once_while_the_store_is_silent() -> None:
     class Silent(MemoryStore):
         def get_range(self, key: str, start: int, length: int) -> memoryview:
             interrupt.start()
-            answer.wait(20)
+            answer.wait(PATIENCE)
             return super().get_range(key, start, length)
 
     interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))

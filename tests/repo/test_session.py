@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 
@@ -24,6 +23,7 @@ from dsv.store.base import Buffer, Put
 from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader
 from tests.repo.worlds import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
+from tests.waiting import until
 
 
 class Recording(MemoryStore):
@@ -170,12 +170,7 @@ def test_a_session_renews_itself_while_it_is_open(
     with Session.open(repository, WRITER) as session:
         for count in range(3):
             key = keys.session_beat_key(session.id, count)
-            for _ in range(500):
-                if any(item.key == key for item in repository.store.list(key)):
-                    break
-                time.sleep(0.01)
-            else:
-                pytest.fail(f"{key} was not written")
+            until(lambda key=key: any(repository.store.list(key)), key)  # type: ignore[misc]
 
 
 def test_newer_features_are_judged_by_their_rule(repository: Repository) -> None:

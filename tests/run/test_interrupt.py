@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE, until
+
 MAIN = """
 import sys
 import time
@@ -39,15 +41,13 @@ def start(folder: Path, script: str, grace: float = 20, *more: str) -> subproces
     child = subprocess.Popen(
         argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], start_new_session=True
     )
-    deadline = time.monotonic() + 30
-    while not (folder / "ready").exists():
-        assert time.monotonic() < deadline and child.poll() is None
-        time.sleep(0.02)
+    until(lambda: (folder / "ready").exists() or child.poll() is not None)
+    assert child.poll() is None
     return child
 
 
 def finish(child: subprocess.Popen[bytes]) -> tuple[int, bytes]:
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=PATIENCE)
     return child.returncode, output.strip()
 
 
@@ -95,13 +95,11 @@ def test_a_warning_to_the_whole_group_ends_no_helper_of_a_fill() -> None:
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 60
-    while not _ignores(worker.pid, signal.SIGINT):
-        assert time.monotonic() < deadline and worker.poll() is None
-        time.sleep(0.02)
+    until(lambda: worker.poll() is not None or _ignores(worker.pid, signal.SIGINT))
+    assert worker.poll() is None
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         worker.send_signal(number)
-    worker.communicate(timeout=60)
+    worker.communicate(timeout=PATIENCE)
     assert worker.returncode > 0  # by the end of its orders, and by no signal
 
 

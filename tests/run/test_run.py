@@ -20,6 +20,7 @@ from dsv.model.names import Target
 from dsv.model.run import LOG, RECORD, START, RunState
 from dsv.store.base import Put
 from tests.run.shop import SCANS, Shop
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_lost_lease_ends_the_job_with_125(shop: Shop) -> None:
         shop.data.leases[0].lost.set()
 
     threading.Thread(target=lose).start()
-    result = shop.run("sh", "-c", f"touch {shop.home}/ready; sleep 60")
+    result = shop.run("sh", "-c", f"touch {shop.home}/ready; sleep 600")
     assert (result.exit_code, result.record.exit_code, result.record.state) == (125, 125, RunState.CUT_OFF)
     assert result.error is not None and "evicted while" in result.error.message
     assert "evicted while" in (shop.runs.read(shop.runs.listing(SCANS)[0]).error or "")
@@ -332,13 +333,11 @@ def test_a_run_that_was_killed_is_known_by_its_start(shop: Shop, tmp_path: Path)
     child = os.fork()
     if child == 0:
         try:
-            script = f"echo $$ > {ready}.new; mv {ready}.new {ready}; exec sleep 60"
+            script = f"echo $$ > {ready}.new; mv {ready}.new {ready}; exec sleep 600"
             shop.run("sh", "-c", script, offline=True)
         finally:
             os._exit(0)
-    deadline = time.monotonic() + 60
-    while not ready.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(ready.exists)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with suppress(ProcessLookupError):

@@ -18,6 +18,7 @@ from dsv.store.options import StoreOptions
 from dsv.store.probe import prove
 from tests.store.outside import Outside
 from tests.store.racers import race_processes
+from tests.waiting import PATIENCE
 
 UNUSUAL_KEYS = [
     "a",
@@ -247,7 +248,7 @@ class StoreConformance:
             values = [b"%d-" % writer + bytes(1 << (2 * number)) for writer in range(WRITERS)]
 
             def write(value: bytes, key: str = key, start: threading.Barrier = start) -> Put:
-                start.wait(30)
+                start.wait(PATIENCE)
                 return store.put_if_absent(key, value)
 
             with ThreadPoolExecutor(WRITERS) as pool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dsv.store.base import Put
 from dsv.store.open import open_store
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -39,7 +40,7 @@ def race_processes(
         for key, value in _next(results, workers):
             won[key].append(value)
     for worker in workers:
-        worker.join(30)
+        worker.join(PATIENCE)
         assert worker.exitcode == 0
     return won
 
@@ -74,7 +75,7 @@ def _race(
             if store.put_if_absent(key, value) is Put.WON:
                 won.append((key, value))
 
-    start.wait(60)
+    start.wait(PATIENCE)
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(write, range(threads)))
     results.put(won)

@@ -21,6 +21,7 @@ from dsv.store.directory_errors import as_store_error
 from dsv.store.open import open_store
 from dsv.store.temporary import TemporaryFiles
 from tests.store.opened import Opened
+from tests.waiting import PATIENCE
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -261,7 +262,7 @@ def test_what_the_systems_errors_mean(number: int, error: type[DsvError]) -> Non
 def in_a_process(program: str, *argv: str, before: tuple[str, ...] = ()) -> str:
     """What a Python program prints, which may do to itself what a test must not."""
     argv = (*before, sys.executable, "-c", textwrap.dedent(program), *argv)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

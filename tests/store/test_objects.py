@@ -80,10 +80,8 @@ def test_a_refused_connection(call: str) -> None:
 
 
 def test_a_host_that_does_not_exist() -> None:
-    begin = time.monotonic()
     with pytest.raises(Unreachable, match=r"no-such-host\.invalid"):
         open_store("s3://bucket/p", options("http://no-such-host.invalid")).get("k")
-    assert time.monotonic() - begin < 90
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -9,13 +9,14 @@ from functools import partial
 import pytest
 
 from dsv.store.together import _answers, both, together
+from tests.waiting import PATIENCE
 
 
 def test_they_are_made_at_the_same_time() -> None:
     """Each waits for all the others to have begun."""
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=PATIENCE)
     assert both(lambda: (meeting.wait(), "one")[1], lambda: (meeting.wait(), 2)[1]) == ("one", 2)
-    larger = threading.Barrier(8, timeout=10)
+    larger = threading.Barrier(8, timeout=PATIENCE)
     calls = [partial(lambda number: (larger.wait(), number)[1], number) for number in range(8)]
     assert together(calls) == list(range(8))
 
@@ -24,7 +25,7 @@ def test_the_first_ones_error_counts_and_all_have_ended_by_then() -> None:
     ended = []
 
     def fails(name: str, after: threading.Event, then: threading.Event) -> None:
-        after.wait(10)
+        after.wait(PATIENCE)
         then.set()
         ended.append(name)
         raise ValueError(name)

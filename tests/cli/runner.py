@@ -15,6 +15,7 @@ from typing import Any
 
 from dsv.cli.app import load, run
 from dsv.cli.surroundings import Surroundings
+from tests.waiting import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "dsv.cli.main")
 
@@ -67,7 +68,7 @@ class Dsv:
         }
         return subprocess.Popen([*PROGRAM, *arguments], cwd=self.cwd, env=dict(self.environ), **options)
 
-    def process(self, *arguments: str, timeout: float = 60, **options: Any) -> Result:
+    def process(self, *arguments: str, timeout: float = PATIENCE, **options: Any) -> Result:
         with self.start(*arguments, **options) as process:
             out, err = process.communicate(timeout=timeout)
         return Result(process.returncode, (out or b"").decode(), (err or b"").decode())

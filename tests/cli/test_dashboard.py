@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import socket
-import time
 from pathlib import Path
 
 from dsv.cache.claims.leases import Lease
@@ -12,6 +11,7 @@ from dsv.cache.layout import CacheRoot, Place
 from tests.cache import filler
 from tests.cache.fake_source import File, World
 from tests.cli.runner import Dsv, assert_documented
+from tests.waiting import until
 
 FILES = [File(f"d/{number:03d}", 50_000, str(number)) for number in range(100)]
 ALL = 100 * 50_000
@@ -21,11 +21,14 @@ def test_a_fill_is_shown_with_who_fills_and_how_far(dsv: Dsv, tmp_path: Path) ->
     world, root = World(tmp_path / "world"), CacheRoot(tmp_path / "cache")
     root.path.mkdir()
     person, commit = dsv.at(dsv.cwd, DSV_CACHE=str(root.path)), world.commit(FILES)
-    process = filler.start(root, world.folder, commit, part_bytes=1 << 20, pause=0.05)
-    deadline = time.monotonic() + 60
-    while not ((report := person.ok("cached", "--json").json)["fills"] and report["fills"][0]["files_done"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    process = filler.start(root, world.folder, commit, part_bytes=1 << 20, wait_after=50)
+
+    def some_are_there() -> bool:
+        fills = person.ok("cached", "--json").json["fills"]
+        return bool(fills) and fills[0]["files_done"] > 0
+
+    until(some_are_there)
+    report = person.ok("cached", "--json").json
     assert_documented("cached", report, without="checked.")
     (fill,) = report["fills"]
     assert (fill["dataset"], fill["commit"], fill["live"]) == ("xrays", str(commit), True)
@@ -39,6 +42,7 @@ def test_a_fill_is_shown_with_who_fills_and_how_far(dsv: Dsv, tmp_path: Path) ->
     assert " reserved, " in text
     process.kill()
     process.communicate()
+    (world.folder / "go").touch()
     (broken,) = person.ok("cached", "--json").json["fills"]
     assert (broken["live"], broken["room_left"]) == (False, 0)
     assert "broken off, the next to ask goes on" in person.ok("cached").out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from dsv.cli.tour import choose_engine, local_image
 from dsv.errors import LaunchError
 from tests.cli.runner import Dsv, assert_documented
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def left_behind(visitor: Dsv) -> list[Path]:
 
 
 def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
-    result = visitor.process("demo", "--engine", "process", "--json", timeout=120)
+    result = visitor.process("demo", "--engine", "process", "--json")
     assert result.code == 0, result
     document = json.loads(result.out)
     assert_documented("demo", document)
@@ -54,14 +54,17 @@ def test_the_tour_is_whole_and_leaves_nothing(visitor: Dsv) -> None:
     assert left_behind(visitor) == []
 
 
-def test_interrupted_it_leaves_nothing_either(visitor: Dsv) -> None:
+def test_interrupted_it_leaves_nothing_either(visitor: Dsv, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "mv").write_text(f"#!/bin/sh\ntouch {tmp_path}/reached\nexec sleep 600\n")
+    (programs / "mv").chmod(0o755)
+    visitor = visitor.at(visitor.cwd, PATH=f"{programs}:{visitor.environ['PATH']}")
     with visitor.start("demo", "--engine", "process", start_new_session=True) as process:
-        deadline = time.monotonic() + 30
-        while not left_behind(visitor) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.5)
+        until((tmp_path / "reached").exists)
+        assert left_behind(visitor)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, b"", b"error: interrupted\n")
     assert left_behind(visitor) == []
 
@@ -96,7 +99,7 @@ def test_an_engine_is_chosen_by_what_it_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_the_tour_in_real_containers(visitor: Dsv, engine: str, request: pytest.FixtureRequest) -> None:
     lab = request.getfixturevalue("docker_engine" if engine == "docker" else "podman")
-    result = visitor.at(visitor.cwd, **lab.env).process("demo", "--engine", engine, timeout=120)
+    result = visitor.at(visitor.cwd, **lab.env).process("demo", "--engine", engine)
     assert result.code == 0, result
     assert f"The jobs run in containers of {engine}." in result.out.replace("\n# ", " ")
     assert "pictures=120" in result.out

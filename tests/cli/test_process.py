@@ -14,6 +14,7 @@ import pytest
 
 from dsv import __version__
 from tests.cli.runner import PROGRAM, Dsv, full_pipe, write_files
+from tests.waiting import PATIENCE
 
 SLOW = """
 import os, sys, time
@@ -28,7 +29,7 @@ def wait(call: Call):
     "Waits."
     call.line("half")
     os.write(2, b"ready\\n")  # not by print: a signal may come while it is at work, and have it print again
-    time.sleep(30)
+    time.sleep(600)
 
 catalogue.COMMANDS["wait"] = "Waits"
 module = ModuleType("dsv.cli.commands.wait")
@@ -126,7 +127,7 @@ def test_signals_end_it_with_their_code(dsv: Dsv, number: int, code: int, said: 
         assert process.stderr is not None
         assert process.stderr.readline() == "ready\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err.splitlines()) == (code, "", [said])
 
 
@@ -222,7 +223,7 @@ def test_a_stdout_that_is_full_and_does_not_block(pets: Dsv, arguments: list[str
             with suppress(subprocess.TimeoutExpired):  # time to come to it
                 process.wait(timeout=1)
             assert reader.readall() == b"x" * size + expected
-            assert (process.wait(timeout=60), process.stderr.read()) == (0, b"")
+            assert (process.wait(timeout=PATIENCE), process.stderr.read()) == (0, b"")
 
 
 def test_a_caller_that_ignores_its_children_changes_nothing(dsv: Dsv) -> None:
@@ -235,5 +236,5 @@ def test_a_caller_that_ignores_its_children_changes_nothing(dsv: Dsv) -> None:
         process = dsv.start("run", "data", "--engine", "process", "--", "sh", "-c", "exit 3")
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert process.communicate(timeout=120)[0] == b""
+    assert process.communicate(timeout=PATIENCE)[0] == b""
     assert process.returncode == 3

@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.runner import Dsv, assert_documented, write_files
 from tests.engines.fake_docker import FakeDocker
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -193,9 +194,9 @@ def test_a_cached_commit_runs_without_its_store_and_the_record_follows(pets: Dsv
 
 def test_signals_reach_the_job(pets: Dsv) -> None:
     code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nprint('up', flush=True)\n"
-    code += "time.sleep(30)"
+    code += "time.sleep(600)"
     with pets.start("run", "pets@v1", "-q", "--", sys.executable, "-c", code) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 7
+        assert process.wait(timeout=PATIENCE) == 7

@@ -15,6 +15,7 @@ import pytest
 from tests.cli.runner import Dsv
 from tests.counts.observed import ObservedServer, Seen
 from tests.counts.people import path_of, person, write
+from tests.waiting import PATIENCE
 
 FILES, SIZE = 2000, 8192
 CHANGED = range(0, FILES, 100)  # one in a hundred, each in another folder
@@ -95,7 +96,7 @@ class Works:
     def do(self, work: str, who: Dsv, *arguments: str) -> None:
         with self._server.watch(ROUND_TRIP) as seen:
             with who.start(*arguments) as process:
-                _, errors = process.communicate(timeout=120)
+                _, errors = process.communicate(timeout=PATIENCE)
             assert process.returncode == 0, errors
         self.seen[work] = seen
 

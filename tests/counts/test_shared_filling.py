@@ -14,6 +14,7 @@ import pytest
 from tests.cli.runner import Dsv
 from tests.counts.observed import ObservedServer, Seen
 from tests.counts.people import person, write
+from tests.waiting import PATIENCE
 
 FILES, SIZE, PART_FILES = 1000, 32_768, 50
 PART = PART_FILES * SIZE
@@ -63,7 +64,7 @@ def people(server: ObservedServer, tmp_path: Path) -> list[Dsv]:
 def test_each_byte_leaves_the_store_once(server: ObservedServer, people: list[Dsv]) -> None:
     with server.watch(0.1) as seen:  # so slow that none can have it all before another has started
         running = [fill(who) for who in people]
-        answers = [process.communicate(timeout=120)[0] for process in running]
+        answers = [process.communicate(timeout=PATIENCE)[0] for process in running]
     items = [json.loads(answer)["items"][0] for answer in answers]
     assert len({item["path"] for item in items}) == 1
     print(f"{chunks(seen) / CONTENT:.3f} of the content, {seen.down - chunks(seen)} bytes besides")
@@ -80,7 +81,7 @@ def test_a_death_costs_one_part(server: ObservedServer, people: list[Dsv], quart
             time.sleep(0.005)
         doomed.kill()
         doomed.communicate()
-        answers = [process.communicate(timeout=120)[0] for process in others]
+        answers = [process.communicate(timeout=PATIENCE)[0] for process in others]
     assert len({json.loads(answer)["items"][0]["path"] for answer in answers}) == 1
     print(f"{(chunks(seen) - CONTENT) / PART:.2f} parts more than the content")
     assert CONTENT <= chunks(seen) <= 1.05 * CONTENT + 1.1 * PART + 4 * METADATA

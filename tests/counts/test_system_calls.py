@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.cli.runner import PROGRAM, Dsv
 from tests.counts.people import path_of, person, write
 from tests.strace import needs_strace
+from tests.waiting import PATIENCE
 
 FEW, MANY = 200, 1200
 # Calls by which threads wait for each other and memory is had: they come as the scheduler likes.
@@ -36,7 +37,9 @@ def traced(who: Dsv, *arguments: str) -> int:
     """The system calls of a command and of all processes that it starts."""
     report = who.home / "strace"
     command = ["strace", "-f", "-c", "-o", str(report), *PROGRAM, *arguments]
-    subprocess.run(command, cwd=who.cwd, env=dict(who.environ), check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        command, cwd=who.cwd, env=dict(who.environ), check=True, capture_output=True, timeout=PATIENCE
+    )
     rows = [line.split() for line in report.read_text().splitlines()]
     calls = {row[-1]: int(row[3]) for row in rows if len(row) >= 5 and row[3].isdigit()}
     return sum(count for name, count in calls.items() if name not in BY_CHANCE and name != "total")

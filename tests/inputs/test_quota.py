@@ -14,6 +14,7 @@ import pytest
 from tests.cli.runner import PROGRAM, Dsv, Result
 from tests.inputs.scene import CACHE, Scene, nothing_partial, refused, write
 from tests.strace import needs_strace
+from tests.waiting import PATIENCE
 
 SIZE = 20_000
 FILES = {f"d/{number:03d}": random.Random(number).randbytes(SIZE) for number in range(200)}
@@ -27,7 +28,7 @@ def short_of_room(who: Dsv, error: str, times: int, *arguments: str) -> tuple[Re
     upset = f"inject=write:error={error}:when={BEFORE}..{BEFORE + times - 1}"
     command = ["strace", "-f", "-o", str(report), "-e", "trace=write", "-e", upset, *PROGRAM, *arguments]
     environ = {**who.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=who.cwd, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=who.cwd, env=environ, capture_output=True, text=True, timeout=PATIENCE)
     sizes = re.findall(rf"^.*, (\d+)\) = -1 {error} .*INJECTED.*$", report.read_text(), re.MULTILINE)
     return Result(done.returncode, done.stdout, done.stderr), [int(size) for size in sizes]
 

@@ -15,7 +15,7 @@ from tests.labs.docker_engine import ContainerEngine
 from tests.labs.s3_server import S3Server
 from tests.real.documents import document
 
-HERE = Path(__file__).parent
+EXAMPLE = Path(__file__).parents[2] / "examples/digits"
 
 
 @pytest.fixture(params=["docker_engine", "podman"])
@@ -36,7 +36,7 @@ def dsv(ceph_s3: S3Server, engine: ContainerEngine, tmp_path: Path) -> Iterator[
 
 
 def _write_digits(engine: ContainerEngine, image: str, folder: Path) -> None:
-    mounts = ["--volume", f"{folder}:/digits", "--volume", f"{HERE}:/code:ro"]
+    mounts = ["--volume", f"{folder}:/digits", "--volume", f"{EXAMPLE}:/code:ro"]
     engine.call("run", "--rm", *mounts, image, "python3", "/code/write_digits.py", "/digits")
 
 
@@ -44,7 +44,7 @@ def _train(dsv: Dsv, engine: str, image: str, target: str, report: Path) -> dict
     """Run the training on `target`; returns what `--json-file` says of it."""
     code = report.parent / "code"
     code.mkdir(exist_ok=True)
-    shutil.copy(HERE / "train_digits.py", code / "train.py")
+    shutil.copy(EXAMPLE / "train.py", code)
     how = [
         "--engine",
         engine,

@@ -1,4 +1,7 @@
-"""Write scikit-learn's digits out as 1,797 PNG files in ten class folders; runs inside the container."""
+"""Writes scikit-learn's digits as 1,797 PNG files into a folder for each class: python write_digits.py FOLDER
+
+It needs scikit-learn and Pillow.
+"""
 
 import pathlib
 import sys

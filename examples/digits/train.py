@@ -1,6 +1,7 @@
-"""What a data scientist would write: fit a classifier on a folder of images, one folder per class.
+"""Fits a classifier to a folder of images that has a folder for each class: dsv run DATASET -p C=10 -- python train.py
 
-Runs inside the container with the data at $DSV_DATA; leaves its accuracy in $DSV_OUT/metrics.json.
+dsv run gives the data in $DSV_DATA and the parameters in $DSV_PARAMS. The accuracy is written to
+$DSV_OUT/metrics.json, where dsv run finds it. It needs scikit-learn and Pillow.
 """
 
 import json

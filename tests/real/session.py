@@ -1,0 +1,93 @@
+"""The README's session, typed and printed anew: `python -m tests.real.session` rewrites it in README.md."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+SHOWN_FOLDER, SHOWN_HOME, SHOWN_PERSON = "/tmp/session", "/home/ann", "ann@laptop"
+
+_BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+_PATTERNS = {
+    r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\dZ)?": "TIME",
+    r"\b(?:now\b|[\d.]+ (?:s|min) ago)": "AGO",
+    r"\b[\d.]+ (?:s|ms)\b": "DURATION",
+    r"\b[\d.]+ (?:B|kB|MB|GB|TB)\b": "SIZE",
+    r"\b0\.9\d+": "ACCURACY",
+    r" +": " ",
+}
+
+
+def block(readme: str) -> str:
+    found = _BLOCK.search(readme)
+    assert found is not None
+    return found[1]
+
+
+def commands(session: str) -> list[str]:
+    return [line.removeprefix("$ ") for line in session.splitlines() if line.startswith("$ ")]
+
+
+def typed(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> str:
+    """What a terminal would show of these commands, typed in the checkout; `folder` stands for /tmp/session."""
+    home = folder.parent / "home"
+    programs = folder.parent / "programs"
+    for path in (home, programs):
+        path.mkdir()
+    (programs / "dsv").symlink_to(Path(sys.executable).with_name("dsv"))
+    python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+    (programs / "python").write_text(python)
+    (programs / "python").chmod(0o755)
+    script = []
+    for line in lines:
+        script += [f"printf '%s\\n' {shlex.quote(f'$ {line}')}", line.replace(SHOWN_FOLDER, str(folder))]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(["set -e", *script])],
+        cwd=ROOT,
+        env={**environ, "HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "TZ": "UTC"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    text = done.stdout.expandtabs().replace(str(folder), SHOWN_FOLDER).replace(str(home), SHOWN_HOME)
+    user, host = re.escape(getpass.getuser()), re.escape(socket.gethostname())
+    text = re.sub(rf"\b{user}@{host}\b", SHOWN_PERSON, text)
+    return re.sub(rf"\b{user}\b", SHOWN_PERSON.partition("@")[0], text)
+
+
+def comparable(session: str) -> str:
+    """The text without what differs each time: ids, times, sizes, figures, widths of columns."""
+    ids: dict[str, int] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        return f"ID-{ids.setdefault(match[0][:12], len(ids) + 1)}"
+
+    session = re.sub(r"\b(?:\d{8}-\d{6}-[0-9a-f]{8}|[0-9a-f]{12,64})\b", numbered, session)
+    for pattern, word in _PATTERNS.items():
+        session = re.sub(pattern, word, session)
+    return session
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        readme = README.read_text()
+        environ = {"LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        session = typed(commands(block(readme)), Path(temporary, "session"), environ)
+        README.write_text(readme.replace(block(readme), session))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ The exit code is 0, or 1 with one sentence that says why not, or 2 where the arg
 from __future__ import annotations
 
 import importlib
+import itertools
 import mmap
 import os
 import re
@@ -54,7 +55,14 @@ CONTEXTS = {
 }
 COMMIT_CONTEXT = "dsv 2026-11 commit v1"
 SINGLE_CHUNK_MAX = 1 << 20
-OBJECT_MAX = 32 << 20
+PATHS_MAX = (1 << 20) + 4096
+OBJECT_MAX = {
+    CHUNK: 4 << 20,
+    RECIPE: 64 + 65536 * 40,
+    SEGMENT: 64 + PATHS_MAX + 4096 * (73 + 4096),
+    NODE: 64 + PATHS_MAX + 4096 * 56,
+}
+FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
 RECORD_MAX = 1 << 20
 # A branch's moves are all listed here, so order is nothing to rely on.
 KNOWN_FEATURES = ("unordered-listing",)
@@ -78,11 +86,13 @@ class Entry(NamedTuple):
 
 
 class Child(NamedTuple):
-    """What a node lists: the last path below, the id, and how many entries are below."""
+    """What a node lists: the last path below, the id, how many entries and files are below, and their bytes."""
 
     last: bytes
     id: bytes
     entries: int
+    files: int
+    bytes: int
 
 
 # --- the store as named bytes
@@ -223,7 +233,7 @@ class Objects:
         if any(row[0] == 2 for row in rows):
             raise StoreError(f"{KINDS[kind]} {object_id.hex()} was erased from the store")
         for where, codec, pack, offset, stored, length in rows:
-            if where != 0 or length > OBJECT_MAX:
+            if where != 0 or length > OBJECT_MAX[kind] or stored > OBJECT_MAX[kind] + FRAME_SLACK:
                 continue
             data = unpacked(codec, self.store.read_pack(pack, offset, stored), stored, length)
             if data is not None and self._id(kind, data) == object_id:
@@ -244,7 +254,7 @@ def unpacked(codec: int, data: bytes, stored: int, length: int) -> bytes | None:
     try:
         if zstandard.frame_content_size(data) != length:
             return None
-        decompressor = zstandard.ZstdDecompressor(max_window_size=OBJECT_MAX)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=32 << 20)
         plain = decompressor.decompress(data, max_output_size=length, allow_extra_data=False)
     except zstandard.ZstdError:
         return None
@@ -385,17 +395,17 @@ class Columns:
 def decode_node(data: bytes) -> tuple[int, list[Child]]:
     columns = Columns(data, "node")
     level, count = columns.number(8), columns.number(4096)
-    paths = columns.take(columns.number((1 << 20) + 4096))
+    paths = columns.take(columns.number(PATHS_MAX))
     ids = columns.ids(count)
-    entries, _, _ = (columns.numbers("Q", count) for _ in range(3))
+    totals = [columns.numbers("Q", count) for _ in range(3)]
     columns.end()
-    return level, list(map(Child, columns.strings(paths, count), ids, entries))
+    return level, list(map(Child, columns.strings(paths, count), ids, *totals))
 
 
 def decode_segment(data: bytes) -> list[Entry]:
     columns = Columns(data, "segment")
     count = columns.number(4096)
-    paths = columns.strings(columns.take(columns.number((1 << 20) + 4096)), count)
+    paths = columns.strings(columns.take(columns.number(PATHS_MAX)), count)
     kinds = columns.take(count)
     files = [kind in (FILE, EXECUTABLE) for kind in kinds]
     sizes = columns.numbers("Q", sum(files))
@@ -418,23 +428,33 @@ def decode_segment(data: bytes) -> list[Entry]:
     return entries
 
 
-def segments(objects: Objects, node: bytes, level: int) -> Iterator[Child]:
-    found, children = decode_node(objects.read(NODE, node))
+def segments(objects: Objects, node: Child, level: int) -> Iterator[Child]:
+    """The segments below a node, which is held against what is said of it before anything below it is read."""
+    found, children = decode_node(objects.read(NODE, node.id))
     if found != level or not 1 <= level <= 8:
-        raise StoreError(f"node {node.hex()} has level {found} where {level} belongs")
+        raise StoreError(f"node {node.id.hex()} has level {found} where {level} belongs")
+    totals = [sum(column) for column in zip(*(child[2:] for child in children), strict=True)] or [0, 0, 0]
+    last = children[-1].last if children else b""
+    if totals != list(node[2:]) or node.last not in (b"", last):
+        raise StoreError(f"node {node.id.hex()} is not what is said of it above")
+    keys = [child.last.replace(b"/", b"\0") for child in children]
+    if any(one >= other for one, other in itertools.pairwise(keys)):
+        raise StoreError(f"node {node.id.hex()} is damaged: its children are out of order")
     for child in children:
         if level == 1:
             yield child
         else:
-            yield from segments(objects, child.id, level - 1)
+            yield from segments(objects, child, level - 1)
 
 
-def tree(objects: Objects, root: bytes, level: int) -> Iterator[Entry]:
-    """Every entry of a tree, each path checked: safe, in order, once, and below no other."""
+def tree(objects: Objects, commit: list[Any]) -> Iterator[Entry]:
+    """Every entry of a commit's tree, each path checked: safe, in order, once, and below no other."""
+    root, level, _, _, _, _, files, size, entries_in_all = commit[:9]
     previous: bytes | None = None
-    for child in segments(objects, root, level):
+    for child in segments(objects, Child(b"", root, entries_in_all, files, size), level):
         entries = decode_segment(objects.read(SEGMENT, child.id))
-        if not entries or entries[-1].path != child.last or len(entries) != child.entries:
+        sizes = [entry.size for entry in entries if entry.kind in (FILE, EXECUTABLE)]
+        if not entries or (entries[-1].path, len(entries), len(sizes), sum(sizes)) != (child[0], *child[2:]):
             raise StoreError(f"segment {child.id.hex()} is not what its node says")
         for entry in entries:
             check_path(entry.path)
@@ -500,19 +520,23 @@ def leaves(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
 # --- contents
 
 
-def chunks(objects: Objects, recipe_id: bytes, level: int | None = None) -> Iterator[tuple[bytes, int]]:
-    """The chunks of a recipe with their lengths, nested recipes opened."""
+def chunks(
+    objects: Objects, recipe_id: bytes, size: int, level: int | None = None
+) -> Iterator[tuple[bytes, int]]:
+    """The chunks of a recipe of `size` bytes with their lengths, nested recipes opened."""
     columns = Columns(objects.read(RECIPE, recipe_id), "recipe")
     found, count = columns.number(4), columns.number(65536)
     ids, lengths = columns.ids(count), columns.numbers("Q" if found else "I", count)
     columns.end()
     if level is not None and found != level:
         raise StoreError(f"recipe {recipe_id.hex()} has level {found} where {level} belongs")
+    if sum(lengths) != size or not all(lengths):
+        raise StoreError(f"recipe {recipe_id.hex()} does not have the {size} bytes that are said of it")
     for child, length in zip(ids, lengths, strict=True):
         if found == 0:
             yield child, length
         else:
-            yield from chunks(objects, child, found - 1)
+            yield from chunks(objects, child, length, found - 1)
 
 
 def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
@@ -528,7 +552,7 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
         yield data
         return
     whole, size = blake3(), 0
-    for chunk, length in chunks(objects, entry.recipe_id):
+    for chunk, length in chunks(objects, entry.recipe_id, entry.size):
         data = objects.read(CHUNK, chunk)
         size += len(data)
         if len(data) != length or size > entry.size:
@@ -546,11 +570,11 @@ def restore(store_dir: Path, target: str, out: Path) -> tuple[bytes, int, int]:
     store = Store(store_dir)
     check_format(store)
     commit_id = resolve(store, target)
-    root, level, *_ = read_commit(store, commit_id)
+    commit = read_commit(store, commit_id)
     objects = Objects(store)
     links: dict[bytes, bytes] = {}
     count = total = 0
-    for entry in tree(objects, root, level):  # all of it is looked at before anything is written
+    for entry in tree(objects, commit):  # all of it is looked at before anything is written
         count, total = count + 1, total + entry.size
         if entry.kind == SYMLINK:
             links[entry.path] = entry.target
@@ -558,7 +582,7 @@ def restore(store_dir: Path, target: str, out: Path) -> tuple[bytes, int, int]:
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}-{time.time_ns()}")
     partial.mkdir(parents=True)
     try:
-        write_tree(objects, tree(objects, root, level), partial)
+        write_tree(objects, tree(objects, commit), partial)
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

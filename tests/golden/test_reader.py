@@ -70,8 +70,10 @@ class ByHand:
         self.index.add(kind, object_id, Location(PACK, offset, len(kept), len(data), codec))
 
     def finish(self, node: bytes, level: int = 1) -> dict[str, bytes]:
+        """`node`, the root, has one child."""
         self.add(ObjectKind.NODE, NodeId.hash(node), node)
-        commit = Commit(NodeId.hash(node), level, (), "", 0, "", 1, 1, 1).encode()
+        entries, files, size = struct.unpack("<3Q", node[-24:])
+        commit = Commit(NodeId.hash(node), level, (), "", 0, "", files, size, entries).encode()
         return {
             keys.pack_key(PACK): bytes(self.pack.finish()),
             keys.index_key(name_of("index").index): self.index.finish(),
@@ -94,7 +96,7 @@ def tree_of(paths: list[bytes], links: dict[bytes, bytes] | None = None) -> dict
     hand.add(ObjectKind.SEGMENT, segment_id, segment)
     last = every[-1] + b"\0"
     node = b"dsv node 1\n" + struct.pack("<III", 1, 1, len(last)) + last + segment_id
-    return hand.finish(node + struct.pack("<3Q", len(every), 1, 1))
+    return hand.finish(node + struct.pack("<3Q", len(every), len(paths), len(paths)))
 
 
 def test_the_hand_made_tree_would_be_fine(tmp_path: Path) -> None:
@@ -181,7 +183,9 @@ IDS = b"".join(map(ChunkId.hash, CHUNKS))
 def test_a_recipe_that_is_not_its_file(tmp_path: Path, lengths: list[int], size: int, content: bytes) -> None:
     recipe = Recipe(0, IDS, array("I", lengths))
     refused(
-        tmp_path, large_file(recipe, CHUNKS, size, FileId.hash(content)), "recipe of b'f' is not its file"
+        tmp_path,
+        large_file(recipe, CHUNKS, size, FileId.hash(content)),
+        "bytes that are said of it|recipe of b'f' is not its file",
     )
 
 

@@ -13,7 +13,21 @@ import pytest
 import zstandard
 from blake3 import blake3
 
-from dsv.model import chunking, codec, commit, index, locator, names, pack, paths, recipe, records, tree, wire
+from dsv.model import (
+    chunking,
+    codec,
+    commit,
+    index,
+    locator,
+    names,
+    pack,
+    paths,
+    recipe,
+    records,
+    sizes,
+    tree,
+    wire,
+)
 from dsv.model import location as place
 from dsv.model.location import ObjectKind
 from dsv.model.segment import Segment
@@ -262,6 +276,7 @@ LIMITS = {
     "smallest chunk but the last": chunking.MIN_CHUNK,
     "average chunk size, as a parameter": chunking.AVERAGE_CHUNK,
     "largest chunk": chunking.MAX_CHUNK,
+    "entries of a tree": tree.MAX_TREE_ENTRIES,
     "rows of a recipe": recipe.MAX_ROWS,
     "smallest number of rows before a hash ends a recipe": recipe.MIN_ROWS,
     "levels above a recipe's first": recipe.MAX_LEVEL,
@@ -271,6 +286,14 @@ LIMITS = {
     "bytes of a pack": pack.PACK_MAX,
     "objects in a pack": pack.MAX_ROWS,
     "rows of an index file": index.MAX_ROWS,
+    "bytes of an index file": index.FILE_MAX,
+    "bytes of an unpacked recipe": sizes.OBJECT_LIMITS[ObjectKind.RECIPE],
+    "bytes of an unpacked segment": sizes.OBJECT_LIMITS[ObjectKind.SEGMENT],
+    "bytes of an unpacked node": sizes.OBJECT_LIMITS[ObjectKind.NODE],
+    "rows of a segment's locator": sizes.LOCATOR_ROWS[ObjectKind.SEGMENT],
+    "rows of a recipe's locator": sizes.LOCATOR_ROWS[ObjectKind.RECIPE],
+    "bytes by which a stored object may be larger than its kind's limit": sizes.FRAME_SLACK,
+    "bytes of a locator, and 128 more for each stored byte": locator.FREE_BYTES,
 }
 
 

@@ -28,7 +28,7 @@ from dsv.model.records import (
 from dsv.model.wire import CHECK_SIZE, sealed
 from tests.model import strategies as draw
 
-TOTALS = st.integers(0, (1 << 40) - 1)
+TOTALS = st.integers(0, (1 << 39) - 1)
 FEATURES = st.dictionaries(draw.texts, st.sampled_from(FeatureRule), max_size=3).map(
     lambda found: tuple(Feature(name, found[name]) for name in sorted(found))
 )

@@ -15,7 +15,7 @@ def test_copies_have_the_rights_of_the_folder_whatever_the_umask(tmp_path: Path)
         MetadataCache(root / "stores" / "objects").put("segment", "abcd", b"data")
     finally:
         os.umask(before)
-    assert MetadataCache(root / "stores" / "objects").get("segment", "abcd") == b"data"
+    assert MetadataCache(root / "stores" / "objects").get("segment", "abcd", 100) == b"data"
     for folder, names, files in os.walk(root):
         for name in names:
             assert (Path(folder) / name).stat().st_mode & 0o7777 == 0o2775
@@ -34,6 +34,6 @@ def test_a_folder_that_can_not_be_written_costs_nothing_but_requests(tmp_path: P
     (tmp_path / "file").write_bytes(b"")
     copies = MetadataCache(tmp_path / "file" / "objects")
     copies.put("segment", "abcd", b"data")
-    assert copies.get("segment", "abcd") is None
+    assert copies.get("segment", "abcd", 100) is None
     assert copies.map("segment", "abcd") is None
     copies.drop("segment", "abcd")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from dsv.errors import IntegrityError, NotFound
-from dsv.store.base import CutShortError, Put, Store
+from dsv.store.base import CutShortError, Put, Store, TooLargeError
 from dsv.store.options import StoreOptions
 from dsv.store.probe import prove
 from tests.store.outside import Outside
@@ -127,6 +127,13 @@ class StoreConformance:
         assert stored is not None and hashlib.sha256(stored).digest() == hashlib.sha256(value).digest()
         assert store.get("big") == value
         assert store.get_range("big", 123, 8_388_608) == value[123 : 123 + 8_388_608]
+
+    def test_reads_no_object_beyond_its_limit(self, store: Store, outside: Outside) -> None:
+        outside.put("k", b"12345")
+        assert store.get("k", 5) == b"12345"
+        for limit in (0, 4):
+            with pytest.raises(TooLargeError, match="more than the"):
+                store.get("k", limit)
 
     def test_ranges_are_exact(self, store: Store, outside: Outside) -> None:
         value = random.Random(2).randbytes(4096)

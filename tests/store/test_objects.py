@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
-from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing
+from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
 from tests.store.buckets import Bucket
@@ -153,6 +153,18 @@ def test_a_range_that_is_shorter_than_asked(sent: int, total: int) -> None:
 def test_a_server_that_ignores_the_range() -> None:
     with serving(answer("200 OK", bytes(range(200)))) as wire:
         assert store_at(wire).get_range("k", 50, 100) == bytes(range(50, 150))
+
+
+def test_a_server_that_ignores_the_range_of_a_large_object() -> None:
+    """What follows the range is not read: this body breaks off there."""
+    with serving(answer("200 OK", bytes(range(200)) + bytes(1 << 20), length=6 << 30)) as wire:
+        assert store_at(wire).get_range("k", 50, 100) == bytes(range(50, 150))
+
+
+def test_a_body_that_is_said_to_be_too_large_is_not_read() -> None:
+    body = answer("200 OK", b"x", length=6 << 30)
+    with serving(body) as wire, pytest.raises(TooLargeError, match="more than the 1048576 bytes"):
+        store_at(wire).get("k", 1 << 20)
 
 
 def test_what_is_no_object_store_at_all() -> None:

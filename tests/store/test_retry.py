@@ -19,7 +19,7 @@ from dsv.errors import (
     Terminated,
     Unreachable,
 )
-from dsv.store.base import Buffer, Busy, Item, NoAnswer, Put, Store
+from dsv.store.base import LARGEST, Buffer, Busy, Item, NoAnswer, Put, Store
 from dsv.store.faulty import Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying, RetryPolicy
@@ -111,7 +111,7 @@ def test_a_conflict_that_never_ends_is_no_lost_race() -> None:
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500_AFTER])
 def test_an_outcome_that_stays_unknown_says_so(kind: Kind) -> None:
     class Dead(Faulty):
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, limit: int = LARGEST) -> bytes:
             raise NoAnswer("nothing came back")
 
     with pytest.raises(OutcomeUnknown, match="is not known") as caught:
@@ -141,7 +141,7 @@ def test_a_signal_during_the_wait_is_no_failure_of_the_store(end: DsvError, kind
     """SIGTERM raises where the program just is: mostly in the wait before the next attempt."""
 
     class Dead(Faulty):
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, limit: int = LARGEST) -> bytes:
             raise OutcomeUnknown("nothing came back")
 
     def sleep(seconds: float) -> None:

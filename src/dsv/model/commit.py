@@ -6,7 +6,7 @@ import builtins
 from dataclasses import dataclass
 
 from dsv.model.ids import CommitId, NodeId
-from dsv.model.tree import MAX_LEVEL
+from dsv.model.tree import MAX_LEVEL, MAX_TREE_ENTRIES
 from dsv.model.wire import Buffer, Count, Long, Millis, Raw32, Record, Short, damaged
 
 MAX_PARENTS = 64
@@ -65,4 +65,6 @@ class Commit:
             return "it has too many parents, or one twice"
         if self.files > self.entries or (self.bytes and not self.files):
             return "its totals contradict each other"
+        if self.entries > MAX_TREE_ENTRIES:
+            return f"its tree has {self.entries} entries, over the limit of {MAX_TREE_ENTRIES}"
         return None

@@ -27,6 +27,8 @@ from dsv.model.wire import Buffer, damaged
 MAGIC = b"dsvindx1"
 ROW_SIZE = 56
 MAX_ROWS = 1 << 28
+FILE_MAX = 1 << 28
+"""Bytes of an index file in a store. Writers begin another long before."""
 HASH_SIZE = 32
 _ROW = struct.Struct("<32sBBBxIIIII")
 _PLACE = struct.Struct("<BBBxIIIII")  # a row without its id

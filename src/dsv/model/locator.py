@@ -20,8 +20,16 @@ from dsv.model.wire import Buffer, damaged, header
 MAX_ROWS = 1 << 22
 _ROW = 4 * 5 + 1
 _FIXED = len(header("locator")) + 8
-_LARGEST = _FIXED + MAX_ROWS * (_ROW + 16)
+# A commit's locator names each object once, so it hardly shrinks. One that unpacks to more
+# than its size explains is there to take memory.
+MAX_RATIO = 128
+FREE_BYTES = 4 << 20
 _CODECS = tuple(Codec)
+
+
+def largest(rows: int) -> int:
+    """Bytes that a locator of so many rows unpacks to at most."""
+    return _FIXED + rows * (_ROW + 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,15 @@ class Locator:
         return compress(out.finish())
 
     @classmethod
-    def decode(cls, data: Buffer) -> Locator:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
-        read = ColumnReader("locator", unpack_frame(data, _FIXED, _LARGEST))
-        packs = read.u32(MAX_ROWS, "packs")
-        rows = read.u32(MAX_ROWS, "rows")
+    def decode(cls, data: Buffer, max_rows: int = MAX_ROWS) -> Locator:
+        """max_rows: how many there can be, by what the locator belongs to.
+
+        Raises `IntegrityError`, or `Unsupported` for a newer version.
+        """
+        unpacked = min(largest(max_rows), FREE_BYTES + MAX_RATIO * len(data))
+        read = ColumnReader("locator", unpack_frame(data, _FIXED, unpacked))
+        packs = read.u32(max_rows, "packs")
+        rows = read.u32(max_rows, "rows")
         if packs > rows:
             raise damaged("locator", "it has more packs than rows")
         table = tuple(map(PackId, cut(bytes(read.raw(16 * packs)), 16)))

@@ -14,6 +14,8 @@ from dsv.model.wire import Buffer, Count, Long, Millis, Raw16, Raw32, Record, Sh
 
 HASH = "blake3"
 MAX_CONDEMNED = 1 << 20
+CONDEMNED_MAX = (1 << 12) + 18 * MAX_CONDEMNED
+"""Bytes of a `gc-condemned` record."""
 
 _REF = Record("ref", tuple[Raw32 | None, bool, Raw16, Millis, Short, Short])
 _TAG = Record("tag", tuple[Raw32, Raw16, Millis, Short, Long])
@@ -30,7 +32,7 @@ _SESSION_CLOSED = Record("session-closed", tuple[Raw16, Millis])
 _GC_CONDEMNED = Record(
     "gc-condemned",
     tuple[Count, tuple[Raw16, ...], Raw16, Millis, Short],
-    limit=(1 << 12) + 18 * MAX_CONDEMNED,
+    limit=CONDEMNED_MAX,
 )
 _GC_DONE = Record("gc-done", tuple[Count, Raw16, Millis])
 

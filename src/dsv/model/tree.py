@@ -7,8 +7,9 @@ the highest level is the root. Every tree has one, an empty tree a root of level
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -25,6 +26,7 @@ MAX_PATH_BYTES = 1 << 20  # ends a segment or node even before `MIN_ENTRIES`; ea
 MAX_LEVEL = 8
 # What a decoder takes: the path that passes the limit still belongs to the segment.
 PATHS_LIMIT = MAX_PATH_BYTES + 4096
+MAX_TREE_ENTRIES = 1 << 40
 TOTAL_LIMIT = 1 << 63
 
 
@@ -155,13 +157,23 @@ def group(children: Iterable[Child], level: int) -> Iterator[list[Child]]:
         yield taken
 
 
+class Totals(NamedTuple):
+    """What children sum up to."""
+
+    entries: int
+    files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, children: Sequence[Child]) -> Totals:
+        return cls(
+            sum(child.entries for child in children),
+            sum(child.files for child in children),
+            sum(child.bytes for child in children),
+        )
+
+
 def parent(node_id: NodeId, children: Iterable[Child]) -> Child:
     """How the level above lists a node with these children; there is at least one."""
     below = list(children)
-    return Child(
-        below[-1].last,
-        node_id,
-        sum(child.entries for child in below),
-        sum(child.files for child in below),
-        sum(child.bytes for child in below),
-    )
+    return Child(below[-1].last, node_id, *Totals.of(below))

@@ -9,7 +9,8 @@ from dsv.errors import IntegrityError, NotFound
 from dsv.model import keys
 from dsv.model.ids import CommitId, Id
 from dsv.model.location import Location, ObjectKind
-from dsv.store.base import Buffer
+from dsv.model.wire import RECORD_MAX
+from dsv.store.base import Store
 
 T = TypeVar("T")
 
@@ -68,12 +69,18 @@ def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
     )
 
 
-def read_record(decode: Callable[[bytes], T], data: Buffer, key: str, url: str) -> T:
-    """The record in the bytes under a key. Raises `IntegrityError` that names the key, `Unsupported`."""
+def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int = RECORD_MAX) -> T:
+    """The record under a key, of which no more than `limit` bytes are read.
+
+    Raises `NotFound`, `IntegrityError` that names the key, `Unsupported`.
+    """
+    data = store.get(key, limit)
     try:
-        return decode(bytes(data))
+        return decode(data)
     except IntegrityError as error:
-        raise IntegrityError(f"{error.message} ({key} in {url})", subject=key, hint=put_back(key)) from None
+        raise IntegrityError(
+            f"{error.message} ({key} in {store.url})", subject=key, hint=put_back(key)
+        ) from None
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:

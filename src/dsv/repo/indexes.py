@@ -127,7 +127,7 @@ class Indexes:
     def _get(self, index_id: IndexId) -> bytes | None:
         """None where gc replaced it since the listing; what it said is in a newer one."""
         try:
-            return self._store.get(keys.index_key(index_id))
+            return self._store.get(keys.index_key(index_id), index.FILE_MAX)
         except NotFound:
             return None
 

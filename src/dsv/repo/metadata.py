@@ -15,8 +15,6 @@ from pathlib import Path
 from dsv.fs.files import replace_file
 from dsv.fs.folders import Rights, make_folder
 
-_LARGEST = 256 << 20  # bytes: above any locator's; index files are mapped
-
 
 class MetadataCache:
     """A folder of immutable copies, safe to share between processes, users and hosts; `None` keeps nothing."""
@@ -24,14 +22,14 @@ class MetadataCache:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def get(self, kind: str, name: str) -> bytes | None:
-        """The copy's bytes, unchecked, or None."""
+    def get(self, kind: str, name: str, limit: int) -> bytes | None:
+        """The copy's bytes, unchecked; None if there is none of at most `limit` bytes."""
         if self._folder is None:
             return None
         try:
             with open(self._path(kind, name), "rb", opener=_at_once) as file:
                 found = os.fstat(file.fileno())
-                return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST else None
+                return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= limit else None
         except OSError:
             return None
 

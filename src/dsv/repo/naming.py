@@ -46,25 +46,33 @@ def check_whole(session: Session, commit_id: CommitId) -> None:
 def _needed(repository: Repository, commit_id: CommitId) -> Iterator[tuple[ObjectKind, Id, Location | None]]:
     """Every object of a commit's tree, and where a locator says that it lies."""
     tree = TreeReader(repository.objects, commit_id)
+    seen = set[RecipeId]()
     yield from tree.nodes()
     for leaf in tree.leaves():
         yield ObjectKind.SEGMENT, leaf.id, leaf.where
     for entry, where in tree.below(b""):
         if entry.recipe_id is not None:
-            yield from _recipe(repository, entry.recipe_id, where)
+            yield from _recipe(repository, entry.recipe_id, where, seen)
         elif entry.is_file and entry.size:
             assert entry.file_id is not None
             yield ObjectKind.CHUNK, entry.file_id, where
 
 
 def _recipe(
-    repository: Repository, recipe_id: RecipeId, where: Location | None
+    repository: Repository,
+    recipe_id: RecipeId,
+    where: Location | None,
+    seen: set[RecipeId],
+    said: tuple[int, int] | None = None,
 ) -> Iterator[tuple[ObjectKind, Id, Location | None]]:
+    if recipe_id in seen:
+        return
+    seen.add(recipe_id)
     yield ObjectKind.RECIPE, recipe_id, where
-    recipe, locator = repository.objects.recipe(recipe_id, where)
-    for row, child in enumerate(recipe.children()):
+    recipe, locator = repository.objects.recipe(recipe_id, where, said)
+    for row, (child, length) in enumerate(recipe.rows()):
         place = locator.get(row) if locator is not None and row < len(locator) else None
         if recipe.level:
-            yield from _recipe(repository, RecipeId(child), place)
+            yield from _recipe(repository, RecipeId(child), place, seen, (recipe.level - 1, length))
         else:
             yield ObjectKind.CHUNK, child, place

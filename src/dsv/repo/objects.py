@@ -17,15 +17,17 @@ from dsv.model import codec, keys
 from dsv.model.commit import Commit
 from dsv.model.ids import ChunkId, CommitId, Id, NodeId, RecipeId, SegmentId
 from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
+from dsv.model.locator import MAX_ROWS, Locator, largest
 from dsv.model.recipe import Recipe
 from dsv.model.segment import Segment
+from dsv.model.sizes import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, is_possible
 from dsv.model.tree import Node
-from dsv.repo.damage import damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
+from dsv.model.wire import RECORD_MAX
+from dsv.repo.damage import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.ranges import RangeReader, spans
-from dsv.store.base import Buffer, Store, StoreMissing
+from dsv.store.base import Buffer, Store, StoreMissing, TooLargeError
 from dsv.store.together import both
 
 _HASHES: dict[ObjectKind, Callable[[Buffer], Id]] = {
@@ -36,7 +38,9 @@ _HASHES: dict[ObjectKind, Callable[[Buffer], Id]] = {
 }
 # Metadata that lies together is read in ranges of up to this many bytes.
 _METADATA_SPAN = 4 << 20
+_LOCATOR_MAX = largest(MAX_ROWS) + FRAME_SLACK  # bytes of a commit's locator
 _METADATA_WINDOW = 64
+_METADATA_HELD = 32 << 20  # bytes, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Objects:
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:
         """The commit of an id that somebody may have made up; None where there is none."""
         name = str(commit_id)
-        data = self._metadata.get("commit", name)
+        data = self._metadata.get("commit", name, RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
             return self.stored_commit(commit_id)
         return decoded(Commit.decode, data, "commit", commit_id)
@@ -90,7 +94,7 @@ class Objects:
 
     def local_commit(self, commit_id: CommitId) -> Commit | None:
         """The commit, if there is a local copy of it."""
-        data = self._metadata.get("commit", str(commit_id))
+        data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
             return None
         return decoded(Commit.decode, data, "commit", commit_id)
@@ -101,24 +105,24 @@ class Objects:
 
     def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
         """As `commit` and `commit_locator`, asked for at the same time where they are not here."""
-        if self._metadata.get("commit", str(commit_id)) is not None:
+        if self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None:
             return self.commit(commit_id), self.commit_locator(commit_id)
         return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
 
     def commit_locator(self, commit_id: CommitId) -> Locator | None:
         """Where the commit's nodes and segments lie, if that is recorded; advisory."""
         name = str(commit_id)
-        data = self._metadata.get("commit-locator", name)
+        data = self._metadata.get("commit-locator", name, _LOCATOR_MAX)
         if data is not None:
-            locator = _locator(data)
+            locator = _locator(data, MAX_ROWS)
             if locator is not None:
                 return locator
             self._metadata.drop("commit-locator", name)
         try:
-            data = bytes(self.store.get(keys.locator_key(commit_id)))
+            data = bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX))
         except (NotFound, IntegrityError):
             return None
-        locator = _locator(data)
+        locator = _locator(data, MAX_ROWS)
         if locator is not None:
             self._metadata.put("commit-locator", name, data)
         return locator
@@ -135,9 +139,19 @@ class Objects:
         found = self._metadata_object(ObjectKind.SEGMENT, segment_id, where)
         return decoded(Segment.decode, found.data, "segment", segment_id), found.locator
 
-    def recipe(self, recipe_id: RecipeId, where: Location | None = None) -> tuple[Recipe, Locator | None]:
+    def recipe(
+        self, recipe_id: RecipeId, where: Location | None = None, said: tuple[int, int] | None = None
+    ) -> tuple[Recipe, Locator | None]:
+        """said: the level and the bytes of content that the recipe above gives it. Raises `IntegrityError`."""
         found = self._metadata_object(ObjectKind.RECIPE, recipe_id, where)
-        return decoded(Recipe.decode, found.data, "recipe", recipe_id), found.locator
+        recipe = decoded(Recipe.decode, found.data, "recipe", recipe_id)
+        if said is not None and said != (recipe.level, recipe.size):
+            raise IntegrityError(
+                f"recipe {recipe_id} is not what the recipe above it says",
+                subject=str(recipe_id),
+                hint=NOT_OURS,
+            )
+        return recipe, found.locator
 
     def segments(
         self, wanted: Iterable[tuple[SegmentId, Location | None]]
@@ -151,14 +165,15 @@ class Objects:
         found = next(self._places(kind, object_id), None)
         if found is None:
             raise unlisted(kind, object_id, self.store.url)
+        if not is_possible(kind, found):
+            raise damaged(kind, object_id, found)
         return found
 
     def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
         """An object's bytes from the store, checked; from `where` if it is there, else from where the index says."""
         if where is not None:
             try:
-                stored = self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored)
-                return checked(kind, object_id, where, stored)
+                return checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
             except (NotFound, IntegrityError):
                 pass
         return self._read_by_index(kind, object_id)[0]
@@ -178,8 +193,7 @@ class Objects:
         first: tuple[Location, NotFound | IntegrityError] | None = None
         for where in self._places(kind, object_id):
             try:
-                stored = self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored)
-                return checked(kind, object_id, where, stored), where
+                return checked(kind, object_id, where, self._bytes_at(kind, object_id, where)), where
             except StoreMissing:
                 raise
             except (NotFound, IntegrityError) as error:
@@ -207,25 +221,29 @@ class Objects:
         data: bytes | None = None
         if where is not None:
             try:
-                stored = self.store.get_range(
-                    keys.pack_key(where.pack), where.offset, where.stored + where.tail
-                )
-                data, locator = self._accept(kind, object_id, where, memoryview(stored))
+                stored = self._bytes_at(kind, object_id, where, where.tail)
+                data, locator = self._accept(kind, object_id, where, stored)
             except (NotFound, IntegrityError):
                 data = None
         if data is None:
             data, where = self._read_by_index(kind, object_id)
-            locator = self._tail(where)
+            locator = self._tail(kind, where)
             self._metadata.put(kind.name.lower(), str(object_id), data)
         return Located(data, locator)
 
-    def _tail(self, where: Location) -> Locator | None:
+    def _bytes_at(self, kind: ObjectKind, object_id: Id, where: Location, tail: int = 0) -> memoryview:
+        """What is stored at `where`, with so many bytes of a tail. Raises `NotFound`, `IntegrityError`."""
+        if not is_possible(kind, where):
+            raise damaged(kind, object_id, where)
+        return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
+
+    def _tail(self, kind: ObjectKind, where: Location) -> Locator | None:
+        """The locator behind an object that was read, so its lengths are possible ones."""
         if not where.tail:
             return None
         try:
-            return _locator(
-                self.store.get_range(keys.pack_key(where.pack), where.offset + where.stored, where.tail)
-            )
+            stored = self.store.get_range(keys.pack_key(where.pack), where.offset + where.stored, where.tail)
+            return _locator(stored, LOCATOR_ROWS.get(kind, 0))
         except (NotFound, IntegrityError):
             return None
 
@@ -238,20 +256,23 @@ class Objects:
         if not where.tail:
             return data, None
         encoded = bytes(stored[where.stored : where.stored + where.tail])
-        locator = _locator(encoded)
+        locator = _locator(encoded, LOCATOR_ROWS.get(kind, 0))
         if locator is not None:
             self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), encoded)
         return data, locator
 
     def _local(self, kind: ObjectKind, object_id: Id) -> Located | None:
-        data = self._metadata.get(kind.name.lower(), str(object_id))
+        data = self._metadata.get(kind.name.lower(), str(object_id), OBJECT_LIMITS[kind])
         if data is None:
             return None
         if _HASHES[kind](data) != object_id:
             self._metadata.drop(kind.name.lower(), str(object_id))
             return None
-        encoded = self._metadata.get(f"{kind.name.lower()}-locator", str(object_id))
-        locator = None if encoded is None else _locator(encoded)
+        rows = LOCATOR_ROWS.get(kind, 0)
+        encoded = self._metadata.get(
+            f"{kind.name.lower()}-locator", str(object_id), largest(rows) + FRAME_SLACK
+        )
+        locator = None if encoded is None else _locator(encoded, rows)
         if encoded is not None and locator is None:
             self._metadata.drop(f"{kind.name.lower()}-locator", str(object_id))
         return Located(data, locator)
@@ -260,11 +281,14 @@ class Objects:
         self, kind: ObjectKind, wanted: Iterable[tuple[Named, Location | None]]
     ) -> Iterator[tuple[Named, Located]]:
         window: list[tuple[Named, Location | None]] = []
+        weight = 0
         for one in wanted:
-            window.append(one)
-            if len(window) == _METADATA_WINDOW:
+            more = 0 if one[1] is None else one[1].length
+            if len(window) == _METADATA_WINDOW or (window and weight + more > _METADATA_HELD):
                 yield from self._window(kind, window)
-                window = []
+                window, weight = [], 0
+            window.append(one)
+            weight += more
         yield from self._window(kind, window)
 
     def _window(
@@ -272,11 +296,13 @@ class Objects:
     ) -> Iterator[tuple[Named, Located]]:
         ready: dict[Named, Located] = {}
         remote: list[tuple[Location, Named]] = []
+        held = 0
         for object_id, where in window:
-            found = self._local(kind, object_id)
+            found = self._local(kind, object_id) if held <= _METADATA_HELD else None
             if found is not None:
                 ready[object_id] = found
-            elif where is not None:
+                held += len(found.data)
+            elif where is not None and is_possible(kind, where):
                 remote.append((where, object_id))
         for place, object_id, stored in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):
             if stored is not None:  # else the locator was wrong, and the index decides
@@ -290,15 +316,19 @@ class Objects:
 def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
     """The bytes that the store has for a commit, unchecked; None if it has none."""
     try:
-        return bytes(store.get(keys.commit_key(commit_id)))
+        return store.get(keys.commit_key(commit_id), RECORD_MAX)
     except StoreMissing:
         raise
     except NotFound:
         return None
+    except TooLargeError:
+        raise damaged_commit(commit_id, store.url) from None
 
 
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) -> bytes:
     """The object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
+    if not is_possible(kind, where):
+        raise damaged(kind, object_id, where)
     try:
         data = codec.unpack(where.codec, stored, where.length)
     except IntegrityError as error:
@@ -308,9 +338,9 @@ def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) ->
     return data
 
 
-def _locator(data: Buffer) -> Locator | None:
+def _locator(data: Buffer, max_rows: int) -> Locator | None:
     """What can't be read, or is of a newer version, is as good as absent: the index knows all that it says."""
     try:
-        return Locator.decode(data)
+        return Locator.decode(data, max_rows)
     except (IntegrityError, Unsupported):
         return None

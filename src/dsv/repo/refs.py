@@ -13,6 +13,7 @@ from dsv.model import keys
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
+from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import put_back, read_record
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
@@ -208,11 +209,11 @@ class Refs:
 
     def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
         key = keys.tag_key(dataset, tag)
-        return read_record(TagValue.decode, self._store.get(key), key, self._store.url)
+        return read_record(TagValue.decode, self._store, key)
 
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
         try:
-            self._store.get(keys.tag_deleted_key(dataset, tag))
+            self._store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
         except NotFound:
             return False
         return True
@@ -272,7 +273,7 @@ class Refs:
     def _read(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
         key = keys.branch_key(dataset, branch, number)
         try:
-            return read_record(RefEntry.decode, self._store.get(key), key, self._store.url)
+            return read_record(RefEntry.decode, self._store, key)
         except NotFound:
             return None
 

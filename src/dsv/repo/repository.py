@@ -14,6 +14,7 @@ from dsv.model import keys
 from dsv.model.ids import CommitId, Nonce, StoreId
 from dsv.model.readme import readme_text
 from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
+from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import read_record
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects, get_commit
@@ -148,7 +149,7 @@ class Repository:
     def exists(cls, store: Store) -> bool:
         """Whether a store was made here."""
         try:
-            store.get(keys.format_key(0))
+            store.get(keys.format_key(0), RECORD_MAX)
         except NotFound:
             return False
         return True
@@ -178,6 +179,6 @@ def _read_format(store: Store) -> list[FormatEntry]:
 def _read_entry(store: Store, number: int) -> FormatEntry | None:
     key = keys.format_key(number)
     try:
-        return read_record(FormatEntry.decode, store.get(key), key, store.url)
+        return read_record(FormatEntry.decode, store, key)
     except NotFound:
         return None

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
 from dsv.model.names import DatasetName
-from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
-from dsv.store.base import Buffer, Put, Store
+from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
+from dsv.store.base import Buffer, Put, Store, TooLargeError
 
 READERS = 8
 """Records fetched at a time by `RunStore.read_all`."""
@@ -41,7 +41,7 @@ class RunStore:
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Buffer) -> None:
         """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""
         key = run_key(dataset, run, part)
-        if self._store.put_if_absent(key, data) is Put.LOST and self._store.get(key) != data:
+        if self._store.put_if_absent(key, data) is Put.LOST and self._stored(key, len(data)) != data:
             raise Conflict(f"{key} is there already, and differs", subject=key)
 
     def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
@@ -68,7 +68,7 @@ class RunStore:
         """What is known of a run. Raises `NotFound` where neither its start nor its end is there."""
         part = RECORD if RECORD in stored.parts else START
         key = run_key(stored.dataset, stored.run, part)
-        record = RunRecord.decode(self._store.get(key), key)
+        record = RunRecord.decode(self._store.get(key, MAX_RECORD), key)
         if record.run != stored.run or record.dataset != stored.dataset:
             raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
         return record
@@ -97,7 +97,14 @@ class RunStore:
         """What the run wrote, masked, head and tail of it; None where it was not kept."""
         if LOG not in stored.parts:
             return None
-        return self._store.get(run_key(stored.dataset, stored.run, LOG))
+        return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
+
+    def _stored(self, key: str, limit: int) -> bytes | None:
+        """None for an object that has more than `limit` bytes."""
+        try:
+            return self._store.get(key, limit)
+        except TooLargeError:
+            return None
 
 
 def _run_id(text: str) -> RunId | None:

@@ -18,7 +18,15 @@ from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.names import BranchName, DatasetName
-from dsv.model.records import GcCondemned, RefEntry, SessionBeat, SessionClosed, SessionOpen, SessionVerdict
+from dsv.model.records import (
+    CONDEMNED_MAX,
+    GcCondemned,
+    RefEntry,
+    SessionBeat,
+    SessionClosed,
+    SessionOpen,
+    SessionVerdict,
+)
 from dsv.periodic import Periodic
 from dsv.repo.damage import read_record
 from dsv.repo.refs import Head, LostRace, Moved
@@ -168,6 +176,6 @@ def _condemned(repository: Repository) -> frozenset[PackId]:
     for epoch in sorted(epoch for epoch, what in filter(None, listed) if what == "condemned"):
         if (epoch, "done") not in listed:
             key = keys.gc_condemned_key(epoch)
-            condemned = read_record(GcCondemned.decode, repository.store.get(key), key, repository.store.url)
+            condemned = read_record(GcCondemned.decode, repository.store, key, CONDEMNED_MAX)
             packs.update(condemned.packs)
     return frozenset(packs)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from dsv.errors import IntegrityError
 from dsv.model.diff import Change, diff_entries
 from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import CommitId, Id, NodeId, SegmentId
+from dsv.model.ids import CommitId, NodeId, SegmentId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.paths import link_escapes, show
 from dsv.model.segment import Segment
-from dsv.model.tree import Child, check_follows
+from dsv.model.tree import Child, Node, Totals, check_follows
 from dsv.repo.damage import NOT_OURS
 from dsv.repo.objects import Objects
 
@@ -154,26 +154,37 @@ class TreeReader:
         """Breadth first, as the commit's locator lists them."""
         locator, self._locator = self._locator, None
         places = iter([]) if locator is None else (locator.get(row) for row in range(len(locator)))
-        parents: list[Id] = [self.commit.root]
+        commit = self.commit
+        parents: list[Child | None] = [None]
         level: list[Child] = []
-        for depth in range(self.commit.level, 0, -1):
+        for depth in range(commit.level, 0, -1):
             level = []
-            located = [(NodeId(parent), next(places, None)) for parent in parents]
+            located = [
+                (commit.root if parent is None else NodeId(parent.id), next(places, None))
+                for parent in parents
+            ]
             self._nodes.extend(located)
-            for node in self.objects.nodes(located):
-                if node.level != depth:
-                    raise self._broken(f"a node of level {node.level} where {depth} belongs")
+            for parent, node in zip(parents, self.objects.nodes(located), strict=True):
+                self._check_node(parent, node, depth, level[-1].last if level else None)
                 level.extend(node.children)
-            parents = [child.id for child in level]
-        leaves = [Leaf(child, next(places, None)) for child in level]
-        previous: bytes | None = None
-        for leaf in leaves:
-            self._check_order(previous, leaf.child.last)
-            previous = leaf.child.last
-        totals = [sum(values) for values in zip(*((c.entries, c.files, c.bytes) for c in level), strict=True)]
-        if (totals or [0, 0, 0]) != [self.commit.entries, self.commit.files, self.commit.bytes]:
-            raise self._broken("totals that are not its segments'")
-        return leaves
+            parents = [*level]
+        return [Leaf(child, next(places, None)) for child in level]
+
+    def _check_node(self, said: Child | None, node: Node, level: int, previous: bytes | None) -> None:
+        """Holds a node against what is said of it above, before anything below it is read.
+
+        So no part of a tree is read twice, and all of it is no more than the commit's totals.
+        """
+        if node.level != level:
+            raise self._broken(f"a node of level {node.level} where {level} belongs")
+        totals = Totals.of(node.children)
+        if said is None:
+            if totals != (self.commit.entries, self.commit.files, self.commit.bytes):
+                raise self._broken("totals that are not its root's")
+        elif (node.children[-1].last, *totals) != (said.last, said.entries, said.files, said.bytes):
+            raise self._broken(f"a node {said.id} that is not what the node above says")
+        for child in node.children[:1]:
+            self._check_order(previous, child.last)
 
     def _check(self, child: Child, segment: Segment, previous: bytes | None) -> None:
         said = (child.last, child.entries, child.files, child.bytes)

@@ -25,6 +25,9 @@ MAX_KEY_LENGTH: Final = 900
 KEY_CHARACTERS: Final = "".join(sorted(string.ascii_letters + string.digits + "._%+=@~,!-"))
 """What a key's components are made of, in byte order."""
 
+LARGEST: Final = 128 << 20
+"""Bytes that `get` reads of one object unless its caller says otherwise: no pack is larger."""
+
 _COMPONENT: Final = r"[A-Za-z0-9_%+=@~,!-][A-Za-z0-9._%+=@~,!-]{0,254}"
 _KEY: Final = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
 _ONE_COMPONENT: Final = re.compile(rf"{_COMPONENT}\Z")
@@ -67,6 +70,10 @@ class CutShortError(IntegrityError):
     """A body that ended before it should have."""
 
 
+class TooLargeError(IntegrityError):
+    """An object with more bytes than one of its kind can have."""
+
+
 class StoreMissing(NotFound):
     """The bucket or container itself is absent, which an absent key must not be mistaken for."""
 
@@ -85,8 +92,11 @@ class Store(Protocol):
     ordered_listing: bool
     """Whether `list` yields keys in ascending byte order. A caller that has learnt better may set it."""
 
-    def get(self, key: str) -> bytes:
-        """The whole object. Raises NotFound."""
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        """The whole object. Raises NotFound, and TooLargeError if it has more than `limit` bytes.
+
+        It takes memory for `limit` bytes at most, whatever the object's size is said to be.
+        """
         ...
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
@@ -152,6 +162,15 @@ def check_range(start: int, length: int) -> None:
 def absent(url: str, key: str) -> NotFound:
     """The error for a key that is not there."""
     return NotFound(f"{key} is not in {url}", subject=key)
+
+
+def too_large(url: str, key: str, limit: int) -> TooLargeError:
+    """The error for an object that has more than `limit` bytes."""
+    return TooLargeError(
+        f"{key} in {url} has more than the {limit} bytes that it may have",
+        subject=key,
+        hint=f"put {key} back from a copy of the store, then run the same command again",
+    )
 
 
 def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShortError:

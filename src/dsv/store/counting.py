@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dsv.store.base import Buffer, Item, Put, Store
+from dsv.store.base import LARGEST, Buffer, Item, Put, Store
 from dsv.store.wrapper import Wrapper
 
 
@@ -51,9 +51,9 @@ class Counting(Wrapper):
         with self._lock:
             return self._counts
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
         self._add(gets=1)
-        data = self.inner.get(key)
+        data = self.inner.get(key, limit)
         self._add(bytes_down=len(data))
         return data
 

@@ -19,6 +19,7 @@ from dsv.errors import IntegrityError
 from dsv.fs.attributes import ask_again, unless_gone
 from dsv.fs.folders import make_durable, make_folder, sync_folder
 from dsv.store.base import (
+    LARGEST,
     Buffer,
     Item,
     NoAnswer,
@@ -29,6 +30,7 @@ from dsv.store.base import (
     check_range,
     cut_short,
     is_component,
+    too_large,
 )
 from dsv.store.directory_errors import NO_HARD_LINKS, no_hard_links, os_errors, root_missing
 from dsv.store.temporary import Sharing, TemporaryFile, TemporaryFiles
@@ -63,9 +65,11 @@ class DirectoryStore:
             self._sharing = Sharing.of(os.fstat(self._root).st_mode)
         self._temporary = TemporaryFiles(self._root, self._sharing)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
         with os_errors(self.url, key), self._opened(key) as descriptor:
             size = os.fstat(descriptor).st_size
+            if size > limit:
+                raise too_large(self.url, key, limit)
             data = _read(descriptor, 0, size)
         if len(data) != size:
             raise cut_short(self.url, key, 0, size, len(data))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from dsv.store.base import Buffer, Busy, Item, NoAnswer, Put, Store, cut_short
+from dsv.store.base import LARGEST, Buffer, Busy, Item, NoAnswer, Put, Store, cut_short
 from dsv.store.wrapper import Wrapper
 
 _T = TypeVar("_T")
@@ -82,9 +82,9 @@ class Faulty(Wrapper):
     def calls(self) -> int:
         return len(self.log)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
         fault = self._begin(Operation.GET, key)
-        data = self._apply(fault, key, lambda: self.inner.get(key))
+        data = self._apply(fault, key, lambda: self.inner.get(key, limit))
         if fault is not None and fault.kind is Kind.TRUNCATED:
             raise cut_short(self.url, key, 0, len(data), len(data) // 2)
         if fault is not None and fault.kind is Kind.SHORT:

@@ -6,7 +6,18 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from dsv.store.base import Buffer, Item, Put, absent, check_key, check_prefix, check_range, cut_short
+from dsv.store.base import (
+    LARGEST,
+    Buffer,
+    Item,
+    Put,
+    absent,
+    check_key,
+    check_prefix,
+    check_range,
+    cut_short,
+    too_large,
+)
 
 _shared: dict[str, MemoryStore] = {}
 _shared_lock = threading.Lock()
@@ -28,19 +39,17 @@ class MemoryStore:
         with _shared_lock:
             return _shared.setdefault(name, MemoryStore(name))
 
-    def get(self, key: str) -> bytes:
-        check_key(key)
-        with self._lock:
-            value = self._objects.get(key)
-        if value is None:
-            raise absent(self.url, key)
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        value = self._value(key)
+        if len(value) > limit:
+            raise too_large(self.url, key, limit)
         return value
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         check_range(start, length)
         if length == 0:
             return memoryview(b"")
-        value = memoryview(self.get(key))[start : start + length]
+        value = memoryview(self._value(key))[start : start + length]
         if len(value) != length:
             raise cut_short(self.url, key, start, length, len(value))
         return value
@@ -76,6 +85,14 @@ class MemoryStore:
 
     def free_bytes(self) -> int | None:
         return None
+
+    def _value(self, key: str) -> bytes:
+        check_key(key)
+        with self._lock:
+            value = self._objects.get(key)
+        if value is None:
+            raise absent(self.url, key)
+        return value
 
     def close(self) -> None:
         """Keeps the objects: another opening of the same name still sees them."""

@@ -16,6 +16,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, 
 from dsv.errors import DsvError, Unsupported
 from dsv.store.base import (
     KEY_CHARACTERS,
+    LARGEST,
     Buffer,
     Item,
     Put,
@@ -23,10 +24,12 @@ from dsv.store.base import (
     check_prefix,
     check_range,
     cut_short,
+    too_large,
 )
 from dsv.store.object_errors import Answer, as_store_error
 
 if TYPE_CHECKING:
+    from obstore import GetResult
     from obstore.store import ObjectStore as Client
 
     from dsv.store.credentials import ChainProvider
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 #: Uploads of this size and more get the client that is patient with a slow line.
 BULK: Final = 1 << 20
 _LIST_BATCH: Final = 1000
+_PART: Final = 64 << 10  # bytes of a body that are taken at a time
 
 
 class ObjectStore:
@@ -63,12 +67,18 @@ class ObjectStore:
         self._provider = provider
         self._process = os.getpid()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
         path = self._path(key)
         try:
-            return obstore.get(self._quick, path).bytes().to_bytes()
+            answer = obstore.get(self._quick, path)
+            if answer.meta["size"] > limit:
+                raise too_large(self.url, key, limit)
+            data = _beginning(answer, limit + 1)
         except (BaseError, OSError) as error:
             raise self._error(error, key) from error
+        if len(data) > limit:  # whatever size its headers gave
+            raise too_large(self.url, key, limit)
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         check_range(start, length)
@@ -83,7 +93,7 @@ class ObjectStore:
                 raise cut_short(self.url, key, start, length, 0) from error
             if not answer.ranges_unusable:
                 raise self._error(error, key) from error
-            data = memoryview(self.get(key))[start : start + length]
+            data = self._range_of_whole(key, path, start, length)
         if len(data) != length:
             raise cut_short(self.url, key, start, length, len(data))
         return data
@@ -143,6 +153,13 @@ class ObjectStore:
     def close(self) -> None:
         """Connections are obstore's, and end with its clients."""
 
+    def _range_of_whole(self, key: str, path: str, start: int, length: int) -> memoryview:
+        """The range from a server that answers every range with the whole object: no more of it is read than that."""
+        try:
+            return memoryview(_beginning(obstore.get(self._quick, path), start + length))[start:]
+        except (BaseError, OSError) as error:
+            raise self._error(error, key) from error
+
     def _path(self, key: str) -> str:
         self._check_process()
         return self._prefix + check_key(key)
@@ -160,6 +177,18 @@ class ObjectStore:
         if self._provider is not None and self._provider.failure is not None:
             return self._provider.failure
         return as_store_error(error, self.url, self._endpoint, key)
+
+
+def _beginning(answer: GetResult, limit: int) -> bytes:
+    """The first `limit` bytes of a body, or all of it if it has fewer. What follows them is not read."""
+    parts: list[bytes] = []
+    missing = limit
+    for part in answer.stream(min_chunk_size=_PART):
+        parts.append(bytes(part) if len(part) <= missing else bytes(memoryview(part)[:missing]))
+        missing -= len(parts[-1])
+        if not missing:
+            break
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _just_before(prefix: str) -> str | None:

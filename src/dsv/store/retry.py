@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable
-from dsv.store.base import Buffer, Busy, CutShortError, Item, NoAnswer, Put, Store
+from dsv.store.base import LARGEST, Buffer, Busy, CutShortError, Item, NoAnswer, Put, Store, TooLargeError
 from dsv.store.wrapper import Wrapper
 
 _T = TypeVar("_T")
@@ -100,8 +100,8 @@ class Retrying(Wrapper):
         self._clock = clock
         self._sleep = sleep
 
-    def get(self, key: str) -> bytes:
-        return self._repeated(lambda: self.inner.get(key))
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        return self._repeated(lambda: self.inner.get(key, limit))
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self._repeated(lambda: self.inner.get_range(key, start, length))
@@ -156,9 +156,11 @@ class Retrying(Wrapper):
     def _read_back(self, key: str, data: Buffer) -> Put | None:
         """Who won a key that is taken: None where nothing is there after all."""
         try:
-            stored = self._repeated(lambda: self.inner.get(key))
+            stored = self._repeated(lambda: self.inner.get(key, len(data)))
         except NotFound:
             return None
+        except TooLargeError:
+            return Put.LOST
         return Put.WON if stored == data else Put.LOST
 
     def _repeated(self, operation: Callable[[], _T]) -> _T:

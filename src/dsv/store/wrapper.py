@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsv.store.base import Buffer, Item, Put, Store
+from dsv.store.base import LARGEST, Buffer, Item, Put, Store
 
 
 class Wrapper:
@@ -29,8 +29,8 @@ class Wrapper:
     def ordered_listing(self, value: bool) -> None:
         self.inner.ordered_listing = value
 
-    def get(self, key: str) -> bytes:
-        return self.inner.get(key)
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        return self.inner.get(key, limit)
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self.inner.get_range(key, start, length)

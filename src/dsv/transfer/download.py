@@ -133,26 +133,23 @@ class Fetcher:
             first = True
             for chunk, length, where in self._chunks(entry.recipe_id, file.location):
                 total += length
+                if total > entry.size:
+                    raise _not_its_file(entry)
                 yield _Piece(file, chunk, length, first, total >= entry.size), where
                 first = False
             if total != entry.size:
                 raise _not_its_file(entry)
 
     def _chunks(
-        self, recipe_id: RecipeId, where: Location | None
+        self, recipe_id: RecipeId, where: Location | None, said: tuple[int, int] | None = None
     ) -> Iterator[tuple[ChunkId, int, Location | None]]:
-        recipe, locator = self._objects.recipe(recipe_id, where)
+        recipe, locator = self._objects.recipe(recipe_id, where, said)
         for row, (child, length) in enumerate(recipe.rows()):
             place = _row(locator, row)
             if recipe.level == 0:
                 yield ChunkId(child), length, place
             else:
-                below, _ = self._objects.recipe(RecipeId(child), place)
-                if below.level != recipe.level - 1:
-                    raise IntegrityError(
-                        f"recipe {recipe_id} nests wrongly", subject=str(recipe_id), hint=NOT_OURS
-                    )
-                yield from self._chunks(RecipeId(child), place)
+                yield from self._chunks(RecipeId(child), place, (recipe.level - 1, length))
 
     def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> bytes:
         assert piece.chunk is not None

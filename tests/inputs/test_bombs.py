@@ -1,0 +1,224 @@
+"""Small stores that would take gigabytes, or run for ever: each is refused in little memory.
+
+Every command runs in a process whose address space is limited, so that what takes too much ends with exit 70.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zstandard
+
+import dsv
+from dsv.errors import IntegrityError
+from dsv.model import keys
+from dsv.model.codec import Codec
+from dsv.model.ids import ChunkId, NodeId, SegmentId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
+from dsv.model.names import MAIN
+from dsv.model.sizes import FRAME_SLACK, OBJECT_LIMITS, is_possible
+from dsv.repo.metadata import MetadataCache
+from dsv.repo.objects import Objects
+from dsv.store.counting import Counting
+from dsv.store.memory import MemoryStore
+from tests.cli.runner import Dsv, Result
+from tests.golden.building import name_of
+from tests.inputs.hostile import SET, Below, Maker, file, node_bytes, segment_bytes
+from tests.inputs.scene import Scene, refused
+
+MEMORY = 1 << 30
+"""Bytes of address space: dsv takes half of it by itself, and what is tried here took four times as much."""
+PATIENCE = 300
+"""Seconds that nothing comes near to, unless it runs for ever."""
+USES = (["ls", "set"], ["cache", "set", "-q"], ["clone", "set", "clone"])
+
+
+def limited() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def little(person: Dsv, *arguments: str) -> Result:
+    # One arena for all threads: a thread's own would take address space that nobody uses.
+    person = person.at(person.cwd, MALLOC_ARENA_MAX="1")
+    return person.process(*arguments, timeout=PATIENCE, preexec_fn=limited)
+
+
+def read_independently(store: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(dsv.__file__).with_name("reader.py")
+    return subprocess.run(
+        [sys.executable, program, store, "set", out],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        preexec_fn=limited,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        check=False,
+    )
+
+
+def frame(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=19, write_content_size=True).compress(data)
+
+
+def repeated(maker: Maker, level: int, child: Below) -> Below:
+    """A node that lists the same child 4,096 times, under paths that rise, the last of which is the child's own."""
+    paths = [b"%04d" % number for number in range(4095)] + [child.last]
+    children = [Below(path, child.id, child.entries, child.files, child.bytes) for path in paths]
+    data = node_bytes(level, children)
+    maker.add(ObjectKind.NODE, NodeId.hash(data), data, frame(data))
+    return Below(child.last, NodeId.hash(data), 4096 * child.entries, 4096 * child.files, 4096 * child.bytes)
+
+
+def test_nodes_whose_children_are_all_the_same(scene: Scene) -> None:
+    """Three levels of them stand for 68,719,476,736 segments."""
+    maker = Maker()
+    maker.chunk()
+    data = segment_bytes([file(b"z")])
+    maker.add(ObjectKind.SEGMENT, SegmentId.hash(data), data)
+    top = Below(b"z", SegmentId.hash(data), 1, 1, 1)
+    for level in (1, 2, 3):
+        top = repeated(maker, level, top)
+    commit = maker.commit(NodeId(top.id), (top.files, top.bytes, top.entries), (), level=3)
+    scene.reset(maker.store(commit))
+    for use in USES:
+        refused(little(scene.newcomer(), *use), 5, "not what the node above says")
+    done = read_independently(scene.store, scene.folder / "out")
+    assert done.returncode == 1 and "not what is said of it above" in done.stderr, done
+
+
+def test_totals_beyond_what_a_tree_can_have(scene: Scene) -> None:
+    maker = Maker()
+    data = node_bytes(1, [])
+    maker.add(ObjectKind.NODE, NodeId.hash(data), data)
+    good = maker.commit(NodeId.hash(data), (0, 0, 0), ())
+    assert maker.store(good)
+    with pytest.raises(ValueError, match="over the limit"):
+        maker.commit(NodeId.hash(data), (0, 0, (1 << 40) + 1), ())
+
+
+def rows_of_one_place(where: Location, rows: int) -> bytes:
+    """A locator that gives one place so many times, in a few bytes."""
+    columns = (where.offset, where.stored, where.length, 0)
+    data = b"dsv locator 1\n" + struct.pack("<II", 1, rows) + where.pack + struct.pack("<I", 0) * rows
+    for value in columns:
+        data += struct.pack("<I", value) * rows
+    return frame(data + bytes([where.codec]) * rows)
+
+
+def test_a_locator_of_a_segment_with_more_rows_than_a_segment_has(scene: Scene) -> None:
+    """64 segments are read ahead at a time, and each had one of these behind it. The index decides instead."""
+    maker = Maker()
+    chunk = maker.chunk()
+    bomb = rows_of_one_place(chunk, 1 << 22)
+    assert len(bomb) < 10_000 and len(Locator.decode(rows_of_one_place(chunk, 1))) == 1
+    below, places = [], []
+    for number in range(64):
+        data = segment_bytes([file(b"%02d" % number)])
+        where = maker.add(ObjectKind.SEGMENT, SegmentId.hash(data), data)
+        maker.pack.add(ObjectKind.LOCATOR, SegmentId.hash(data), Codec.ZSTD, bomb, 1000)
+        places.append(where._replace(tail=len(bomb)))
+        below.append(Below(b"%02d" % number, SegmentId.hash(data), 1, 1, 1))
+    node = node_bytes(1, below)
+    places.insert(0, maker.add(ObjectKind.NODE, NodeId.hash(node), node))
+    commit = maker.commit(NodeId.hash(node), (64, 64, 64), places)
+    scene.reset(maker.store(commit))
+    for use in USES:
+        done = little(scene.newcomer(), *use)
+        assert done.code == 0, done
+
+
+def test_a_locator_of_a_commit_that_unpacks_to_more_than_it_can_hold(scene: Scene) -> None:
+    maker = Maker()
+    chunk = maker.chunk()
+    commit = maker.tree([file(b"a")])
+    bomb = rows_of_one_place(chunk, 1 << 22)
+    with pytest.raises(IntegrityError, match="at most"):
+        Locator.decode(bomb)
+    maker.keys[keys.locator_key(commit)] = bomb
+    scene.reset(maker.store(commit))
+    for use in USES:
+        done = little(scene.newcomer(), *use)
+        assert done.code == 0, done
+
+
+def test_an_object_that_unpacks_to_more_than_its_kind_has() -> None:
+    """In the index each has what the largest object of any kind has; nothing of it is read."""
+    for kind in (ObjectKind.CHUNK, ObjectKind.NODE, ObjectKind.SEGMENT, ObjectKind.RECIPE):
+        limit = OBJECT_LIMITS[kind]
+        for length, stored, possible in (
+            (limit, limit, True),
+            (limit + 1, 100, False),
+            (100, limit + FRAME_SLACK + 1, False),
+        ):
+            where = Location(name_of("pack").pack, 8, stored, length, Codec.ZSTD)
+            assert is_possible(kind, where) is possible
+            store = Counting(MemoryStore())
+            read = partial(Objects(store, MetadataCache(None)).read, kind, ChunkId(bytes(32)), where)
+            with pytest.raises(IntegrityError, match="in no index"):
+                read()
+            assert store.counts.ranges == (1 if possible else 0)
+
+
+def of_six_gigabytes(scene: Scene, key: str) -> None:
+    """Holes take no room on disk, and would take all of it in memory."""
+    path = scene.store / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, 6 << 30)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.branch_key(SET, MAIN, 1),
+        keys.format_key(0),
+        keys.format_key(1),
+    ],
+)
+def test_a_small_record_of_six_gigabytes(scene: Scene, key: str) -> None:
+    maker = Maker()
+    maker.chunk()
+    scene.reset(maker.store(maker.tree([file(b"a")])))
+    (scene.store / key).unlink(missing_ok=True)
+    of_six_gigabytes(scene, key)
+    for use in (*USES, ["datasets"], ["log", "set"]):
+        refused(little(scene.newcomer(), *use), 5, key, "may have")
+    done = read_independently(scene.store, scene.folder / "out")
+    assert done.returncode == 1 and "larger than" in done.stderr, done
+
+
+def test_a_commit_an_index_and_a_run_of_six_gigabytes(scene: Scene) -> None:
+    maker = Maker()
+    maker.chunk()
+    commit = maker.tree([file(b"a")])
+    content = maker.store(commit)
+    scene.reset(content)
+    (scene.store / keys.commit_key(commit)).unlink()
+    of_six_gigabytes(scene, keys.commit_key(commit))
+    refused(little(scene.newcomer(), "ls", "set"), 5, "damaged")
+    scene.reset(content)
+    (scene.store / keys.index_key(maker.index_id)).unlink()
+    (scene.store / keys.locator_key(commit)).unlink()
+    of_six_gigabytes(scene, keys.index_key(maker.index_id))
+    refused(little(scene.newcomer(), "ls", "set"), 5, "may have")
+    scene.reset(content)
+    of_six_gigabytes(scene, keys.locator_key(commit))
+    assert little(scene.newcomer(), "ls", "set").code == 0
+    of_six_gigabytes(scene, keys.run_key(SET, "20261120-132145-1f2e3d4c", "record"))
+    done = little(scene.newcomer(), "runs", "20261120-132145-1f2e3d4c")
+    refused(done, 5, "may have")
+
+
+def test_the_limit_of_memory_is_one() -> None:
+    """What takes more is stopped, so that the tests above mean something."""
+    program = [sys.executable, "-c", f"bytearray({MEMORY})"]
+    done = subprocess.run(program, capture_output=True, text=True, preexec_fn=limited, check=False)
+    assert "MemoryError" in done.stderr

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from dsv.errors import UsageError
 from dsv.model.paths import show
 from dsv.model.units import format_bytes
+from dsv.worktree.patterns import Pattern, parse
 from dsv.worktree.steady import OPEN_FLAGS
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 NAME = ".dsvignore"
 _LIMIT = 16 << 20  # bytes of one
+_SHOWN = 80  # bytes of a line in a message
 
 
 class Rules:
@@ -26,15 +24,15 @@ class Rules:
     `digest` tells two sets of rules apart, so that a verdict can be remembered; 0 where there are none.
     """
 
-    __slots__ = ("_above", "_spec", "_start", "digest")
+    __slots__ = ("_above", "_patterns", "_start", "digest")
 
     def __init__(self, above: Rules | None = None, folder: bytes = b"", text: bytes = b"") -> None:
         self._above = above
         self._start = len(folder) + 1 if folder else 0
-        self._spec: GitIgnoreSpec | None = None
+        self._patterns: tuple[Pattern, ...] = ()
         self.digest: int = above.digest if above is not None else 0
         if above is not None:
-            self._spec = _parse(folder, text)
+            self._patterns = _parse(folder, text)
             self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
 
     def enter(self, folder: bytes, text: bytes) -> Rules:
@@ -49,11 +47,12 @@ class Rules:
         The last pattern that matches decides, those of deeper folders after those of higher ones.
         """
         rules: Rules | None = self
-        text = path.decode("utf-8", "surrogateescape") + ("/" if directory else "")
-        while rules is not None and rules._spec is not None:
-            verdict = rules._spec.check_file(text[_characters(path, rules._start) :]).include
-            if verdict is not None:
-                return verdict
+        name = path[path.rfind(b"/") + 1 :]
+        while rules is not None:
+            below = path[rules._start :]
+            for pattern in rules._patterns:
+                if pattern.matches(below, name, directory=directory):
+                    return not pattern.includes
             rules = rules._above
         return False
 
@@ -79,21 +78,19 @@ def _unfit(where: bytes, reason: str) -> UsageError:
     return UsageError(f"{show(where)} {reason}", subject=where.decode("utf-8", "backslashreplace"))
 
 
-def _characters(path: bytes, start: int) -> int:
-    return start if path.isascii() else len(path[:start].decode("utf-8", "surrogateescape"))
-
-
-def _parse(folder: bytes, text: bytes) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec
-
-    lines = (
-        text.removeprefix(b"\xef\xbb\xbf")
-        .decode("utf-8", "surrogateescape")
-        .replace("\r\n", "\n")
-        .split("\n")
-    )
-    try:
-        return GitIgnoreSpec.from_lines(lines)
-    except ValueError as error:
-        where = show(folder + b"/.dsvignore" if folder else b".dsvignore")
-        raise UsageError(f"{where} has a line that is no pattern: {error}", subject=where) from error
+def _parse(folder: bytes, text: bytes) -> tuple[Pattern, ...]:
+    """The patterns of a file, the last one first, as that is how they are asked."""
+    found = []
+    for line in text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n"):
+        try:
+            pattern = parse(line)
+        except ValueError as error:
+            where = show(folder + b"/.dsvignore" if folder else b".dsvignore")
+            raise UsageError(
+                f"{where} has a line that is no pattern, {show(line[:_SHOWN])}: {error}",
+                subject=where,
+                hint="remove the line, or begin it with # to make it a comment",
+            ) from error
+        if pattern is not None:
+            found.append(pattern)
+    return tuple(reversed(found))

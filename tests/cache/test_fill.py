@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.filling import placing, site, writer
+from dsv.cache.filling import placing, site, syncing, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.planning import make_plan
 from dsv.cache.filling.publish import bury
@@ -135,11 +135,11 @@ def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
 
-    def fail(descriptor: int) -> None:
+    def fail(self: syncing.Syncer) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as failing:
-        failing.setattr(system, "sync", fail)
+        failing.setattr(syncing.Syncer, "sync", fail)
         with pytest.raises(Unreachable, match="lost what was written"):
             cache_it(root, world, commit)
     assert not any((root.dot / "fill").rglob("*"))

@@ -7,10 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
+from dsv.cache import record
 from dsv.cache.filling import links, parts, plan, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
@@ -146,3 +148,28 @@ def test_a_claim_for_which_there_was_no_room_is_made_later(
     monkeypatch.setattr(parts.Board, "_claim", full_once)
     commit = world.commit(File(f"{number:03d}", 10_000, str(number)) for number in range(100))
     world.check(commit, cache(root, world, commit).path)
+
+
+@pytest.mark.usefixtures("remote")
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBADF, errno.ETIMEDOUT])
+def test_a_host_that_the_file_server_forgot_joins_again(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """ETIMEDOUT is what a mount with `softerr` says after a cut; here at each place that asks the server, once."""
+    refresh, lookups, turns = parts.Board.refresh, record.lookup, iter(range(10**6))
+
+    def cut_off_once(self: parts.Board) -> float:
+        if next(turns) == 0:
+            raise OSError(number, os.strerror(number))
+        return refresh(self)
+
+    def cut_off_in_the_middle(*arguments: Any, **options: Any) -> Any:
+        if options.get("fresh") and next(turns) == 1:
+            raise OSError(number, os.strerror(number))
+        return lookups(*arguments, **options)
+
+    monkeypatch.setattr(parts.Board, "refresh", cut_off_once)
+    monkeypatch.setattr("dsv.cache.filling.fill.lookup", cut_off_in_the_middle)
+    commit = world.commit(File(f"{one:03d}", 100, str(one)) for one in range(10))
+    world.check(commit, cache(root, world, commit).path)
+    assert next(turns) > 3

@@ -25,7 +25,7 @@ from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, prepare_cache
-from dsv.errors import Denied, NoRoom, NotFound, Unreachable
+from dsv.errors import Denied, NoRoom, Unreachable
 
 ANN, BOB, EVE, TEAM = 61001, 61002, 61003, 61100
 
@@ -160,7 +160,7 @@ def test_small_files(tmp_path: Path) -> None:
 def test_errors_by_what_a_handler_would_do() -> None:
     kinds = {
         errno.EACCES: Denied, errno.EROFS: Denied, errno.EDQUOT: NoRoom, errno.ENOSPC: NoRoom,
-        errno.ENOENT: NotFound, errno.EIO: Unreachable, errno.ESTALE: Unreachable, errno.ETIMEDOUT: Unreachable,
+        errno.ENOENT: Unreachable, errno.EIO: Unreachable, errno.ESTALE: Unreachable, errno.ETIMEDOUT: Unreachable,
     }  # fmt: skip
     for number, kind in kinds.items():
         assert type(explain(OSError(number, "x"), Path("/c"))) is kind

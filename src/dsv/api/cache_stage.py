@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dsv.model.run import RunId
 
 _TRIES = 5
+_CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a claim has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,20 +287,30 @@ class Claim:
         return lease
 
     def __enter__(self) -> Self:
-        place = self._found.place
+        refused = self._take()
+        usable = self._optional and isinstance(refused, Denied | NoRoom | Unsupported)
+        if usable and lookup(self._root, self._found.place) is not None:
+            return self
+        if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
+            place = self._found.place
+            _RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))
+            refused = self._take()
+        if refused is not None:
+            raise refused
+        return self
+
+    def _take(self) -> DsvError | None:
+        """Takes the lease; returns why it could not be had."""
         try:
             prepare_cache(self._root)
-            self._lease = Lease.take(self._root, place, self._purpose, run=self._run).hold()
-        except (DsvError, OSError) as error:
-            refused = (
-                explain(error, self._root.path, "claim a commit in") if isinstance(error, OSError) else error
-            )
-            usable = self._optional and isinstance(refused, Denied | NoRoom | Unsupported)
-            if not usable or lookup(self._root, place) is None:
-                if refused is error:
-                    raise  # with the cause that it has
-                raise refused from error
-        return self
+            self._lease = Lease.take(self._root, self._found.place, self._purpose, run=self._run).hold()
+        except DsvError as error:
+            return error
+        except OSError as error:
+            refused = explain(error, self._root.path, "claim a commit in")
+            refused.__cause__ = error
+            return refused
+        return None
 
     def __exit__(self, *_: object) -> None:
         if self._lease is not None:

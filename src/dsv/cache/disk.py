@@ -12,14 +12,15 @@ from pathlib import Path
 
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
 from dsv.fs.attributes import refresh
+from dsv.model.units import format_bytes
 
 _TRIES = 20
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 """What is said of a path that another removed; an NFS server says ESTALE of what was open."""
-FORGOTTEN = (errno.EIO, errno.EBADF)
-"""What an NFS client says of files that were open when it was cut off for longer than the server's lease: of a sync and
-a close the first, of a write (Linux 6) the second. They are lost to this process, and no more than that: opened again
-by their names, if they still have these, they work."""
+FORGOTTEN = (errno.EIO, errno.EBADF, errno.ETIMEDOUT)
+"""What an NFS client says of files that were open when it was cut off for longer than the server's lease: EIO of a sync
+and a close, EBADF of a write (Linux 6); with the mount option `softerr` ETIMEDOUT of anything. They are lost to this
+process, and no more than that: opened again by their names, if they still have these, they work."""
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
@@ -77,10 +78,28 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
         hint = "ask the cache's owner for the right to write, or use --cache DIR"
         return Denied(what, subject=subject, hint=hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(what, subject=subject, hint="dsv evict --dry-run")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NoRoom(f"{what}; {free_room(path)}", subject=subject, hint="dsv evict --dry-run")
+    if error.errno == errno.ENOTDIR and _is_below_a_file(Path(path)):
         return NotFound(what, subject=subject)
+    if error.errno in GONE:  # others remove folders while they are empty
+        return Unreachable(what, subject=subject, hint="others change this cache now: try again")
     return Unreachable(what, subject=subject)
+
+
+def free_room(path: Path | str) -> str:
+    """What the file system of `path`, or of the nearest folder above it, says that it has left, in words."""
+    nearest = next((one for one in (Path(path), *Path(path).parents) if one.exists()), Path(path))
+    try:
+        found = os.statvfs(nearest)
+    except OSError as error:
+        return f"how much is free is unknown ({error.strerror})"
+    free = f"{format_bytes(found.f_bavail * found.f_frsize)} are free"
+    return f"{free} and {found.f_favail} files can still be made" if found.f_files else free
+
+
+def _is_below_a_file(path: Path) -> bool:
+    nearest = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+    return not nearest.is_dir()
 
 
 def link_count(path: Path) -> int:

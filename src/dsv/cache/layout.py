@@ -24,11 +24,13 @@ import random
 import re
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.disk import FORGOTTEN, explain, link_count, read_small, umask
-from dsv.errors import Unsupported, UsageError
+from dsv.cache.directories import make_directory
+from dsv.cache.disk import FORGOTTEN, explain, link_count, list_names, read_small
+from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.fs.attributes import PROBE, refresh
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
@@ -160,6 +162,8 @@ class CacheRoot:
             try:
                 found = self.path.stat()
             except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                    raise NotFound(f"there is no cache at {self.path}", subject=str(self.path)) from error
                 raise explain(error, self.path) from error
             # A directory that one may list but not enter is of no use, so x follows r.
             rwx = found.st_mode & 0o777 | 0o700
@@ -184,7 +188,11 @@ class CacheRoot:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
                 self.make_directory(self.dot / name)
-            self._make_spares()
+            try:
+                self._make_spares()
+            except OSError as error:
+                if error.errno not in FULL:  # others use them just now
+                    raise
         except OSError as error:
             raise explain(error, self.path) from error
 
@@ -199,39 +207,24 @@ class CacheRoot:
         """Makes `path`, below the root, and its missing parents, with the root's rights. There already: fine.
 
         It appears with its final mode at once: a user with a narrow umask who dies between mkdir and chmod
-        would else leave a folder that locks the others out. Raises `OSError`.
+        would else leave a folder that locks the others out. Evictors and other fills remove the folders above it while
+        these are empty, so they are made again. Raises `OSError`.
         """
+        for attempt in range(_TRIES):
+            try:
+                self._make_directory(path)
+                return
+            except OSError as error:
+                self._pause_after(error, path.parent, attempt)
+
+    def _make_directory(self, path: Path) -> None:
         if path.is_dir():
             return
         if path.parent != self.path:
-            self.make_directory(path.parent)
-        mode = self.directory_mode
-        inherits = bool(mode & stat.S_ISGID) or os.getegid() == self._rights()[2]
-        if inherits and not mode & umask():
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode & 0o777)
-                self._adopt(path, mode)
-            return
+            self._make_directory(path.parent)
         # tmp itself can have no temporary name inside tmp
         beside = path.parent if path in (self.dot, self.temporary) else self.temporary
-        draft = beside / f".{os.urandom(8).hex()}"
-        draft.mkdir(0o700)
-        self._adopt(draft, mode)
-        try:
-            draft.rename(path)  # replaces an empty folder that another made meanwhile, which changes nothing
-        except OSError as error:
-            draft.rmdir()
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-
-    def _adopt(self, path: Path, mode: int) -> None:
-        """Group and mode for a directory that this process has just made."""
-        found = path.stat()
-        if found.st_gid != self._rights()[2] and mode & 0o070:
-            with contextlib.suppress(PermissionError):  # not a member: the mode alone has to do
-                os.chown(path, -1, self._rights()[2])
-        if stat.S_IMODE(found.st_mode) != mode:
-            path.chmod(mode)
+        make_directory(path, self.directory_mode, self._rights()[2], beside)
 
     def write_once(self, path: Path, data: bytes) -> bool:
         """Creates `path` with exactly this content, atomically and durably; False if the name was taken.
@@ -239,24 +232,32 @@ class CacheRoot:
         Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made where
         missing. Raises `OSError`; `Unsupported` where the file system has no hard links.
         """
+        with self.drafted(data) as draft:
+            return self.link_once(draft, path)
+
+    @contextlib.contextmanager
+    def drafted(self, data: bytes) -> Iterator[Path]:
+        """A file with this content, on disk, for `link_once`; so that there is room for it before it is wanted."""
         draft = self._draft(data)
         try:
-            for attempt in range(_TRIES):
-                try:
-                    os.link(draft, path)
-                    return True
-                except FileExistsError:
-                    return (
-                        link_count(draft) > 1
-                    )  # a LINK sent again after its answer was lost finds its own work
-                except OSError as error:
-                    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-                        message = f"the file system of {self.path} has no hard links, which a cache needs"
-                        raise Unsupported(message, subject=str(self.path)) from error
-                    self._look_again(error, path.parent, attempt)
-            raise AssertionError("unreachable")
+            yield draft
         finally:
             draft.unlink(missing_ok=True)
+
+    def link_once(self, draft: Path, path: Path) -> bool:
+        """As `write_once`, with what was drafted before."""
+        for attempt in range(_TRIES):
+            try:
+                os.link(draft, path)
+                return True
+            except FileExistsError:
+                return link_count(draft) > 1  # a LINK sent again after its answer was lost finds its own work
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                    message = f"the file system of {self.path} has no hard links, which a cache needs"
+                    raise Unsupported(message, subject=str(self.path)) from error
+                self._look_again(error, path.parent, attempt)
+        raise AssertionError("unreachable")
 
     def replace(self, path: Path, data: bytes) -> None:
         """Writes `path` anew, atomically: readers see the old content or the new. For a file of one's own.
@@ -301,13 +302,20 @@ class CacheRoot:
 
     def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
         """Makes the folder anew where it was removed under us; raises `error` where that is no cure."""
+        self._pause_after(error, folder, attempt)
+        try:
+            self._make_directory(folder)
+        except OSError as failure:  # the folder above it was removed just then
+            if failure.errno not in _LOOK_AGAIN:
+                raise
+
+    def _pause_after(self, error: OSError, folder: Path, attempt: int) -> None:
+        """Before the next try, if `error` is of a folder that vanished; raises any other, and that of the last try."""
         if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
             raise error
         if attempt > 2:
             time.sleep(random.random() * min(0.01 * attempt, 0.1))
         self.look_up_anew(folder)
-        with contextlib.suppress(FileNotFoundError):  # the folder above it was removed just then
-            self.make_directory(folder)
 
     def look_up_anew(self, folder: Path) -> None:
         """Makes an NFS client ask whether a folder, and those above it in the cache, are still the ones that it knows.
@@ -326,20 +334,33 @@ class CacheRoot:
         full disk too. Raises `OSError`.
         """
         folder = folder or self.temporary
-        probe = folder / f"{PROBE}{os.urandom(8).hex()}"
         for attempt in range(_TRIES):
             try:
-                lent = self.put_name(probe)
-                try:
-                    return refresh(folder) / 1e9
-                finally:
-                    if lent:
-                        probe.rename(self.spares / probe.name.lstrip("."))
-                    else:
-                        probe.unlink(missing_ok=True)
+                return self.time_in(folder)
             except OSError as error:
                 self._look_again(error, folder, attempt)
         raise AssertionError("unreachable")
+
+    def time_in(self, folder: Path) -> float:
+        """The same, but the folder is never made. Raises `OSError`; `FileNotFoundError` or ESTALE if it has gone."""
+        probe = folder / f"{PROBE}{os.urandom(8).hex()}"
+        lent = self.put_name(probe)
+        try:
+            return refresh(folder) / 1e9
+        finally:
+            if lent:
+                probe.rename(self.spares / probe.name.lstrip("."))
+            else:
+                probe.unlink(missing_ok=True)
+
+    def reach(self, folder: Path) -> None:
+        """Makes a folder where missing, and makes sure that this host sees it as it is.
+
+        One's own change in a folder is what makes an NFS client forget what it believed of the names in it; where the
+        folder itself has gone but is remembered, those above it are looked at. Raises `OSError`.
+        """
+        self.make_directory(folder)
+        self.now(folder)
 
     def put_name(self, path: Path) -> bool:
         """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block
@@ -354,8 +375,16 @@ class CacheRoot:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            for spare in sorted(self.spares.iterdir()):
-                with contextlib.suppress(FileNotFoundError):  # another needed it
-                    spare.rename(path)
+            for spare in list_names(self.spares):
+                if self._lend(self.spares / spare, path):
                     return True
             raise
+
+    def _lend(self, spare: Path, path: Path) -> bool:
+        """False if another process was faster. Raises `OSError`, also if the folder that wants it has gone."""
+        try:
+            spare.rename(path)
+        except FileNotFoundError:
+            path.parent.stat()
+            return False
+        return True

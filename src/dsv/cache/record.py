@@ -8,8 +8,6 @@ so sees it as it is, cannot be misled by a client that still remembers the visib
 
 from __future__ import annotations
 
-import errno
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +16,9 @@ import msgspec
 
 from dsv.cache.disk import list_names, read_small
 from dsv.cache.layout import CacheRoot, Place
-from dsv.fs.attributes import server_time
 
 PREFIX = "entry-"
 _VERSION = 1
-_TRIES = 10
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -61,7 +57,11 @@ def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
 
 def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
     """Tells that the visible folder is whole; right after the rename. False: it was told. Raises `OSError`."""
-    return root.write_once(record_path(root, place, record.fill), msgspec.json.encode(record))
+    return root.write_once(record_path(root, place, record.fill), encode(record))
+
+
+def encode(record: Filled) -> bytes:
+    return msgspec.json.encode(record)
 
 
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
@@ -106,23 +106,5 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
 
 def refresh(root: CacheRoot, place: Place) -> None:
     """Makes an NFS client forget what it believed about the names beside and about a commit. Raises `OSError`."""
-    reach(root, root.visible(place).parent)
-    reach(root, root.claims(place))
-
-
-def reach(root: CacheRoot, folder: Path) -> None:
-    """Makes a folder where missing, and makes sure that this host sees it as it is.
-
-    One's own change in a folder is what makes an NFS client forget what it believed of the names in it; where the
-    folder itself has gone but is remembered, those above it are looked at. Raises `OSError`.
-    """
-    for attempt in range(_TRIES):
-        root.make_directory(folder)
-        try:
-            server_time(folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE) or attempt == _TRIES - 1:
-                raise
-        root.look_up_anew(folder)
-        time.sleep(0.02 * attempt)
+    root.reach(root.visible(place).parent)
+    root.reach(root.claims(place))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
-from dsv.cache.disk import FORGOTTEN, GONE, explain
+from dsv.cache.disk import GONE, explain
 from dsv.cache.filling import room
+from dsv.cache.filling.patience import Patience
 from dsv.cache.filling.planning import Planned, make_plan
 from dsv.cache.filling.publish import bury
 from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec, NoRoomBeside
@@ -13,15 +15,14 @@ from dsv.cache.filling.shift import Means, Shift, need_of
 from dsv.cache.filling.site import Site, clear, discard, give_up, join, start
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded
-from dsv.cache.filling.workers import Beat
+from dsv.cache.filling.workers import Beat, read_workers
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Cached, lookup
-from dsv.errors import Conflict, Unreachable
+from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
 from dsv.model.progress import NoProgress, Progress
 
 _ATTEMPTS = 50
-_COMEBACKS = 3
 
 
 def fill(
@@ -62,28 +63,34 @@ def fill(
 
 
 def _fill(request: FillRequest, means: Means) -> FillResult:
-    """Each round ends with the commit visible, or with somebody else's fill that ended without it."""
+    """Each round ends with the commit visible, with somebody else's fill that ended without it, or with trouble."""
     root, place = means.root, means.place
+    patience = Patience(request, means)
     worked = False
-    fetched = linked = comebacks = 0
+    fetched = linked = 0
     for attempt in range(_ATTEMPTS):
-        found = lookup(root, place, fresh=True)
-        if found is not None:
-            return _result(found, fetched, linked, hit=not worked)
-        site = join(root, place)
-        if site is not None and not site.is_open():
-            bury(site)
-            continue
-        done, forgotten = _take_part(request, means, site)
-        if done is not None:
-            worked = True
-            fetched += done.fetched
-            linked += done.linked
-        if forgotten is not None:
-            comebacks += 1
-            if comebacks > _COMEBACKS:
-                raise forgotten
-            means.progress.note(f"{root.path} had forgotten this host; it joins again")
+        trouble: OSError | None = None
+        try:
+            found = lookup(root, place, fresh=True)
+            if found is not None:
+                return _result(found, fetched, linked, hit=not worked)
+            site = join(root, place)
+            if site is not None and not site.is_open():
+                bury(site)
+                continue
+            done, trouble = _take_part(request, means, site)
+            if done is not None:
+                worked = True
+                fetched += done.fetched
+                linked += done.linked
+        except OSError as error:
+            done, trouble = None, error
+        if trouble is not None:
+            try:
+                patience.bear(trouble)
+            except NoRoom:
+                _make_way(root, place)
+                raise
         elif done is not None and not done.published:
             time.sleep(min(1.0, 0.01 * attempt))
     raise Unreachable(
@@ -94,11 +101,11 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
 def _take_part(request: FillRequest, means: Means, site: Site | None) -> tuple[Shift | None, OSError | None]:
     """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun.
 
-    Also returns the error, if it was one, by which the file server has dropped what this host had open.
+    Also returns the error that ended this host's part in it, if it was one.
     """
     beat = Beat(means.root, means.kind)
     shift: Shift | None = None
-    forgotten: OSError | None = None
+    trouble: OSError | None = None
     superfluous = False
     try:
         if site is None:
@@ -114,11 +121,9 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> tuple[S
     except FillEnded:
         pass
     except OSError as error:
-        if error.errno in FORGOTTEN and means.kind.sync_each:
-            forgotten = error
         # It may have ended while this process was about to join it.
-        elif site is None or error.errno not in GONE or site.is_open():
-            raise
+        if site is None or error.errno not in GONE or site.is_open():
+            trouble = error
     finally:
         beat.stop()
         # Only now, as NFS can't remove a file that this host has open.
@@ -126,7 +131,7 @@ def _take_part(request: FillRequest, means: Means, site: Site | None) -> tuple[S
             give_up(site)
         elif site is not None and shift is not None:
             _leave(site, shift)
-    return shift, forgotten
+    return shift, trouble
 
 
 def _leave(site: Site, shift: Shift) -> None:
@@ -134,6 +139,16 @@ def _leave(site: Site, shift: Shift) -> None:
         clear(site)
     elif shift.hopeless and not give_up(site):
         bury(site)
+
+
+def _make_way(root: CacheRoot, place: Place) -> None:
+    """A half fill that nobody works on would keep a full disk full."""
+    with contextlib.suppress(OSError):
+        site = join(root, place)
+        if site is not None and site.is_open():
+            now, workers = root.now(), read_workers(site.workers).values()
+            if all(worker.gone(now) for worker in workers):
+                give_up(site)
 
 
 def _begin(request: FillRequest, means: Means, beat: Beat) -> Site | None:

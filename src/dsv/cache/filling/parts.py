@@ -41,8 +41,17 @@ class Claim:
 class Board:
     """The claims of one fill, as one process sees them. Not for use from several threads."""
 
-    def __init__(self, folder: Path, parts: int, owner: str, kind: FileSystem) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: int,
+        owner: str,
+        kind: FileSystem,
+        clock: Callable[[Path], float] = server_time,
+    ) -> None:
+        """clock: tells the server's time by a change in the folder, as `CacheRoot.time_in` does on a full disk too."""
         self._folder = folder
+        self._clock = clock
         self._owner = owner
         self.count = parts
         self._newest: dict[int, int] = {}
@@ -79,7 +88,7 @@ class Board:
 
         Raises `OSError`; `FileNotFoundError` or ESTALE where the fill has ended.
         """
-        now = server_time(self._folder)
+        now = self._clock(self._folder)
         newest: dict[int, int] = {}
         done: dict[int, int] = {}
         lost: set[int] = set()

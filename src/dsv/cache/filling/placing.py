@@ -79,14 +79,20 @@ class Placer:
     def close(self) -> None:
         self._stack.close()
 
-    def make_folder(self, path: bytes) -> None:
-        self.asked.open(path)
+    def make_folder(self, job: Job, path: bytes) -> None:
+        try:
+            self.asked.open(path)
+        except OSError as error:
+            _look_again(job, error)
 
     def make_symlink(self, job: Job, entry: Entry) -> None:
         assert entry.target is not None
         target = entry.target
-        folder, name = self.asked.of(entry.path)
         job.symlinks += (entry.path, target)
+        found = self._find(job, self.asked, entry.path)
+        if found is None:
+            return
+        folder, name = found
 
         def make() -> None:
             with contextlib.suppress(FileExistsError):  # an earlier claimer's, and its content is its name's
@@ -95,14 +101,10 @@ class Placer:
         self._run(job, make)
 
     def make_empty(self, job: Job, entry: Entry) -> None:
-        folder, name = self.asked.of(entry.path)
+        target = self._find(job, self.asked, entry.path)
         runs = entry.kind is Kind.EXECUTABLE
-        self._run(
-            job,
-            lambda: finish_file(
-                start_file(folder, name, (), self._rights, runs=runs), self._rights, runs=runs
-            ),
-        )
+        if target is not None:
+            self._run(job, lambda: create_file(*target, (), self._rights, runs=runs))
 
     def take(self, job: Job, item: Item) -> None:
         """Links the donor's file, or else adds the item to the job's `copied` or `failed`."""
@@ -112,7 +114,9 @@ class Placer:
         if source is None:
             job.failed.append(item)
             return
-        target = self.asked.of(entry.path)
+        target = self._find(job, self.asked, entry.path)
+        if target is None:
+            return
         runs = entry.kind is Kind.EXECUTABLE
 
         def link() -> None:
@@ -130,7 +134,11 @@ class Placer:
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
             return
-        target = self.asked.open(run.folder)
+        try:
+            target = self.asked.open(run.folder)
+        except OSError as error:
+            _look_again(job, error)
+            return
         step = _LINKS_EACH if self.pool.threads else len(run.names)
         for start in range(0, len(run.names), step):
             self._run(job, self._link_all(job, run, source, target, slice(start, start + step)))
@@ -155,9 +163,7 @@ class Placer:
                 folder, name = self._arriving.of(entry.path)
                 create_file(folder, name, pieces, self._rights, runs=entry.kind is Kind.EXECUTABLE)
             except OSError as error:
-                if error.errno not in _LOOK_AGAIN:
-                    raise
-                job.again = True
+                _look_again(job, error)
             return
         runs = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
@@ -165,9 +171,7 @@ class Placer:
             target = self._arriving.of(entry.path)
             place = (self._draft_folder(job), os.urandom(8).hex().encode()) if broken else target
         except OSError as error:
-            if error.errno not in _LOOK_AGAIN:
-                raise
-            job.again = True
+            _look_again(job, error)
             return
 
         def finish(descriptor: int) -> None:
@@ -182,25 +186,24 @@ class Placer:
         try:
             descriptor = start_file(*place, pieces, self._rights, runs=runs)
         except OSError as error:
-            if error.errno not in _LOOK_AGAIN:
-                raise
-            job.again = True
+            _look_again(job, error)
             return
         self._run(job, lambda: finish(descriptor))
 
-    def examine(self, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
+    def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
         """What is there of these files already. Raises `OSError`."""
         states: dict[bytes, State] = {}
         for item in items:
             pace()
-            if item.entry.is_file:
-                self.pool.run(self._look(item, states))
+            target = self._find(job, self.asked, item.entry.path) if item.entry.is_file else None
+            if target is not None:
+                self._run(job, self._look(item, target, states))
         self.pool.drain()
         return states
 
-    def _look(self, item: Item, states: dict[bytes, State]) -> Callable[[], None]:
+    def _look(self, item: Item, target: tuple[int, bytes], states: dict[bytes, State]) -> Callable[[], None]:
         entry = item.entry
-        folder, name = self.asked.of(entry.path)
+        folder, name = target
         source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
 
         def look() -> None:
@@ -209,6 +212,14 @@ class Placer:
             states[entry.path] = existing.examine(folder, name, entry, twin)
 
         return look
+
+    def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
+        """The folder of this path, and the name in it; None if it has to be looked up anew."""
+        try:
+            return folders.of(path)
+        except OSError as error:
+            _look_again(job, error)
+            return None
 
     def forget_folders(self) -> None:
         """Looks all folders up anew."""
@@ -238,8 +249,13 @@ class Placer:
             try:
                 task()
             except OSError as error:
-                if error.errno not in _LOOK_AGAIN:
-                    raise
-                job.again = True
+                _look_again(job, error)
 
         self.pool.run(run, size)
+
+
+def _look_again(job: Job, error: OSError) -> None:
+    """Has the job's part looked through once more if that may help; else raises the error."""
+    if error.errno not in _LOOK_AGAIN:
+        raise error
+    job.again = True

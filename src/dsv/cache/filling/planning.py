@@ -107,6 +107,17 @@ def make_plan(
     return Planned(plan, bytes(matching.codes), matching.encoded_moves())
 
 
+def room_needed(tree: Tree, selection: Selection) -> tuple[int, int]:
+    """Bytes and files of a fill that takes nothing from other commits. Raises `NotFound` as `make_plan` does."""
+    sums = _Sums()
+    if selection.keys:
+        _selected(tree, selection, None, (), sums)
+    else:
+        for number, leaf in enumerate(tree.leaves()):
+            _whole(number, leaf, None, (), sums)
+    return sums.need_bytes, sums.need_files
+
+
 def _whole(
     number: int, leaf: Leaf, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> Load:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 
+from dsv.cache.filling import workers as beats
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.workers import Beat, Worker, read_workers
 from dsv.model.progress import Progress
@@ -13,6 +14,7 @@ from dsv.model.units import format_duration
 
 _LOOK_EVERY = 0.5  # seconds between two looks at what others have done
 _NOTE_EVERY = 10.0
+_SILENT = 10.0  # seconds without a beat: more than two of them are missing
 
 
 class Reporter:
@@ -79,12 +81,16 @@ class Reporter:
 
     def _waiting(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> str:
         mine = self._beat.owner.id
-        at_work = [one.owner for name, one in workers.items() if name != mine and not one.gone(now)]
-        who = ", ".join(sorted({f"{owner.user}@{owner.host}" for owner in at_work})) or "nobody"
+        at_work = [one for name, one in workers.items() if name != mine and not one.gone(now)]
+        who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
+        parts = f"{parts_done} of {len(self._site.plan.parts)} parts"
+        heard = max((one.beat for one in at_work), default=now)
+        if now - heard > _SILENT:  # no estimate would be worth anything
+            return (
+                f"nothing heard from {who} for {format_duration(now - heard)}: this host takes over what they have "
+                f"not done of {self._site.place} after {format_duration(beats.EXPIRY)} of silence; {parts}"
+            )
         done = self._bytes_done()
         rate = (done - self._began[1]) / max(time.monotonic() - self._began[0], 0.1)
         left = format_duration((self._site.plan.bytes - done) / rate) if rate > 0 else "unknown"
-        parts = len(self._site.plan.parts)
-        return (
-            f"waiting for {who} to fill {self._site.place}: {parts_done} of {parts} parts, time left {left}"
-        )
+        return f"waiting for {who} to fill {self._site.place}: {parts}, time left {left}"

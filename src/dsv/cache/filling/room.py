@@ -15,10 +15,12 @@ import msgspec
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import list_names, read_small
+from dsv.cache.disk import free_room, list_names, read_small
 from dsv.cache.filling.site import PREFIX
 from dsv.cache.filling.workers import Worker, read_workers
 from dsv.cache.layout import CacheRoot, Place
+from dsv.errors import NoRoom
+from dsv.model.units import format_bytes
 
 # Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
 # files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
@@ -60,6 +62,16 @@ def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_file
     """Puts up a reservation; the caller then makes sure that it fits. There already: it stays. Raises `OSError`."""
     record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
     root.write_once(root.room / fill, msgspec.json.encode(record))
+
+
+def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left_files: int) -> NoRoom:
+    """What to raise if the disk is full for good, with the figures; `left_bytes`, `left_files`: still to come."""
+    return NoRoom(
+        f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
+        f"{format_bytes(left_bytes)} still to come in {left_files} files",
+        subject=str(place),
+        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+    )
 
 
 def release(root: CacheRoot, fill: str) -> None:

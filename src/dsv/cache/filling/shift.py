@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dsv.cache.disk import GONE
 from dsv.cache.filling.parts import Board, Claim
@@ -15,25 +18,26 @@ from dsv.cache.filling.processes import Helpers, default_jobs
 from dsv.cache.filling.publish import complete
 from dsv.cache.filling.report import Reporter
 from dsv.cache.filling.request import EnsureRoom, HelperSpec, Need
+from dsv.cache.filling.room import refusal
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.turns import do_free_parts
 from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.workers import Beat, Worker, read_workers
 from dsv.cache.filling.write_back import Lost, WriteBack
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
 from dsv.fs.system import FileSystem
 from dsv.model.progress import Progress
-from dsv.model.units import format_bytes
 
 _ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _RETRIES = 3  # after a full disk in the middle
 _LEAST_ROOM = 64 << 20
+_LEAST_FILES = 64
 # Seconds between two looks at what the others do: the first wait, and the longest.
 _POLL_LOCAL = (0.005, 0.25)
 _POLL_REMOTE = (0.1, 2.0)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Shift:
         self._means = means
         self._site = site
         self._beat = beat
-        self._board = Board(site.parts, len(site.plan.parts), beat.owner.id, means.kind)
+        self._board = Board(site.parts, len(site.plan.parts), beat.owner.id, means.kind, means.root.time_in)
         self._reporter = Reporter(means.progress, site, beat)
         self._looked_at_room = time.monotonic()
         self._helpers: Helpers | None = None
@@ -91,13 +95,11 @@ class Shift:
         try:
             if not means.kind.remote:
                 self._write_back = WriteBack(site)
-            now = self._board.refresh()
+            now = self._with_room(self._board.refresh)
             self._resume(now)
             self._helpers = Helpers(site, means.helper, self._jobs())
-            self._worker = PartWorker(
-                site, means.source, self._board, self._beat.tally, means.kind, self._tick
-            )
-            self._work(self._worker)
+            self._worker = worker = self._with_room(self._begin)
+            self._work(worker)
         except FillEnded:
             self._check_disk()
             raise
@@ -105,8 +107,9 @@ class Shift:
             self._check_disk()
             if error.errno in GONE and not site.is_open():
                 raise FillEnded from error
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 self._make_way()
+                raise self._no_room(error) from error
             raise
         except NoRoom:
             self._make_way()
@@ -123,6 +126,10 @@ class Shift:
                 self.hopeless = self.hopeless or self._write_back.lost
             self._reporter.finish()
 
+    def _begin(self) -> PartWorker:
+        means = self._means
+        return PartWorker(self._site, means.source, self._board, self._beat.tally, means.kind, self._tick)
+
     def _work(self, worker: PartWorker) -> None:
         first, longest = _POLL_REMOTE if self._means.kind.remote else _POLL_LOCAL
         wait = first
@@ -131,14 +138,14 @@ class Shift:
                 do_free_parts(
                     self._board, lambda claims: self._do(worker, claims), remote=self._means.kind.remote
                 )
-            now = self._board.refresh()
+            now = self._with_room(self._board.refresh)
             if self._board.all_done:
-                self._publish()
+                self._with_room(self._publish)
                 return
             if self._board.free:
                 continue
             workers = read_workers(self._site.workers)
-            claim = self._board.claim_abandoned(lambda owner: _gone(workers.get(owner), now))  # noqa: B023
+            claim = self._with_room(self._claim_abandoned(workers, now))
             if claim is not None:
                 self._do(worker, iter((claim,)))
                 wait = first
@@ -147,19 +154,26 @@ class Shift:
             time.sleep(wait)
             wait = min(wait * 1.5, longest)
 
+    def _claim_abandoned(self, workers: Mapping[str, Worker], now: float) -> Callable[[], Claim | None]:
+        return lambda: self._board.claim_abandoned(lambda owner: _gone(workers.get(owner), now))
+
     def _do(self, worker: PartWorker, claims: Iterator[Claim]) -> None:
-        """Does the parts; where the disk is full in the middle, makes room and goes on, a few times."""
-        for attempt in range(_RETRIES + 1):
+        def do() -> None:
+            worker.run(worker.unfinished, check=True)
+            worker.run(claims)
+
+        self._with_room(do)
+
+    def _with_room(self, step: Callable[[], _T]) -> _T:
+        """Does one step of the work; if the disk is full in the middle, makes room and does it again, a few times."""
+        for _ in range(_RETRIES):
             try:
-                worker.run(worker.unfinished, check=True)
-                worker.run(claims)
-                return
+                return step()
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in FULL:
                     raise
-                if attempt == _RETRIES:
-                    raise self._no_room(error) from error
-                self._make_room()
+                self._make_room_after(error)
+        return step()
 
     def _check_disk(self) -> None:
         """Where a fill ended because the disk lost something, that is what has to be said."""
@@ -171,13 +185,24 @@ class Shift:
         if self._write_back is not None:
             self._write_back.advance(self._beat.tally.small)
         if time.monotonic() - self._looked_at_room > _ROOM_EVERY:
-            self._make_room(0)
+            self._make_room()
 
-    def _make_room(self, least: int = _LEAST_ROOM) -> None:
+    def _make_room(self, least_bytes: int = 0, least_files: int = 0) -> None:
         """The limits hold while filling, too: others fill the disk. Raises `NoRoom`."""
         size, files = self._left()
-        self._means.ensure_room(need_of(self._site.place, self._site.plan, max(size, least), files))
+        self._means.ensure_room(
+            need_of(self._site.place, self._site.plan, max(size, least_bytes), max(files, least_files))
+        )
         self._looked_at_room = time.monotonic()
+
+    def _make_room_after(self, error: OSError) -> None:
+        """Asks for more of what has run out: bytes, or names for files alone. Raises `NoRoom`."""
+        disk = os.statvfs(self._means.root.path)
+        no_names = error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES
+        self._make_room(
+            least_bytes=0 if no_names and disk.f_bavail * disk.f_frsize >= _LEAST_ROOM else _LEAST_ROOM,
+            least_files=_LEAST_FILES if no_names else 0,
+        )
 
     def _left(self) -> tuple[int, int]:
         """Bytes and inodes that the whole fill still needs."""
@@ -192,7 +217,7 @@ class Shift:
         """The reservation of a fill that nobody works on any more has lapsed: room is made anew."""
         others = self._others()
         if others and all(one.gone(now) for one in others):
-            self._make_room(0)
+            self._make_room()
         elif self._board.started:
             # Far from where the others are, so that each works on neighbouring parts.
             self._board.begin_at(random.randrange(max(1, len(self._site.plan.parts))))
@@ -229,13 +254,10 @@ class Shift:
             return False
 
     def _no_room(self, error: OSError) -> NoRoom:
-        size, files = self._left()
-        return NoRoom(
-            f"no room for {self._site.place} in {self._means.root.path}: {error.strerror}, "
-            f"with {format_bytes(size)} and {files} files still to come",
-            subject=str(self._site.place),
-            hint="dsv evict --dry-run",
-        )
+        size, files = self._site.plan.need_bytes, self._site.plan.need_files
+        with contextlib.suppress(OSError):
+            size, files = self._left()
+        return refusal(self._means.root, self._site.place, error, size, files)
 
     def _stop_helpers(self, *, now: bool) -> None:
         if self._helpers is not None:

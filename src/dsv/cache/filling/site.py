@@ -30,11 +30,11 @@ import msgspec
 from dsv.cache.disk import GONE, list_names, read_small
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.record import Filled, lookup, reach, write_record
+from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.record import Filled, encode, lookup, record_path
 from dsv.cache.removal import Remover
 from dsv.errors import UPGRADE, Conflict, Unsupported
-from dsv.fs.attributes import PROBE, server_time
+from dsv.fs.attributes import PROBE
 
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")
@@ -66,6 +66,11 @@ class Site:
     @property
     def tree(self) -> Path:
         return self.folder / "tree"
+
+    @property
+    def dead(self) -> Path:
+        """What the tree becomes when the fill is given up."""
+        return self.folder / "dead"
 
     @property
     def parts(self) -> Path:
@@ -124,7 +129,7 @@ def discard(root: CacheRoot, fill: str) -> None:
 
 def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
     for attempt in range(_TRIES):
-        reach(root, target.parent)
+        root.reach(target.parent)
         try:
             draft.rename(target)
             return True
@@ -141,11 +146,14 @@ def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
 def join(root: CacheRoot, place: Place) -> Site | None:
     """The fill that is under way; None where there is none, or only the rest of one. Raises `OSError`."""
     home = root.fill(place)
-    reach(root, home.parent)
+    root.reach(home.parent)
     names = list_names(home)
     if not names and home.is_dir():  # on NFS this may be what it held a while ago
-        with contextlib.suppress(FileNotFoundError):
-            server_time(home)
+        try:
+            root.time_in(home)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
         names = list_names(home)
         if not names:
             _remove_probes(home)
@@ -196,29 +204,48 @@ def publish(site: Site, record: Filled) -> bool:
     published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
     and `Conflict` where something that is not dsv's is in the way.
     """
-    target = site.root.visible(site.place)
-    reach(site.root, site.root.claims(site.place))
-    for _ in range(_TRIES):
-        reach(site.root, target.parent)
-        try:
-            site.tree.rename(target)
-        except OSError as error:
-            if error.errno in GONE:
-                if site.is_open():  # an evictor removed the dataset's empty folder
-                    continue
+    site.root.reach(site.root.claims(site.place))
+    with site.root.drafted(encode(record)) as draft:
+        for _ in range(_TRIES):
+            if _becomes_visible(site):
+                _tell(site, draft, record_path(site.root, site.place, record.fill))
+                return True
+            # An evictor may have removed the dataset's empty folder.
+            if not site.is_open() or lookup(site.root, site.place, fresh=True) is not None:
                 return False
-            if error.errno in _OCCUPIED:
-                if lookup(site.root, site.place, fresh=True) is not None:
-                    return False
-                raise Conflict(
-                    f"{target} is in the way: it holds files, but is no cached commit",
-                    subject=str(target),
-                    hint=f"look what it is, then: rm -r {target}",
-                ) from error
-            raise
-        write_record(site.root, site.place, record)
-        return True
     return False
+
+
+def _tell(site: Site, draft: Path, name: Path) -> None:
+    """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; who else may have
+    recorded this fill wrote the same."""
+    try:
+        site.root.link_once(draft, name)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        draft.rename(name)
+
+
+def _becomes_visible(site: Site) -> bool:
+    """Renames the tree into its place; False where the tree or the place's folder has gone, or a commit is there."""
+    target = site.root.visible(site.place)
+    site.root.reach(target.parent)
+    try:
+        site.tree.rename(target)
+    except OSError as error:
+        if error.errno in GONE:
+            return False
+        if error.errno in _OCCUPIED:
+            if lookup(site.root, site.place, fresh=True) is not None:
+                return False
+            raise Conflict(
+                f"{target} is in the way: it holds files, but is no cached commit",
+                subject=str(target),
+                hint=f"look what it is, then: rm -r {target}",
+            ) from error
+        raise
+    return True
 
 
 def was_published(site: Site) -> bool:
@@ -227,7 +254,7 @@ def was_published(site: Site) -> bool:
     Else it was given up, or whoever cleared it away has recorded it. Looked at in this order: the folder goes with what
     is in it, and another commit may be visible since.
     """
-    return not (site.folder / "dead").is_dir() and site.folder.is_dir()
+    return not site.dead.is_dir() and site.folder.is_dir()
 
 
 def give_up(site: Site) -> bool:
@@ -241,7 +268,7 @@ def give_up(site: Site) -> bool:
 def condemn(site: Site) -> bool:
     """Ends a fill: from here on nobody can publish it. False where it ended before. Raises `OSError`."""
     try:
-        site.tree.rename(site.folder / "dead")
+        site.tree.rename(site.dead)
     except OSError as error:
         if error.errno not in GONE:
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,6 +20,7 @@ from dsv.cache.filling.placing import Job, Placer
 from dsv.cache.filling.plan import blocks, read_ahead
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
+from dsv.cache.filling.syncing import Syncer
 from dsv.cache.filling.workers import Tally
 from dsv.cache.filling.write_back import lost
 from dsv.cache.filling.writer import LARGE_PIECE
@@ -29,7 +31,8 @@ from dsv.model.entry import Entry, Kind
 from dsv.transfer.download import Wanted
 
 _TICK_EVERY = 64  # small files; a larger one counts as several
-_ROUNDS = 6
+_ROUNDS = 8
+_PAUSE = 0.1  # seconds after the first round, and as much more after each further one
 
 
 class FillEnded(Exception):
@@ -61,14 +64,21 @@ class PartWorker:
         self._asked: deque[Job] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(site.plan)
+        self._syncer: Syncer | None = None  # where each part is synced
+        self._stack = contextlib.ExitStack()
         self.unplanned = 0
         """Bytes of disk used where the plan had counted on links."""
         try:
             self._contents = Contents(site, source)
+            self._stack.callback(self._contents.close)
             try:
                 self._placer = Placer(site, kind)
+                self._stack.callback(self._placer.close)
+                if kind.remote and not kind.sync_each:
+                    self._syncer = Syncer(site.tree, site.dead)
+                    self._stack.callback(self._syncer.close)
             except BaseException:
-                self._contents.close()
+                self._stack.close()
                 raise
         except OSError as error:
             raise self.meaning(error) from error
@@ -76,8 +86,7 @@ class PartWorker:
     def close(self) -> None:
         for job in self._jobs:
             self._placer.end(job)
-        self._placer.close()
-        self._contents.close()
+        self._stack.close()
 
     @property
     def unfinished(self) -> list[Claim]:
@@ -150,7 +159,7 @@ class PartWorker:
         states: dict[bytes, State] = {}
         if job.check:
             existing.bar_drafts(self._site.drafts, job.claim.part, job.claim.generation)
-            states = placer.examine(contents.of(part), self._pace)
+            states = placer.examine(job, contents.of(part), self._pace)
         plain = not job.check and not self._site.plan.sheet
         for item in contents.of(part) if job.check else contents.in_runs(part):
             if isinstance(item, LinkRun):
@@ -164,7 +173,7 @@ class PartWorker:
             self._pace()
             state = states.get(entry.path, State.MISSING)
             if entry.kind is Kind.EMPTY_DIRECTORY:
-                placer.make_folder(entry.path)
+                placer.make_folder(job, entry.path)
             elif entry.kind is Kind.SYMLINK:
                 placer.make_symlink(job, entry)
             elif state is State.BROKEN:
@@ -204,19 +213,24 @@ class PartWorker:
     def _finish(self, job: Job) -> None:
         """All files were handed out; makes sure that they are whole, and says so."""
         self._placer.pool.drain()
-        for _ in range(_ROUNDS):
+        for round_ in range(_ROUNDS):
             if not job.again:
                 break
+            time.sleep(_PAUSE * round_)
             self._board.refresh()
             if self._board.overtaken(job.claim):
                 self._drop(job)
                 return
             self._look_through(job)
         else:
-            raise Unreachable(f"files of {self._site.place} keep vanishing from {self._site.tree}")
-        if self._kind.remote and not self._kind.sync_each:
+            raise Unreachable(
+                f"files of {self._site.place} keep vanishing from {self._site.tree}",
+                subject=str(self._site.place),
+                hint="look what else deletes there, then try again",
+            )
+        if self._syncer is not None:
             try:
-                system.sync(self._placer.top)
+                self._syncer.sync()
             except OSError as error:
                 raise lost(self._site, error) from error
         self._report_links(job)

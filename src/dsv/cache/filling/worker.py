@@ -58,7 +58,7 @@ def _work(site: Site, source: Source, begin: int, stop: threading.Event) -> Beat
         beat.start(site.workers)
         sys.stdout.write(BEGAN)
         sys.stdout.flush()
-        board = Board(site.parts, len(site.plan.parts), beat.owner.id, kind)
+        board = Board(site.parts, len(site.plan.parts), beat.owner.id, kind, site.root.time_in)
         board.refresh()
         board.begin_at(begin)
         worker = PartWorker(site, source, board, beat.tally, kind, lambda: None)

@@ -18,7 +18,6 @@ import msgspec
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import FORGOTTEN, list_names, read_small
 from dsv.cache.layout import CacheRoot
-from dsv.fs.attributes import server_time
 from dsv.fs.system import FileSystem
 
 BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
@@ -125,7 +124,7 @@ class Beat:
         tally = self.tally
         worker = Worker(
             owner=self.owner,
-            beat=server_time(self._folder),
+            beat=self._root.time_in(self._folder),
             left=left,
             entries=tally.entries,
             bytes=tally.bytes,

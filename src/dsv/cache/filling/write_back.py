@@ -8,12 +8,13 @@ and a fill that has lost something is given up at once: nobody who came later co
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
+from collections.abc import Callable
 
+from dsv.cache.filling.room import refusal
 from dsv.cache.filling.site import Site, condemn
-from dsv.errors import Unreachable
-from dsv.fs import system
+from dsv.cache.filling.syncing import Syncer
+from dsv.cache.layout import FULL
+from dsv.errors import DsvError, Unreachable
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
 STEP = 32 << 20
@@ -23,15 +24,19 @@ class Lost(Unreachable):
     """The disk could not write something of a fill, whoever wrote it; the fill has ended."""
 
 
-def lost(site: Site, error: OSError) -> Lost:
+def lost(site: Site, error: OSError) -> DsvError:
     """Gives up the fill of which a sync told this error; returns what is to be raised."""
     with contextlib.suppress(OSError):  # who hears of the error gives it up, too
         condemn(site)
-    told = Lost(
-        f"cannot fill {site.place}: {site.root.path} lost what was written to it: {error.strerror}",
-        subject=str(site.place),
-        hint="look at what the kernel says of that disk (dmesg), then try again",
-    )
+    told: DsvError
+    if error.errno in FULL:  # some file systems say so only now
+        told = refusal(site.root, site.place, error, site.plan.need_bytes, site.plan.need_files)
+    else:
+        told = Lost(
+            f"cannot fill {site.place}: {site.root.path} lost what was written to it: {error.strerror}",
+            subject=str(site.place),
+            hint="look at what the kernel says of that disk (dmesg), then try again",
+        )
     told.__cause__ = error
     return told
 
@@ -42,49 +47,43 @@ class WriteBack:
     def __init__(self, site: Site) -> None:
         """Raises `OSError`."""
         self._site = site
-        self._descriptor = os.open(site.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._syncer = Syncer(site.tree, site.dead)
         self._begun_at = 0
-        self._thread: threading.Thread | None = None
-        self._error: Lost | None = None
+        self._error: DsvError | None = None
 
     @property
     def lost(self) -> bool:
         return self._error is not None
 
     def advance(self, written: int) -> None:
-        """Has the disk begin, if there is something worth it and it is not at work yet. Raises `Lost`.
+        """Has the disk begin, if there is something worth it and it is not at work yet. Raises `Lost`, `NoRoom`.
 
         written: bytes so far in files of which nothing was sent to the disk when they were written.
         """
         self.check()
-        if written - self._begun_at < STEP or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._begun_at = written
-        self._thread = threading.Thread(target=self._sync, name="dsv-sync", daemon=True)
-        self._thread.start()
+        if written - self._begun_at >= STEP and not self._syncer.busy:
+            self._begun_at = written
+            self._syncer.begin()
 
     def finish(self) -> None:
-        """Returns when all that was written before is on stable storage. Raises `Lost`."""
-        self._settle()
-        if self._error is None:
-            self._sync()
+        """Returns when all that was written before is on stable storage. Raises `Lost`, `NoRoom`."""
+        if self._syncer.busy:
+            self._hear(self._syncer.wait)
+        self.check()
+        self._hear(self._syncer.sync)
         self.check()
 
     def check(self) -> None:
-        """Raises `Lost` where a sync has failed so far."""
+        """Raises `Lost` or `NoRoom` if a sync has failed so far."""
+        self._hear(self._syncer.poll)
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        self._settle()
-        os.close(self._descriptor)
+        self._syncer.close()
 
-    def _settle(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _sync(self) -> None:
+    def _hear(self, step: Callable[[], None]) -> None:
         try:
-            system.sync(self._descriptor)
+            step()
         except OSError as error:
             self._error = lost(self._site, error)

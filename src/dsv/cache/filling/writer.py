@@ -11,11 +11,13 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dsv.cache.disk import umask
 from dsv.cache.layout import CacheRoot
+from dsv.fs.attributes import refresh
 from dsv.fs.system import begin_write_back
 
 # 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.
@@ -24,7 +26,8 @@ _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDERS = 128
-_LOOKS = 3
+_LOOKS = 5
+_PAUSE = 0.05  # seconds after the second look, and as much more after each further one
 LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
 Buffer = bytes | bytearray | memoryview
 
@@ -94,23 +97,32 @@ class Folders:
 
     def open(self, folder: bytes) -> int:
         """The descriptor of a folder, which stays this object's. Raises `OSError`."""
-        for _ in range(_LOOKS):
+        for attempt in range(_LOOKS):
             try:
-                return self._find(folder)
+                return self._find(folder, anew=attempt > 0)
             except OSError as error:
-                if self._drafts < 0 or error.errno not in (errno.ENOENT, errno.ESTALE):
+                if (
+                    self._drafts < 0
+                    or error.errno not in (errno.ENOENT, errno.ESTALE)
+                    or attempt == _LOOKS - 1
+                ):
                     raise
-            # One above it was replaced by another's equal one, as `_make` may, after it was opened here.
+            # One above it was replaced by another's equal one, as `_make` may, after it was opened here. Or an NFS
+            # client remembers that it is missing, though `_make` has found it there.
             self.forget(folder + b"/")
-        return self._find(folder)
+            time.sleep(_PAUSE * attempt)
+        raise AssertionError("unreachable")
 
-    def _find(self, folder: bytes) -> int:
+    def _find(self, folder: bytes, *, anew: bool = False) -> int:
         if not folder:
             return self._top
         known = self._open.pop(folder, None)
         if known is None:
             parent, _, name = folder.rpartition(b"/")
-            known = self._enter(self._find(parent), name)
+            above = self._find(parent, anew=anew)
+            if anew:
+                refresh(above)
+            known = self._enter(above, name)
             if len(self._open) >= _OPEN_FOLDERS:
                 self._drop_oldest()
         self._open[folder] = known
@@ -171,6 +183,7 @@ class Folders:
             os.rmdir(draft, dir_fd=self._drafts)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+            refresh(parent)  # an NFS client goes on believing that it is missing, as it said above
 
 
 def create_file(

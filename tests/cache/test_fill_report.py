@@ -1,0 +1,61 @@
+"""What is told to whoever waits for others to fill a commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.cache.places import make_root
+
+from dsv.cache.claims.owners import Owner
+from dsv.cache.filling.plan import Part, Plan
+from dsv.cache.filling.report import Reporter
+from dsv.cache.filling.site import Site
+from dsv.cache.filling.workers import Beat, Worker
+from dsv.cache.layout import Place
+from dsv.fs import system
+from dsv.model.progress import NoProgress
+
+
+@dataclass
+class Notes(NoProgress):
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def other(beat: float) -> Worker:
+    return Worker(owner=Owner(id="0" * 32, host="gpu7", user="ann"), beat=beat)
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
+    monkeypatch.setattr("dsv.cache.filling.report._NOTE_EVERY", -1.0)
+    return Notes()
+
+
+@pytest.fixture
+def reporter(tmp_path: Path, notes: Notes) -> Reporter:
+    root = make_root(tmp_path / "cache")
+    plan = Plan(
+        1, "f" * 32, "00" * 16, "a" * 64, [], 2, 10, 2, 4096, 2, [Part(0, 0, 0, 1, 1, 5)] * 2, [], False
+    )
+    site = Site(root, Place("xrays", "a" * 64), "f" * 32, root.temporary, plan)
+    return Reporter(notes, site, Beat(root, system.kind_of(root.path)))
+
+
+def test_who_is_at_work_is_told_with_an_estimate(reporter: Reporter, notes: Notes) -> None:
+    reporter.wait({"0": other(beat=96.0)}, 1, 100.0)
+    (note,) = notes.notes
+    assert note.startswith("waiting for ann@gpu7 to fill xrays@")
+    assert "1 of 2 parts, time left" in note
+
+
+def test_of_whom_nothing_is_heard_it_is_told_when_others_take_over(reporter: Reporter, notes: Notes) -> None:
+    reporter.wait({"0": other(beat=80.0)}, 1, 100.0)
+    (note,) = notes.notes
+    assert note.startswith("nothing heard from ann@gpu7 for 20 s: ")
+    assert "after 40 s of silence" in note
+    assert "time left" not in note

@@ -66,12 +66,24 @@ def test_status_lists_each_difference_in_words(pets: Dsv) -> None:
     assert pets.at(pets.cwd / "train").ok("status", "1.png").lines == ["removed   train/1.png"]
 
 
-def test_status_on_a_terminal_keeps_to_a_screen_or_two(pets: Dsv) -> None:
-    write_files(pets.cwd, {f"new/{number}": b"x" for number in range(150)})
-    shown = pets("status", terminal=True, width=80).out.splitlines()
-    assert len(shown) == 101
-    assert shown[-1] == "and 50 more; all of them: dsv status | less"
-    assert len(pets.ok("status").lines) == 150
+def test_status_on_a_terminal_tells_many_paths_by_the_folder(pets: Dsv) -> None:
+    write_files(pets.cwd, {f"new/{number}": b"x" for number in range(1500)})
+    write_files(pets.cwd, {f"val/{number}": b"x" for number in range(5)})
+    (pets.cwd / "train/1.png").unlink()
+    terminal = pets.at(pets.cwd, NO_COLOR="1")
+    shown = terminal("status", terminal=True, width=80)
+    assert shown.out.splitlines() == [
+        "FOLDER  ADDED  REMOVED     SIZE",
+        "new/    1,500           1.50 kB",
+        "train/               1      0 B",
+        "val/        5               5 B",
+    ]
+    total, hint = shown.err.splitlines()
+    assert total.endswith(": 1,506 paths differ (1,505 added, 1 removed; 1.50 kB)")
+    assert hint == "dsv status --all lists every path"
+    assert len(terminal("status", "--all", terminal=True).lines) == 1506
+    assert len(pets.ok("status").lines) == 1506, "a pipe gets every path"
+    assert len(pets("status", "--json", terminal=True).json["items"]) == 1506
 
 
 def test_status_shows_what_a_sync_would_refuse(pets: Dsv) -> None:

@@ -164,7 +164,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
     try:
         if not ((session.flags.json or "--json" in _options(arguments)) and _publish(failure, session.out)):
-            around.stderr.write(failure.text())
+            around.stderr.write(failure.text(around.stderr_ink))
             around.stderr.flush()
     except (BrokenPipeError, ReaderGone):
         pass

@@ -13,6 +13,7 @@ import typer
 
 from dsv import __version__
 from dsv.cli.output import Output, document, printable, to_json, write_items
+from dsv.cli.style import Style
 from dsv.cli.surroundings import Surroundings
 from dsv.cli.table import Column, Screen, write_table
 from dsv.errors import NotFound, UsageError
@@ -128,11 +129,11 @@ class Call(typer.Context):
 
     def warn(self, text: str) -> None:
         """What a person should know even with --quiet."""
-        self._stderr(printable(f"warning: {text}"))
+        self._stderr(f"{self.around.stderr_ink.paint(Style.WARNING, 'warning:')} {printable(text)}")
 
     def complain(self, failure: Failure) -> None:
         """Tells of a failure that doesn't end the command."""
-        self._stderr(failure.text().rstrip("\n"))
+        self._stderr(failure.text(self.around.stderr_ink).rstrip("\n"))
 
     @contextmanager
     def context(self, *, writes: bool = False, author: str | None = None) -> Iterator[Context]:
@@ -179,7 +180,8 @@ class Call(typer.Context):
             return progress.Silent(self.session.command)
         if mode == "json":
             return progress.JsonLines(self.session.command, stream)
-        if mode == "bar" or (mode == "auto" and self.around.stderr_is_terminal):
+        drawable = self.around.stderr_is_terminal and not self.around.is_dumb
+        if mode == "bar" or (mode == "auto" and drawable):
             return progress.Bar(self.session.command, stream, self.around.columns(), self.around.colour)
         return progress.Lines(self.session.command, stream)
 

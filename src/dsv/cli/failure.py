@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv.cli.output import printable, to_json
+from dsv.cli.style import PLAIN, Ink, Style
 from dsv.errors import DsvError, LaunchError, NoRoom
 
 READER_GONE = 141
@@ -40,10 +41,14 @@ class Failure:
     hint: str | None = None
     retryable: bool = False
 
-    def text(self) -> str:
-        lines = [f"error: {_line(without_passwords(self.message))}"]
+    def text(self, ink: Ink = PLAIN) -> str:
+        message = _line(without_passwords(self.message))
+        if self.subject:
+            name = _line(without_passwords(self.subject))
+            message = message.replace(name, ink.paint(Style.NAME, name), 1)
+        lines = [f"{ink.paint(Style.ERROR, 'error:')} {message}"]
         if self.hint:
-            lines.append(f"hint: {_line(without_passwords(self.hint))}")
+            lines.append(f"{ink.paint(Style.HINT, 'hint:')} {_line(without_passwords(self.hint))}")
         return "\n".join(lines) + "\n"
 
     def json(self) -> str:

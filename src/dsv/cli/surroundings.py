@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
+from dsv.cli.style import Ink
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -29,7 +31,20 @@ class Surroundings:
     @property
     def colour(self) -> bool:
         """https://no-color.org: any value that isn't empty turns colour off."""
-        return not self.environ.get("NO_COLOR") and self.environ.get("TERM") != "dumb"
+        return not self.environ.get("NO_COLOR") and not self.is_dumb
+
+    @property
+    def is_dumb(self) -> bool:
+        """The terminal understands no escape codes, so nothing can be drawn over."""
+        return self.environ.get("TERM") == "dumb"
+
+    @property
+    def stdout_ink(self) -> Ink:
+        return Ink(self.stdout_is_terminal and self.colour)
+
+    @property
+    def stderr_ink(self) -> Ink:
+        return Ink(self.stderr_is_terminal and self.colour)
 
     def columns(self) -> int:
         """Of the terminal, or 80."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv.cli.output import Output, printable
+from dsv.cli.style import Ink, Style
 
 GAP = "  "
 NARROWEST = 8
 """Columns that a shortened cell keeps."""
-BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class Screen:
     terminal: bool
     columns: int
     colour: bool
+
+    @property
+    def ink(self) -> Ink:
+        return Ink(self.terminal and self.colour)
 
 
 def write_table(
@@ -52,7 +56,7 @@ def write_table(
             return
         widths = fitted
     head = _line(titles, widths, columns)
-    out.line(f"{BOLD}{head}{PLAIN}" if screen.terminal and screen.colour else head)
+    out.line(screen.ink.paint(Style.HEADING, head))
     for number, row in enumerate(cells):
         out.line(_line(row, widths, columns))
         _write_details(out, details, number)
@@ -113,7 +117,7 @@ def _write_stacked(
     """For windows too narrow for the table: each row as a block, one value a line."""
     longest = max(len(column.title) for column in columns[1:])
     for number, row in enumerate(rows):
-        out.line(f"{BOLD}{row[0]}{PLAIN}" if screen.colour else row[0])
+        out.line(screen.ink.paint(Style.HEADING, row[0]))
         for cell, column in zip(row[1:], columns[1:], strict=True):
             out.line(f"  {column.title:<{longest}}  {cell}")
         _write_details(out, details, number)

@@ -11,6 +11,7 @@ from dsv.api.log import log as read_log
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.output import printable, rfc3339, to_json
+from dsv.cli.style import Ink, Style
 from dsv.model.names import Target
 from dsv.model.units import format_bytes, utc
 
@@ -56,7 +57,7 @@ def log(
             call.items(map(_item, items))
         elif oneline:
             for item in items:
-                call.line(_short(item))
+                call.out.line(_short(item, call.around.stdout_ink))
         else:
             for number, item in enumerate(items):
                 if number:
@@ -77,17 +78,21 @@ def _item(item: LogItem) -> dict[str, object]:
     }
 
 
-def _short(item: LogItem) -> str:
-    first = item.commit.message.partition("\n")[0]
-    names = f" ({', '.join(item.names)})" if item.names else ""
-    return f"{str(item.id)[:12]}{names} {first}".rstrip()
+def _short(item: LogItem, ink: Ink) -> str:
+    first = printable(item.commit.message.partition("\n")[0])
+    return f"{ink.paint(Style.COMMIT, str(item.id)[:12])}{_names(item, ink)} {first}".rstrip()
+
+
+def _names(item: LogItem, ink: Ink) -> str:
+    """The branches and tags of a commit, in parentheses."""
+    names = ", ".join(ink.paint(Style.REF, printable(str(name))) for name in item.names)
+    return f" ({names})" if names else ""
 
 
 def _write(call: Call, item: LogItem) -> None:
     commit = item.commit
-    names = f" ({', '.join(item.names)})" if item.names else ""
-    head = printable(f"commit {item.id}{names}")
-    call.out.line(f"\x1b[1m{head}\x1b[0m" if call.screen.terminal and call.screen.colour else head)
+    ink = call.around.stdout_ink
+    call.out.line(ink.paint(Style.COMMIT, f"commit {item.id}") + _names(item, ink))
     call.line(f"Author: {commit.author}")
     call.line(f"Date:   {utc(commit.time_ms).astimezone():%Y-%m-%d %H:%M:%S %z}")
     call.line(f"Files:  {commit.files:,}, {format_bytes(commit.bytes)}")

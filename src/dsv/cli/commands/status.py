@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from itertools import islice
 from typing import Annotated
 
 import typer
 
 from dsv.api.status import Status
 from dsv.api.status import status as compare
+from dsv.cli.by_folder import Row, by_folder
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import printable
 from dsv.cli.paths import workspace_paths
+from dsv.cli.style import CHANGES
+from dsv.cli.table import Column
+from dsv.model.units import format_bytes
 
-ON_SCREEN = 100
-"""Paths on a terminal: a new folder of a million would scroll everything else away. A pipe gets all."""
+ON_SCREEN = 50
+"""Paths listed on a terminal: more are told by the folder, as they would scroll everything else away."""
 
 
 @command(
@@ -24,6 +28,7 @@ ON_SCREEN = 100
     examples=[
         ("dsv status", "how this folder differs from its base"),
         ("dsv status train/", "only below this path"),
+        ("dsv status --all", "every path, however many there are"),
         ("dsv status -q --exit-code || dsv sync -m nightly", "sync only where something changed"),
     ],
     result={
@@ -46,6 +51,9 @@ def status(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="End with 1 where there is a difference.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("-a", "--all", help="On a terminal, list every path, however many there are.")
+    ] = False,
 ) -> int:
     """Show what a sync would do.
 
@@ -58,7 +66,7 @@ def status(
     if call.json:
         call.document(_document(found))
     else:
-        _write(call, found)
+        _write(call, found, whole=everything or not call.around.stdout_is_terminal)
     return 1 if exit_code and not found.is_clean else 0
 
 
@@ -75,15 +83,17 @@ def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
             yield path, change
 
 
-def _write(call: Call, found: Status) -> None:
+def _write(call: Call, found: Status, *, whole: bool) -> None:
+    ink = call.around.stdout_ink
     count = len(found.differences)
-    shown = ON_SCREEN if call.around.stdout_is_terminal and count > ON_SCREEN else count
-    for path, change in islice(_changes(found), shown):
-        call.out.line(f"{change:<8}  {printable(path)}")
-    if shown < count:
-        call.line(f"and {count - shown:,} more; all of them: dsv status | less")
+    more = ""
+    if whole or count <= ON_SCREEN:
+        for path, change in _changes(found):
+            call.out.line(ink.paint(CHANGES[change], f"{change:<8}") + f"  {printable(path)}")
+    else:
+        more = _write_folders(call, found)
     for problem in found.problems:
-        call.line(f"refused   {problem}")
+        call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(str(problem))}")
     for one, other in found.clashes:
         call.warn(f"{printable(one)} and {printable(other)} are one name where case or Unicode is folded")
     if found.suspicious is not None:
@@ -91,7 +101,39 @@ def _write(call: Call, found: Status) -> None:
     where = f"{found.workspace.dataset}@{found.workspace.branch}"
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
-    call.say(f"{where}, {base}: {differences}")
+    call.say(f"{where}, {base}: {differences}{more}")
+    if more:
+        call.say("dsv status --all lists every path")
+
+
+def _write_folders(call: Call, found: Status) -> str:
+    """A table with a row for each folder; returns the totals."""
+    root = os.fsencode(found.workspace.root)
+    rows = by_folder(list(_changes(found)), lambda path: _size(root + b"/" + path))
+    total = Row(b"")
+    for row in rows:
+        total.add(row)
+    kinds = [kind for kind in CHANGES if total.changes[kind]]
+    columns = [Column("folder"), *(Column(kind, right=True) for kind in kinds), Column("size", right=True)]
+    cells = [
+        [
+            printable(row.folder) or "all others",
+            *(f"{row.changes[kind]:,}" if row.changes[kind] else "" for kind in kinds),
+            format_bytes(row.bytes),
+        ]
+        for row in rows
+    ]
+    call.table(columns, cells)
+    counts = ", ".join(f"{total.changes[kind]:,} {kind}" for kind in kinds)
+    return f" ({counts}; {format_bytes(total.bytes)})"
+
+
+def _size(path: bytes) -> int:
+    """Of what is there now; what went since it was looked at has none."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
 
 
 def _document(found: Status) -> dict[str, object]:

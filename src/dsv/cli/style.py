@@ -1,0 +1,46 @@
+"""Colour on a terminal: the one place that knows when there is any, and with which codes.
+
+Colour repeats what the words say. Nothing is said by colour alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+class Style:
+    """What a text is, as the code of its colour. They are the colours that git and most others use."""
+
+    HEADING: Final = "1"
+    NAME: Final = "1"
+    ERROR: Final = "1;31"
+    WARNING: Final = "1;33"
+    HINT: Final = "36"
+    COMMIT: Final = "33"
+    REF: Final = "1;32"
+    ADDED: Final = "32"
+    CHANGED: Final = "33"
+    REMOVED: Final = "31"
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Paints text for one stream. `on` is false for a pipe, with NO_COLOR, and if TERM is dumb."""
+
+    on: bool
+
+    def paint(self, style: str, text: str) -> str:
+        """`text` must be printable already: what is painted has escape codes."""
+        return f"\x1b[{style}m{text}\x1b[0m" if self.on and text else text
+
+
+PLAIN = Ink(on=False)
+CHANGES = {
+    "added": Style.ADDED,
+    "changed": Style.CHANGED,
+    "retyped": Style.CHANGED,
+    "removed": Style.REMOVED,
+    "refused": Style.ERROR,
+}
+"""By the words that `dsv status` uses."""

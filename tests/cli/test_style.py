@@ -1,0 +1,76 @@
+"""Colour on a terminal, and nowhere else; and nothing that is said by colour alone."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from dsv.cli.failure import Failure
+from dsv.cli.style import PLAIN, Ink
+from dsv.cli.surroundings import Surroundings
+from tests.cli.runner import Dsv, write_files
+
+CODES = re.compile(r"\x1b\[[\d;]*m")
+
+
+@pytest.fixture
+def changed(pets: Dsv) -> Dsv:
+    write_files(pets.cwd, {"new": b"x", "a.txt": b"gamma\n"})
+    (pets.cwd / "train/1.png").unlink()
+    return pets
+
+
+def test_each_way_to_differ_has_its_colour(changed: Dsv) -> None:
+    lines = changed("status", terminal=True).out.splitlines()
+    assert "\x1b[32madded   \x1b[0m  new" in lines
+    assert "\x1b[33mchanged \x1b[0m  a.txt" in lines
+    assert "\x1b[31mremoved \x1b[0m  train/1.png" in lines
+
+
+def test_errors_hints_and_warnings_stand_out(changed: Dsv) -> None:
+    failed = changed("ls", "nope", terminal=True)
+    assert failed.code == 3
+    error, hint = failed.err.splitlines()
+    assert error.startswith("\x1b[1;31merror:\x1b[0m ") and "\x1b[1mnope\x1b[0m" in error
+    assert hint.startswith("\x1b[36mhint:\x1b[0m ")
+    write_files(changed.cwd, {"NEW": b"y"})
+    assert "\x1b[1;33mwarning:\x1b[0m " in changed("status", terminal=True).err
+
+
+def test_the_log_shows_branches_and_tags_in_colour(changed: Dsv) -> None:
+    for arguments in (["log"], ["log", "--oneline"]):
+        shown = changed(*arguments, terminal=True).out
+        assert re.search(r"\x1b\[33m(commit )?[0-9a-f]{12,64}\x1b\[0m \(", shown)
+        assert "\x1b[1;32mmain\x1b[0m" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["log"], ["log", "--oneline"], ["datasets"], ["ls", "nope"]]
+)
+def test_the_words_are_the_same_without_colour(changed: Dsv, arguments: list[str]) -> None:
+    coloured, plain = changed(*arguments, terminal=True), changed(*arguments)
+    assert "\x1b" in coloured.out + coloured.err
+    for one, other in ((coloured.out, plain.out), (coloured.err, plain.err)):
+        assert CODES.sub("", one) == other
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("arguments", [["status"], ["log"], ["datasets"], ["ls", "nope"], ["ls", "-l"]])
+def test_who_wants_no_colour_gets_no_escape_code(
+    changed: Dsv, arguments: list[str], environ: dict[str, str]
+) -> None:
+    shown = changed.at(changed.cwd, **environ)(*arguments, terminal=True)
+    assert "\x1b" not in shown.out + shown.err
+
+
+def test_each_stream_is_judged_alone() -> None:
+    around = Surroundings({}, io.BytesIO(), io.StringIO(), False, True)
+    assert (around.stdout_ink, around.stderr_ink) == (Ink(False), Ink(True))
+
+
+def test_an_objects_name_is_painted_once_and_has_no_power() -> None:
+    failure = Failure("x", 1, "a\x1b[2J is not a\x1b[2J", "a\x1b[2J")
+    assert failure.text(Ink(True)) == "\x1b[1;31merror:\x1b[0m \x1b[1ma\\x1b[2J\x1b[0m is not a\\x1b[2J\n"
+    assert failure.text(PLAIN) == failure.text()

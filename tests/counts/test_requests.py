@@ -55,8 +55,9 @@ WORKS = {
     "sync of nothing": Most(6, 2, 0, SMALL),
     # As the first one, and the base's commit; up go the file and its segment. Never more than 300 kB.
     "sync of one file": Most(17, 13, SIZE + SEGMENT + SMALL, SMALL),
-    # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average.
-    "sync of an insertion": Most(17, 13, 2 << 20, SMALL),
+    # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average. One listing
+    # tells that the packs of all other chunks are there, before the new commit refers to them.
+    "sync of an insertion": Most(18, 14, 2 << 20, SMALL),
     # Format 2, head 3, commit.
     "resolve": Most(6, 3, 0, SMALL),
     # Format 2, listing, the tag, its end, no branch of that name; commit.

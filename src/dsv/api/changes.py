@@ -102,19 +102,24 @@ class Changes:
         return None if entry == item.base else TreeChange(item.path, entry, place)
 
     def _upload(self, descriptor: int, size: int) -> tuple[Stored, int]:
-        if size > SINGLE_CHUNK_MAX:
-            stored = self._uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
-            return stored, stored.size
-        # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
-        data = os.read(descriptor, size + 1)
-        while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
-            data += more
-        if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
-            return Stored(size, FileId.hash(data), None, None), len(data)
-        return self._uploader.add_bytes(data), len(data)
+        return store_content(self._uploader, descriptor, size)
 
     def _tell(self, files: int, size: int) -> None:
         self._progress.advance(files=files, bytes=size)
         if time.monotonic() - self._saved > SAVE_EVERY:
             self._survey.state.save()
             self._saved = time.monotonic()
+
+
+def store_content(uploader: Uploader, descriptor: int, size: int) -> tuple[Stored, int]:
+    """Stores the content of an open file that has `size` bytes by its stat, and gives how many bytes were read."""
+    if size > SINGLE_CHUNK_MAX:
+        stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
+        return stored, stored.size
+    # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
+    data = os.read(descriptor, size + 1)
+    while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+        data += more
+    if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
+        return Stored(size, FileId.hash(data), None, None), len(data)
+    return uploader.add_bytes(data), len(data)

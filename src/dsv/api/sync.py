@@ -14,12 +14,14 @@ from dsv.api.context import Context, check_binding
 from dsv.api.names import check_new_branch
 from dsv.api.paths import check_paths
 from dsv.api.removals import check_removals
+from dsv.api.reupload import Reuploaded, reupload
 from dsv.errors import Conflict, NoRoom
 from dsv.fs.descent import Descent
 from dsv.fs.lock import Lock
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import BranchName, DatasetName, Rev, Target
+from dsv.model.paths import show
 from dsv.model.records import RefEntry
 from dsv.model.units import format_bytes
 from dsv.repo.naming import check_whole, naming
@@ -47,6 +49,7 @@ class SyncRequest:
     """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on.
 
     new_branch: `branch` is made by this sync; it must not be there yet. Without it `branch` must be there.
+    reupload: everything that the base refers to is looked for in the store, and stored again if it is not there.
     jobs: processes that read small files; None for what suits the work and the machine.
     """
 
@@ -56,6 +59,7 @@ class SyncRequest:
     new_branch: bool = False
     allow_removals: bool = False
     skip_unsupported: bool = False
+    reupload: bool = False
     jobs: int | None = None
 
 
@@ -64,6 +68,8 @@ class Synced:
     """The workspace's base after the sync. `any_change` is False where there was nothing to publish.
 
     files, bytes: of the whole commit. uploaded_bytes, uploaded_objects: everything that this sync wrote to the store.
+    reuploaded: objects that the store had lost and has again. lost: files whose content it has lost, and that are not
+    here as the base has them.
     skipped: what was left out by `skip_unsupported`.
     single_writer: the store can't tell two writers apart, and who synced has to be told so each time.
     """
@@ -80,6 +86,8 @@ class Synced:
     any_change: bool = False
     uploaded_bytes: int = 0
     uploaded_objects: int = 0
+    reuploaded: int = 0
+    lost: tuple[str, ...] = ()
     skipped: tuple[Problem, ...] = ()
     single_writer: bool = False
 
@@ -121,6 +129,7 @@ class _Sync:
         self._journal = Journal.open(workspace.journal_path, workspace.store_id)
         self._problems: list[Problem] = []
         self._settled: BranchName | None = None
+        self._mended = Reuploaded()
 
     def run(self) -> Synced:
         with self._journal:
@@ -152,6 +161,14 @@ class _Sync:
             survey.align(entry for entry, _ in tree.below(b"")) if tree is not None else survey.align(())
         self._report(survey)
         check_paths(self._workspace.root, lambda: tree, self._request.paths)
+        if tree is not None and (self._request.reupload or self._repository.objects.packs.noted()):
+            self._mended = reupload(
+                self._repository,
+                self._context.writer,
+                tree,
+                self._workspace.root,
+                thorough=self._request.reupload,
+            )
         head = self._head()
         begins = head is None or head.entry.deleted
         here = head is None or head.entry.deleted or follows(self._repository.objects, head, base)
@@ -287,6 +304,7 @@ class _Sync:
             commit_id, parent, dataset, self._branch, commit.files, commit.bytes,
             added=changes.added, changed=changes.changed, removed=changes.removed,
             any_change=True, uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won,
+            reuploaded=self._mended.objects, lost=tuple(map(show, self._mended.lost)),
             skipped=tuple(self._problems),
             single_writer=self._repository.format.single_writer,
         )  # fmt: skip
@@ -306,7 +324,9 @@ class _Sync:
         parent = tree.commit.parents[0] if tree is not None and tree.commit.parents else None
         return Synced(
             base, parent, dataset, self._branch, files, size,
-            uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won, skipped=tuple(self._problems),
+            uploaded_bytes=counts.bytes_up, uploaded_objects=counts.won,
+            reuploaded=self._mended.objects, lost=tuple(map(show, self._mended.lost)),
+            skipped=tuple(self._problems),
             single_writer=self._repository.format.single_writer,
         )  # fmt: skip
 

@@ -51,6 +51,10 @@ class Indexes:
             if found is not None:
                 yield found
 
+    def packs(self) -> int:
+        """About how many packs the files loaded so far name; at least as many as there are."""
+        return sum(len(one.packs) for one in self._loaded.values())
+
     def renew(self) -> None:
         """Has the store asked again before the next search, if it was asked before: gc may have been there since."""
         self._search = None

@@ -54,6 +54,15 @@ class MetadataCache:
             mode = _make_folder(path.parent)
             replace_file(path, data, mode=mode & 0o444, sync=False)
 
+    def names(self, kind: str) -> list[str]:
+        """What there are copies of."""
+        if self._folder is None:
+            return []
+        try:
+            return [path.name for path in (self._folder / kind).glob("*/[!.]*")]
+        except OSError:
+            return []
+
     def drop(self, kind: str, name: str) -> None:
         """Forgets a copy that was found to be wrong."""
         if self._folder is not None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.model import codec, keys
 from dsv.model.commit import Commit
-from dsv.model.ids import ChunkId, CommitId, Id, NodeId, RecipeId, SegmentId
+from dsv.model.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import MAX_ROWS, Locator, largest
 from dsv.model.recipe import Recipe
@@ -26,6 +26,7 @@ from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
+from dsv.repo.packs import Packs
 from dsv.repo.ranges import RangeReader, spans
 from dsv.store.base import Buffer, Store, StoreMissing, TooLargeError
 from dsv.store.together import both
@@ -60,6 +61,7 @@ class Objects:
     def __init__(self, store: Store, metadata: MetadataCache) -> None:
         self.store = store
         self.indexes = Indexes(store, metadata)
+        self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
 
@@ -191,6 +193,7 @@ class Objects:
     def _read_by_index(self, kind: ObjectKind, object_id: Id) -> tuple[bytes, Location]:
         """The object and where it was, from the first place that has it. Raises `IntegrityError`: none does."""
         first: tuple[Location, NotFound | IntegrityError] | None = None
+        gone: list[PackId] = []
         for where in self._places(kind, object_id):
             try:
                 return checked(kind, object_id, where, self._bytes_at(kind, object_id, where)), where
@@ -198,6 +201,10 @@ class Objects:
                 raise
             except (NotFound, IntegrityError) as error:
                 first = first or (where, error)
+                if isinstance(error, NotFound):
+                    gone.append(where.pack)
+        for pack_id in gone:
+            self.packs.note(pack_id)
         if first is None:
             raise unlisted(kind, object_id, self.store.url)
         raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]

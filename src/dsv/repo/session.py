@@ -29,6 +29,7 @@ from dsv.model.records import (
 )
 from dsv.periodic import Periodic
 from dsv.repo.damage import read_record
+from dsv.repo.packs import Packs
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Buffer, Put
@@ -56,6 +57,7 @@ class Session:
         self.repository = repository
         self.id = session_id
         self.condemned = condemned
+        self._absent = _Absent(condemned, repository.objects.packs)
         self._heartbeats = 0
         self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
@@ -88,8 +90,12 @@ class Session:
         self._renewal.stop()
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Where the store already has an object that this session may refer to."""
-        return self.repository.objects.indexes.find(kind, object_id, absent=self.condemned)
+        """Where the store already has an object that this session may refer to: its pack is there, not condemned."""
+        return self.repository.objects.indexes.find(kind, object_id, absent=self._absent)
+
+    def avoids(self, pack_id: PackId) -> bool:
+        """Whether a pack is condemned, or known to be lost; asks nothing."""
+        return pack_id in self.condemned or pack_id in self.repository.objects.packs.known_lost
 
     def has_pack(self, pack_id: PackId, size: int) -> bool:
         """Whether a pack of an earlier, killed session is still there, whole, and not condemned."""
@@ -167,6 +173,17 @@ class Session:
             self.repository.store.put_if_absent(key, heartbeat.encode())
             self._heartbeats += 1
         return RENEW_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """The packs that a session does not refer to."""
+
+    condemned: frozenset[PackId]
+    packs: Packs
+
+    def __contains__(self, pack_id: object) -> bool:
+        return pack_id in self.condemned or (isinstance(pack_id, PackId) and self.packs.is_lost(pack_id))
 
 
 def _condemned(repository: Repository) -> frozenset[PackId]:

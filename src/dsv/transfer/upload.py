@@ -76,7 +76,7 @@ class Uploader:
         self._data = PackStream(self._send_data, memory)
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
-        self._whole: set[RecipeId] = set()  # that were found out to be; while nothing is condemned all are
+        self._whole: set[RecipeId] = set()  # that were found out to be
         self._index_bytes = 0
 
     def __enter__(self) -> Uploader:
@@ -179,12 +179,12 @@ class Uploader:
         return node_id, found
 
     def segment_location(self, leaf: Leaf) -> Location:
-        if leaf.where is not None and leaf.where.pack not in self._session.condemned:
+        if leaf.where is not None and not self._session.avoids(leaf.where.pack):
             return leaf.where
         return self._present(ObjectKind.SEGMENT, leaf.id)
 
     def content_location(self, entry: Entry, known: Location | None) -> Location:
-        if known is not None and known.pack not in self._session.condemned:
+        if known is not None and not self._session.avoids(known.pack):
             return known
         assert entry.file_id is not None
         if entry.recipe_id is not None:
@@ -230,8 +230,7 @@ class Uploader:
             sub[recipe_id] = self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
             top = recipe_id, sub[recipe_id]
         assert top is not None
-        if self._session.condemned:
-            self._whole.update(map(RecipeId, sub))
+        self._whole.update(map(RecipeId, sub))
         return top
 
     def _whole_recipe(self, recipe_id: RecipeId) -> Location | None:
@@ -239,7 +238,7 @@ class Uploader:
         found = self._catalog.find(ObjectKind.RECIPE, recipe_id)
         if found is None:
             return self._rebuild_recipe(recipe_id)
-        if self._session.condemned and recipe_id not in self._whole:
+        if recipe_id not in self._whole:
             recipe, _ = self._session.repository.objects.recipe(recipe_id, found)
             if not all(self._place(recipe, child) for child in recipe.children()):
                 return None
@@ -264,8 +263,7 @@ class Uploader:
             if found is None:
                 return None
             rows.append(found)
-        if self._session.condemned:
-            self._whole.add(recipe_id)
+        self._whole.add(recipe_id)
         return self._described(ObjectKind.RECIPE, recipe_id, encoded, Locator.of(rows))
 
     def _described(self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator) -> Location:
@@ -284,7 +282,10 @@ class Uploader:
     def _present(self, kind: ObjectKind, object_id: Id) -> Location:
         found = self._catalog.find(kind, object_id)
         if found is None:
-            if next(self._session.repository.objects.indexes.places(kind, object_id), None) is not None:
+            places = list(self._session.repository.objects.indexes.places(kind, object_id))
+            if places and not any(place.pack in self._session.condemned for place in places):
+                return places[0]  # lost, and not here to be uploaded again: the base is no better
+            if places:
                 raise Conflict(
                     f"{kind.name.lower()} {object_id} of the base commit lies in packs that gc may be about to remove "
                     f"from {self._session.repository.store.url}",

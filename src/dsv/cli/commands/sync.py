@@ -11,9 +11,12 @@ from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
 from dsv.cli.paths import workspace_paths
-from dsv.errors import UsageError
+from dsv.errors import IntegrityError, UsageError
 from dsv.model.names import BranchName
 from dsv.model.units import format_bytes, format_count
+
+SHOWN = 20
+"""Paths in a warning."""
 
 Jobs = Annotated[
     int | None,
@@ -44,6 +47,8 @@ Jobs = Annotated[
         "any_change": "false where there was nothing to publish",
         "uploaded_bytes": "bytes written to the store by this sync",
         "uploaded_objects": "objects written to the store by this sync",
+        "reuploaded": "objects that the store had lost, and that were uploaded again",
+        "lost": "paths whose content the store has lost and this folder does not have; the exit code is then 5",
     },
 )
 def sync(
@@ -67,6 +72,12 @@ def sync(
     skip_unsupported: Annotated[
         bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
     ] = False,
+    reupload: Annotated[
+        bool,
+        typer.Option(
+            "--reupload", help="Look for all of the base in the store, and upload again what it lost."
+        ),
+    ] = False,
     jobs: Jobs = None,
     author: Annotated[
         str | None,
@@ -74,7 +85,7 @@ def sync(
             "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
         ),
     ] = None,
-) -> None:
+) -> int:
     """Commit this folder and publish it.
 
     There is no staging area: the folder is taken as it is, less what .dsvignore names (in gitignore's syntax).
@@ -92,19 +103,33 @@ def sync(
             new_branch=new_branch is not None,
             allow_removals=allow_removals,
             skip_unsupported=skip_unsupported,
+            reupload=reupload,
             jobs=jobs,
         )
         done = publish(context, request)
+    _warn(call, done)
+    if call.json:
+        call.document(_document(done))
+    else:
+        if done.commit is not None:
+            call.line(str(done.commit))
+        call.say(_summary(done))
+    return IntegrityError.exit_code if done.lost else 0
+
+
+def _warn(call: Call, done: Synced) -> None:
     for problem in done.skipped:
         call.warn(f"left out {problem}")
     if done.single_writer:
         call.warn("this store can't tell two writers apart: make sure that nobody else syncs to it now")
-    if call.json:
-        call.document(_document(done))
-        return
-    if done.commit is not None:
-        call.line(str(done.commit))
-    call.say(_summary(done))
+    if done.reuploaded:
+        call.say(f"the store had lost {format_count(done.reuploaded, 'object')}, and has them again")
+    for path in done.lost[:SHOWN]:
+        call.warn(
+            f"the store has lost the content of {path}, and this folder does not have it as the base does"
+        )
+    if len(done.lost) > SHOWN:
+        call.warn(f"and of {format_count(len(done.lost) - SHOWN, 'other path')}")
 
 
 def _one_of(branch: str | None, new_branch: str | None) -> str | None:
@@ -127,6 +152,8 @@ def _document(done: Synced) -> dict[str, object]:
         "any_change": done.any_change,
         "uploaded_bytes": done.uploaded_bytes,
         "uploaded_objects": done.uploaded_objects,
+        "reuploaded": done.reuploaded,
+        "lost": list(done.lost),
     }
 
 

@@ -1,0 +1,109 @@
+"""Storing again what the store has lost of a workspace's base, from the files here and the local copies of metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv.api.changes import store_content
+from dsv.fs.descent import Descent
+from dsv.model.entry import Entry
+from dsv.model.ids import Id
+from dsv.model.location import Location, ObjectKind
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session, Writer
+from dsv.repo.trees import LocatedSegment, TreeReader
+from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.problem import Problem
+from dsv.worktree.steady import read_steadily
+
+
+@dataclass(slots=True)
+class Reuploaded:
+    """How many objects of a tree were stored again: contents, segments, nodes. lost: files that are not here as the
+    base has them, so that their content is gone.
+    """
+
+    objects: int = 0
+    lost: list[bytes] = field(default_factory=list)
+
+
+def reupload(
+    repository: Repository, writer: Writer, tree: TreeReader, root: Path, *, thorough: bool
+) -> Reuploaded:
+    """Looks for everything that a base's tree refers to, and stores again what the store lacks. `root` has its files.
+
+    thorough: every pack is looked for. Else only those count as lost that are known to be. The commit and its ids stay
+    the same, and the index tells where its objects are now. Raises `IntegrityError` for metadata that neither the store
+    nor this machine has.
+    """
+    with Session.open(repository, writer) as session:
+        with Uploader(session) as uploader, Descent(root) as descent:
+            done = _Reupload(tree, session, uploader, descent, thorough).run()
+            uploader.finish()
+        session.close()
+    if done.objects and not done.lost:  # the next sync need not look again
+        repository.objects.packs.forget(repository.objects.packs.known_lost)
+    return done
+
+
+class _Reupload:
+    def __init__(
+        self, tree: TreeReader, session: Session, uploader: Uploader, descent: Descent, thorough: bool
+    ) -> None:
+        self._tree = tree
+        self._session = session
+        self._uploader = uploader
+        self._descent = descent
+        self._packs = tree.objects.packs
+        self._thorough = thorough
+        self._done = Reuploaded()
+
+    def run(self) -> Reuploaded:
+        if self._thorough:
+            self._packs.look_at_all()
+        for leaf, located in zip(self._tree.leaves(), self._tree.segments(), strict=True):
+            for entry, where in located.entries():
+                if entry.is_file and entry.size and not self._is_there(entry, where):
+                    self._store(entry)
+            if self._is_gone(ObjectKind.SEGMENT, leaf.id, leaf.where):
+                self._put_segment(located)
+        for kind, node_id, where in self._tree.nodes():
+            if self._is_gone(kind, node_id, where):
+                self._uploader.put_node(self._tree.objects.node(node_id))
+                self._done.objects += 1
+        return self._done
+
+    def _is_there(self, entry: Entry, where: Location | None) -> bool:
+        """A recipe's own place says nothing of the chunks that it lists."""
+        if entry.recipe_id is None and where is not None and not self._avoids(where):
+            return True
+        assert entry.file_id is not None
+        return self._uploader.find(entry.size, entry.file_id, entry.recipe_id) is not None
+
+    def _is_gone(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
+        return (where is None or self._avoids(where)) and self._session.find(kind, object_id) is None
+
+    def _avoids(self, where: Location) -> bool:
+        if self._thorough and self._packs.is_lost(where.pack):
+            return True
+        return self._session.avoids(where.pack)
+
+    def _store(self, entry: Entry) -> None:
+        def upload(descriptor: int, size: int) -> tuple[Stored, int]:
+            return store_content(self._uploader, descriptor, size)
+
+        found = read_steadily(self._descent, entry.path, upload)
+        if isinstance(found, Problem) or found.value.file_id != entry.file_id:
+            self._done.lost.append(entry.path)
+        else:
+            self._done.objects += 1
+
+    def _put_segment(self, located: LocatedSegment) -> None:
+        places = [
+            self._uploader.content_location(entry, where)
+            for entry, where in located.entries()
+            if entry.is_file and entry.size
+        ]
+        self._uploader.put_segment(located.segment, places)
+        self._done.objects += 1

@@ -1,0 +1,122 @@
+"""Packs that went while the index files that name them are there."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsv.api.clone import clone
+from dsv.api.restore import restore
+from dsv.api.sync import Synced
+from dsv.errors import DsvError, IntegrityError
+from dsv.model.names import DatasetName, Target
+from tests.api.people import Files, Person
+
+FILES: Files = {f"d/{n}": b"%d" % n * 40 for n in range(30)} | {"large": random.Random(3).randbytes(5 << 20)}
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Person:
+    person = Person(tmp_path / "ann", str(tmp_path / "store"))
+    person.init()
+    person.write(dict(FILES))
+    person.sync()
+    return person
+
+
+def lose_packs(person: Person) -> None:
+    for path in (Path(person.store) / "packs").glob("*/*"):
+        path.unlink()
+
+
+def readable(person: Person, done: Synced) -> None:
+    """By somebody who has no local copies, and by all of the store's ways."""
+    assert done.commit is not None
+    assert person.read(done.commit) == person.files()
+
+
+def test_reupload_gives_a_commit_its_contents_again(ann: Person) -> None:
+    base = ann.sync().commit
+    lose_packs(ann)
+    assert not ann.sync().reuploaded
+    done = ann.sync(reupload=True)
+    assert done.commit == base and not done.any_change and not done.lost
+    assert done.reuploaded > len(FILES)
+    readable(ann, done)
+    again = ann.sync(reupload=True)
+    assert again.reuploaded == 0
+
+
+def test_reupload_of_part_of_the_packs_and_a_change_at_once(ann: Person) -> None:
+    ann.write({"more/1": b"1", "d/3": b"changed"})
+    ann.sync()
+    first, *_ = sorted((Path(ann.store) / "packs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+    first.unlink()
+    ann.write({"more/2": b"2"})
+    done = ann.sync(reupload=True)
+    assert done.any_change and done.reuploaded
+    readable(ann, done)
+
+
+def test_a_loss_that_a_read_found_is_made_up_for_by_the_next_sync(ann: Person) -> None:
+    base = ann.sync().commit
+    lose_packs(ann)
+    (ann.workspace / "d/1").unlink()
+    with pytest.raises(IntegrityError, match="is gone"):
+        restore(ann.context(), (b"d/1",))
+    ann.write({"d/1": FILES["d/1"]})
+    done = ann.sync()
+    assert done.commit == base and done.reuploaded
+    readable(ann, done)
+    assert not ann.sync().reuploaded
+
+
+def test_a_pack_that_is_back_is_not_uploaded_again(ann: Person, tmp_path: Path) -> None:
+    shutil.copytree(ann.store, tmp_path / "copy")
+    lose_packs(ann)
+    (ann.workspace / "d/1").unlink()
+    with pytest.raises(IntegrityError):
+        restore(ann.context(), (b"d/1",))
+    shutil.rmtree(ann.store)
+    shutil.copytree(tmp_path / "copy", ann.store)
+    restore(ann.context(), (b"d/1",))
+    assert ann.sync().reuploaded == 0
+    readable(ann, ann.sync())
+
+
+def test_the_same_files_in_another_dataset_do_not_refer_to_what_is_gone(ann: Person, tmp_path: Path) -> None:
+    lose_packs(ann)
+    eve = Person(tmp_path / "eve", ann.store, "eve")
+    eve.init(DatasetName.parse("others"))
+    eve.write(dict(FILES))
+    readable(eve, eve.sync())
+    readable(ann, ann.sync())  # which hers brings back, too
+
+
+def test_a_file_that_was_moved_does_not_refer_to_what_is_gone(ann: Person) -> None:
+    """Its content is known without reading it."""
+    lose_packs(ann)
+    (ann.workspace / "large").rename(ann.workspace / "moved")
+    (ann.workspace / "d").rename(ann.workspace / "e")
+    readable(ann, ann.sync(allow_removals=True))
+
+
+def test_what_is_here_no_more_is_named(ann: Person) -> None:
+    lose_packs(ann)
+    ann.write({"d/7": b"changed"})
+    done = ann.sync(reupload=True)
+    assert done.lost == ("'d/7'",)
+    readable(ann, done)
+
+
+def test_a_clone_by_somebody_else_works_again(ann: Person, tmp_path: Path) -> None:
+    lose_packs(ann)
+    bob = Person(tmp_path / "bob", ann.store, "bob")
+    with pytest.raises(DsvError):
+        clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
+    ann.sync(reupload=True)
+    clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
+    assert bob.files() == FILES

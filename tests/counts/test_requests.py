@@ -57,7 +57,7 @@ WORKS = {
     "sync of one file": Most(17, 13, SIZE + SEGMENT + SMALL, SMALL),
     # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average. One listing
     # tells that the packs of all other chunks are there, before the new commit refers to them.
-    "sync of an insertion": Most(18, 14, 2 << 20, SMALL),
+    "sync of an insertion": Most(18, 14, 2 << 20, SMALL + 1_000),
     # Format 2, head 3, commit.
     "resolve": Most(6, 3, 0, SMALL),
     # Format 2, listing, the tag, its end, no branch of that name; commit.

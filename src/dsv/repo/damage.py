@@ -35,13 +35,15 @@ def unreadable(
     kind: ObjectKind, object_id: Id, where: Location, url: str, error: NotFound | IntegrityError
 ) -> IntegrityError:
     """The object could not be had from where an index says that it lies. `error` is how that failed."""
+    hint = put_back(keys.pack_key(where.pack))
     if isinstance(error, NotFound):
         message = f"pack {where.pack} of {url} is gone, with {kind.name.lower()} {object_id}"
+        hint = f"{hint}; or dsv sync --reupload in a workspace that has the files"
     elif error.subject == str(object_id):
         return error
     else:
         message = f"{kind.name.lower()} {object_id} cannot be read: {error.message}"
-    return IntegrityError(message, subject=str(object_id), hint=put_back(keys.pack_key(where.pack)))
+    return IntegrityError(message, subject=str(object_id), hint=hint)
 
 
 def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:

@@ -25,6 +25,17 @@ Jobs = Annotated[
     ),
 ]
 
+Reupload = Annotated[
+    bool,
+    typer.Option("--reupload", help="Look for all of the base in the store, and upload again what it lost."),
+]
+Author = Annotated[
+    str | None,
+    typer.Option(
+        "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
+    ),
+]
+
 
 @command(
     "sync",
@@ -72,19 +83,9 @@ def sync(
     skip_unsupported: Annotated[
         bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
     ] = False,
-    reupload: Annotated[
-        bool,
-        typer.Option(
-            "--reupload", help="Look for all of the base in the store, and upload again what it lost."
-        ),
-    ] = False,
+    reupload: Reupload = False,
     jobs: Jobs = None,
-    author: Annotated[
-        str | None,
-        typer.Option(
-            "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
-        ),
-    ] = None,
+    author: Author = None,
 ) -> int:
     """Commit this folder and publish it.
 

@@ -18,8 +18,9 @@ from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.progress import NoProgress
 from dsv.worktree import materialize
-from dsv.worktree.materialize import Made, Materializer, check_folding
+from dsv.worktree.materialize import Made, Materializer, check_folding, take_clean_survey
 from dsv.worktree.plan import Wish
+from dsv.worktree.state import State
 from dsv.worktree.writer import Writer
 from tests.worktree.worlds import Tree, World, tree_of
 
@@ -226,6 +227,7 @@ def test_killed_anywhere_each_path_is_old_or_new_and_doing_it_again_finishes_it(
                 assert entry in (OLD.get(path), NEW.get(path)) or entry.kind is Kind.EMPTY_DIRECTORY
         for path in OLD.keys() & NEW.keys():
             assert path in found
+        take_clean_survey(world.root, State.load(world.state_folder), world.commit)
         bring(world, NEW)
         assert tree_of(world.root) == NEW
         world.survey().state.save()

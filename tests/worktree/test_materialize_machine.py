@@ -213,7 +213,7 @@ class Pulls(RuleBasedStateMachine):
             if item.known is not None:
                 assert difference(item.known, disk[item.path]) is None
         expected_missing = {path for path in self.world.base if path not in disk}
-        assert set(survey.missing) >= expected_missing
+        assert set(survey.missing) == expected_missing
         if survey.unchanged:
             assert self.world.base == disk
 

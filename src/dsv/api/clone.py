@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.api.materializing import carry_out, check_tree
+from dsv.api.footing import working
+from dsv.api.materializing import Goal, bring, check_tree
+from dsv.api.wishes import differences
 from dsv.errors import Conflict, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.plan import Wish
-from dsv.worktree.scanning import take_survey
-from dsv.worktree.state import State
-from dsv.worktree.workspace import Workspace
+from dsv.worktree.begun import read_begun
+from dsv.worktree.workspace import Workspace, is_vacant
+
+COMMAND = "dsv clone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +49,11 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
         workspace = _bind(context, repository, root, dataset, branch)
         if commit is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0)
-        with workspace.lock("dsv clone"):
+        with workspace.lock(COMMAND), working(repository, workspace) as footing:
             tree = TreeReader(repository.objects, commit)
             check_tree(tree, workspace.root)
-            state = State.load(workspace.state_folder)
-            survey = take_survey(workspace.root, state, None)
-            if not survey.exact:
-                survey.align(())
-            carry_out(
-                context,
-                repository,
-                survey,
-                lambda: (Wish(entry.path, None, entry, where) for entry, where in tree.below(b"")),
-                follow=commit,
-                total=(tree.commit.files, tree.commit.bytes),
-            )
-            workspace.set_base(commit)
-            state.save()
+            goal = Goal(COMMAND, commit, lambda: differences(footing, tree), "move them away, or remove them")
+            bring(context, repository.objects, workspace, footing, goal)
         return Cloned(workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes)
 
 
@@ -81,9 +71,11 @@ def _bind(
 ) -> Workspace:
     inside = Workspace.find(root)
     if inside is not None and inside.root == root.resolve():
-        started = inside.store_id == repository.id and inside.dataset == dataset and inside.base() is None
-        if started:
-            return inside
+        begun = inside.base() is None or any(
+            each.command == COMMAND for each in read_begun(inside.begun_path)
+        )
+        if begun and inside.store_id == repository.id and inside.dataset == dataset:
+            return inside if inside.branch == branch else inside.follow(branch)
         raise Conflict(
             f"{root} is a workspace of {inside.dataset} already",
             subject=str(root),
@@ -95,7 +87,7 @@ def _bind(
             subject=str(root),
             hint=f"dsv clone {dataset} DIR, with a folder outside of it",
         )
-    if (root.is_symlink() or root.exists()) and (not root.is_dir() or any(root.iterdir())):
+    if (root.is_symlink() or root.exists()) and not is_vacant(root):
         raise Conflict(
             f"{root} is there already and not empty",
             subject=str(root),

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.context import Context
+from dsv.api.footing import Footing
 from dsv.errors import Conflict
 from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.paths import show
 from dsv.model.units import format_count
-from dsv.repo.repository import Repository
+from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
+from dsv.worktree.begun import Begun, restored, write_begun
+from dsv.worktree.journal import Journal
 from dsv.worktree.materialize import Made, Materializer, Wishes, check_folding
-from dsv.worktree.plan import Consents, nobody
+from dsv.worktree.plan import Consents, Plan, nobody
 from dsv.worktree.survey import Survey
+from dsv.worktree.workspace import Workspace
 
 _SHOWN = 20
 
@@ -28,24 +33,34 @@ def check_tree(tree: TreeReader, root: Path) -> None:
     check_folding(root, (entry.path for entry, _ in tree.below(b"")))
 
 
-def carry_out(
-    context: Context,
-    repository: Repository,
-    survey: Survey,
-    wishes: Wishes,
-    *,
-    follow: CommitId | None,
-    consents: Consents = nobody,
-    total: tuple[int, int] | None = None,
-    ready: Callable[[], None] = lambda: None,
-    hint: str = "move them away, or remove them",
-) -> Made:
-    """Plans, refuses conflicts with a list of them, and acts.
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where a command brings a workspace, and by which wishes.
 
+    paths: those that it is about; with none it is the whole workspace, whose base `commit` then is.
+    consents: paths at which even what no commit has may be overwritten. hint: for whoever finds something in the way.
     ready: called when nothing stands in the way and nothing is written yet; what it raises ends all.
-    Raises `Conflict` with nothing written, and also where paths changed meanwhile: these alone are then as they were.
     """
-    materializer = Materializer(survey, wishes, context.progress, follow=follow, consents=consents)
+
+    command: str
+    commit: CommitId
+    wishes: Wishes
+    hint: str
+    paths: tuple[bytes, ...] = ()
+    consents: Consents = nobody
+    ready: Callable[[], None] = lambda: None
+
+
+def bring(context: Context, objects: Objects, workspace: Workspace, footing: Footing, goal: Goal) -> Made:
+    """Plans, refuses conflicts with a list of them, acts, and moves the base where the whole workspace is meant.
+
+    What has begun is noted before the first file is written, so that the next command knows what it finds if this one
+    is killed. Raises `Conflict` with nothing written, and also where paths changed meanwhile: these alone are then as
+    they were. The caller holds the workspace's lock and saves the state.
+    """
+    follow = None if goal.paths else goal.commit
+    survey = footing.survey
+    materializer = Materializer(survey, goal.wishes, context.progress, follow=follow, consents=goal.consents)
     plan = materializer.plan()
     if plan.conflicts:
         lines = [f"{show(path)} {reason}" for path, reason in plan.conflicts[:_SHOWN]]
@@ -55,12 +70,25 @@ def carry_out(
             f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
             f"{survey.root}:\n  " + "\n  ".join(lines),
             subject=str(survey.root),
-            hint=hint,
+            hint=goal.hint,
         )
-    ready()
-    files, size = total or (plan.created + plan.replaced, plan.fetched)
-    context.progress.start(files, size)
-    fetcher = Fetcher(repository.objects)
+    goal.ready()
+    begun = Begun(goal.command, survey.base, goal.commit, goal.paths)
+    if plan.writes and begun.commit != begun.base:
+        write_begun(workspace.begun_path, (*footing.begun, begun))
+    made = _act(context, objects, survey, materializer, plan)
+    if follow is not None:
+        workspace.set_base(follow)
+        write_begun(workspace.begun_path, ())
+        _forget_intent(workspace)
+    else:
+        write_begun(workspace.begun_path, restored(footing.begun, goal.paths))
+    return made
+
+
+def _act(context: Context, objects: Objects, survey: Survey, materializer: Materializer, plan: Plan) -> Made:
+    context.progress.start(plan.created + plan.replaced, plan.fetched)
+    fetcher = Fetcher(objects)
 
     def contents(asked: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
         for _, pieces in fetcher.files(Wanted(entry, where) for entry, where in asked):
@@ -79,3 +107,11 @@ def carry_out(
             hint="run the command again",
         )
     return made
+
+
+def _forget_intent(workspace: Workspace) -> None:
+    """A killed sync may have published just before; by now the base is that commit or a later one."""
+    if workspace.journal_path.exists():
+        with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+            if journal.left.publishing is not None:
+                journal.clear()

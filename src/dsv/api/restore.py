@@ -6,13 +6,13 @@ has, unless they were told that it may go.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsv.api.bases import distance, not_at_base, proven_base
 from dsv.api.context import Context, check_binding
-from dsv.api.materializing import carry_out, check_tree
-from dsv.api.wishes import below, differences, restoring
+from dsv.api.footing import Footing, working
+from dsv.api.materializing import Goal, bring, check_tree
+from dsv.api.wishes import differences, restoring
 from dsv.errors import NotFound, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, Target, clean_path
@@ -20,12 +20,9 @@ from dsv.model.paths import show
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.journal import Journal
-from dsv.worktree.materialize import Made, Wishes
+from dsv.worktree.begun import read_begun
 from dsv.worktree.plan import Consents, nobody
-from dsv.worktree.scanning import take_survey
 from dsv.worktree.scope import Scope
-from dsv.worktree.state import State
 from dsv.worktree.workspace import Workspace
 
 
@@ -45,7 +42,7 @@ class Pulled:
 
     @property
     def any_change(self) -> bool:
-        return self.before != self.commit
+        return self.before != self.commit or bool(self.created or self.replaced or self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +68,23 @@ def pull(context: Context) -> Pulled:
         head = newest.commit
         if head is not None:
             workspace.set_seen(workspace.branch, head)
-        if head is None or head == base:
+        if head is None or (head == base and not read_begun(workspace.begun_path)):
             return Pulled(workspace.dataset, workspace.branch, base, base)
         if repository.objects.stored_commit(head) is None:
             raise missing_commit(head, repository.store.url)
         base = proven_base(context, repository, workspace)
         if base is not None and distance(repository.objects, head, base) is None:
             raise not_at_base(context, repository, workspace, newest, base)
-        work = Work(context, repository, workspace, base)
-        after = TreeReader(repository.objects, head)
-        check_tree(after, workspace.root)
-        made = work.bring(
-            lambda: differences(work.tree, after),
-            follow=head,
-            hint="to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
-        )
+        with working(repository, workspace) as footing:
+            after = TreeReader(repository.objects, head)
+            check_tree(after, workspace.root)
+            goal = Goal(
+                "dsv pull",
+                head,
+                lambda: differences(footing, after),
+                "to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
+            )
+            made = bring(context, repository.objects, workspace, footing, goal)
         return Pulled(
             workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
         )
@@ -110,72 +109,28 @@ def restore(
         base = proven_base(context, repository, workspace)
         if source is None and before is not None and base != before:
             raise missing_commit(before, repository.store.url)
-        work = Work(context, repository, workspace, base)
         after = TreeReader(repository.objects, commit)
         check_tree(after, workspace.root)
         chosen = Scope(paths)
-        _check_paths(work, after, chosen)
         consents: Consents = nobody
         if force:
             consents = _everybody
         elif paths:
             consents = chosen.__contains__
-        suspects = work.suspects()
-        made = work.bring(
-            lambda: restoring(work.tree, after, chosen, suspects),
-            follow=None if paths else commit,
-            consents=consents,
-            hint="dsv restore PATH for each path whose change may go, or dsv restore --force",
-        )
-        return Restored(commit, made.created, made.replaced, made.removed)
-
-
-class Work:
-    """A surveyed workspace, and the tree of its base."""
-
-    def __init__(
-        self, context: Context, repository: Repository, workspace: Workspace, base: CommitId | None
-    ) -> None:
-        self._context = context
-        self._repository = repository
-        self._workspace = workspace
-        self.tree = None if base is None else TreeReader(repository.objects, base)
-        self._state = State.load(workspace.state_folder)
-        self._survey = take_survey(workspace.root, self._state, base)
-        if not self._survey.exact:
-            self._survey.align(entry for entry, _ in below(self.tree, b""))
-
-    def suspects(self) -> frozenset[bytes]:
-        """Paths that may differ from the base; all others need no look."""
-        return frozenset(item.path for item in self._survey.work())
-
-    def bring(
-        self,
-        wishes: Wishes,
-        *,
-        follow: CommitId | None,
-        consents: Consents = nobody,
-        ready: Callable[[], None] = lambda: None,
-        hint: str,
-    ) -> Made:
-        """Carries out the wishes and moves the base to `follow`, if that is given. ready: see `carry_out`."""
-        try:
-            made = carry_out(
-                self._context,
-                self._repository,
-                self._survey,
-                wishes,
-                follow=follow,
-                consents=consents,
-                ready=ready,
-                hint=hint,
+        with working(repository, workspace) as footing:
+            _check_paths(footing, after, chosen)
+            # Paths that may differ from what counts as unchanged; all others need no look.
+            suspects = frozenset(item.path for item in footing.survey.work())
+            goal = Goal(
+                "dsv restore",
+                commit,
+                lambda: restoring(footing, after, chosen, suspects),
+                "to drop a change of yours: dsv restore PATH; to drop all of them: dsv restore --force",
+                paths,
+                consents,
             )
-            if follow is not None:
-                self._workspace.set_base(follow)
-                _forget_intent(self._workspace)
-        finally:
-            self._state.save()
-        return made
+            made = bring(context, repository.objects, workspace, footing, goal)
+        return Restored(commit, made.created, made.replaced, made.removed)
 
 
 def source_commit(
@@ -200,9 +155,9 @@ def source_commit(
     return context.resolve(repository, target).commit
 
 
-def _check_paths(work: Work, after: TreeReader, chosen: Scope) -> None:
+def _check_paths(footing: Footing, after: TreeReader, chosen: Scope) -> None:
     for path in chosen.paths:
-        if next(below(work.tree, path), None) is None and next(after.below(path), None) is None:
+        if next(footing.below(path), None) is None and next(after.below(path), None) is None:
             raise NotFound(
                 f"{show(path)} is neither in the base nor in {str(after.commit_id)[:12]}",
                 subject=path.decode("utf-8", "backslashreplace"),
@@ -212,11 +167,3 @@ def _check_paths(work: Work, after: TreeReader, chosen: Scope) -> None:
 
 def _everybody(_: bytes) -> bool:
     return True
-
-
-def _forget_intent(workspace: Workspace) -> None:
-    """A killed sync may have published just before; by now the base is that commit or a later one."""
-    if workspace.journal_path.exists():
-        with Journal.open(workspace.journal_path, workspace.store_id) as journal:
-            if journal.left.publishing is not None:
-                journal.clear()

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from dsv.api.bases import not_at_base, proven_base
 from dsv.api.context import Context, check_binding
-from dsv.api.materializing import check_tree
-from dsv.api.restore import Work, source_commit
+from dsv.api.footing import working
+from dsv.api.materializing import Goal, bring, check_tree
+from dsv.api.restore import source_commit
 from dsv.api.wishes import differences
 from dsv.errors import NotFound
 from dsv.fs.lock import Lock
@@ -72,9 +73,7 @@ def rollback(context: Context, target: Target, message: str | None = None) -> Ro
         text = (
             f"roll back to {str(target) or 'the base'} ({str(source)[:12]})" if message is None else message
         )
-        return _Rollback(context, repository, workspace, lock, head).run(
-            Work(context, repository, workspace, base), after, text
-        )
+        return _Rollback(context, repository, workspace, lock, head).run(after, text)
 
 
 class _Rollback:
@@ -87,7 +86,7 @@ class _Rollback:
         self._lock = lock
         self._head = head
 
-    def run(self, work: Work, after: TreeReader, message: str) -> RolledBack:
+    def run(self, after: TreeReader, message: str) -> RolledBack:
         assert self._head.commit is not None
         check_tree(after, self._workspace.root)
         commit = Commit(
@@ -102,12 +101,15 @@ class _Rollback:
             entries=after.commit.entries,
         )
         commit_id = CommitId.hash(commit.encode())
-        made = work.bring(
-            lambda: differences(work.tree, after),
-            follow=commit_id,
-            ready=lambda: self._publish(commit, after.commit_id),
-            hint="to drop yours: dsv restore PATH; or publish them first: dsv sync",
-        )
+        with working(self._repository, self._workspace) as footing:
+            goal = Goal(
+                "dsv rollback",
+                commit_id,
+                lambda: differences(footing, after),
+                "to drop yours: dsv restore PATH; or publish them first: dsv sync",
+                ready=lambda: self._publish(commit, after.commit_id),
+            )
+            made = bring(self._context, self._repository.objects, self._workspace, footing, goal)
         return RolledBack(
             self._workspace.dataset, self._workspace.branch, commit_id, self._head.commit, after.commit_id,
             made.created, made.replaced, made.removed,

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from dsv.api.context import Context
+from dsv.api.footing import Footing, Trees, find_footing
 from dsv.api.paths import check_paths
 from dsv.api.removals import check_removals
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
-from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
-from dsv.repo.trees import TreeReader
 from dsv.worktree.examine import examine
 from dsv.worktree.problem import Problem
-from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
 from dsv.worktree.status import Differences
-from dsv.worktree.survey import Survey
 from dsv.worktree.workspace import BRIEF, Workspace
 
 
@@ -29,6 +25,7 @@ class Status:
 
     problems: what a sync would refuse to store. clashes: pairs of new names that are one where case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
+    unfinished: what is to be known of a pull, clone or restore that did not end; None where all did.
     """
 
     workspace: Workspace
@@ -37,6 +34,7 @@ class Status:
     problems: tuple[Problem, ...]
     clashes: tuple[tuple[bytes, bytes], ...]
     suspicious: str | None = None
+    unfinished: str | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -53,54 +51,26 @@ def status(context: Context, paths: tuple[bytes, ...] = ()) -> Status:
     workspace = context.workspace()
     base = workspace.base()
     state = State.load(workspace.state_folder)
-    survey = take_survey(workspace.root, state, base, paths)
     with ExitStack() as opened:
-        tree = _Base(context, workspace, base, opened)
-        check_paths(workspace.root, tree.reader, paths)
-        if not survey.exact:
-            survey.align(tree.entries())
+        trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
+        check_paths(workspace.root, lambda: trees.of(base), paths)
+        footing = find_footing(workspace, state, base, trees, paths)
+        survey = footing.survey
         context.progress.start(None, None)
-        differences, unread = examine(survey, tree.entry, context.progress)
+        differences, unread = examine(survey, footing.entry, context.progress)
         context.progress.finish()
-        suspicious = tree.suspicion(survey) if survey.missing else None
+        suspicious = _suspicion(footing) if survey.missing else None
     _save(workspace, state)
     problems = tuple(survey.problems + unread)
-    return Status(workspace, base, differences, problems, tuple(survey.clashes), suspicious)
+    return Status(workspace, base, differences, problems, tuple(survey.clashes), suspicious, footing.warning)
 
 
-class _Base:
-    """The base's tree, read when it is first asked for; `opened` closes the store behind it."""
-
-    def __init__(
-        self, context: Context, workspace: Workspace, base: CommitId | None, opened: ExitStack
-    ) -> None:
-        self._context = context
-        self._workspace = workspace
-        self._base = base
-        self._opened = opened
-        self._reader: TreeReader | None = None
-
-    def entries(self) -> Iterator[Entry]:
-        tree = self.reader()
-        return iter(()) if tree is None else (entry for entry, _ in tree.below(b""))
-
-    def entry(self, path: bytes) -> Entry | None:
-        tree = self.reader()
-        found = None if tree is None else tree.entry(path)
-        return None if found is None else found[0]
-
-    def suspicion(self, survey: Survey) -> str | None:
-        try:
-            check_removals(survey, self.reader(), allowed=False)
-        except Conflict as refused:
-            return refused.message
-        return None
-
-    def reader(self) -> TreeReader | None:
-        if self._reader is None and self._base is not None:
-            repository = self._opened.enter_context(self._context.bound_repository(self._workspace))
-            self._reader = TreeReader(repository.objects, self._base)
-        return self._reader
+def _suspicion(footing: Footing) -> str | None:
+    try:
+        check_removals(footing.survey, footing.tree, allowed=False)
+    except Conflict as refused:
+        return refused.message
+    return None
 
 
 def _save(workspace: Workspace, state: State) -> None:

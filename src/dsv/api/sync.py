@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dsv.api.bases import follows, no_branch, not_at_base, proven_base
 from dsv.api.changes import Changes
 from dsv.api.context import Context, check_binding
+from dsv.api.footing import Trees, find_footing
 from dsv.api.names import check_new_branch
 from dsv.api.paths import check_paths
 from dsv.api.removals import check_removals
@@ -37,7 +38,6 @@ from dsv.worktree.ahead.readers import Readers, suitable
 from dsv.worktree.examine import read
 from dsv.worktree.journal import Journal
 from dsv.worktree.problem import Problem, refusal
-from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
 from dsv.worktree.status import difference
 from dsv.worktree.survey import Survey
@@ -155,10 +155,10 @@ class _Sync:
             self._journal.clear()
 
     def _publish_changes(self, state: State, base: CommitId | None) -> Synced:
-        tree = None if base is None else TreeReader(self._repository.objects, base)
-        survey = take_survey(self._workspace.root, state, base, self._request.paths)
-        if not survey.exact:
-            survey.align(entry for entry, _ in tree.below(b"")) if tree is not None else survey.align(())
+        trees = Trees(lambda: self._repository.objects, proven=True)
+        footing = find_footing(self._workspace, state, base, trees, self._request.paths)
+        survey, tree = footing.survey, footing.tree
+        footing.check_publishable(self._context.progress)
         self._report(survey)
         check_paths(self._workspace.root, lambda: tree, self._request.paths)
         if tree is not None and (self._request.reupload or self._repository.objects.packs.noted()):

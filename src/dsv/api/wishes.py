@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 
+from dsv.api.footing import Footing
 from dsv.model.diff import diff_entries
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import SegmentId
@@ -14,12 +15,13 @@ from dsv.worktree.plan import Wish
 from dsv.worktree.scope import Scope
 
 
-def below(tree: TreeReader | None, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
-    return iter(()) if tree is None else tree.below(path)
-
-
-def differences(before: TreeReader | None, after: TreeReader) -> Iterator[Wish]:
-    """Every path that the two trees have differently; segments that both have are not read."""
+def differences(footing: Footing, after: TreeReader) -> Iterator[Wish]:
+    """Every path that counts as unchanged and is otherwise in `after`; segments that both have are not read."""
+    if footing.written:
+        pairs = _pairs(footing.below(b""), after.below(b""))
+        yield from (wish for wish in pairs if wish.before != wish.after)
+        return
+    before = footing.tree
     mine: list[Leaf] = [] if before is None else before.leaves()
     theirs = after.leaves()
     shared = {leaf.id for leaf in mine} & {leaf.id for leaf in theirs}
@@ -35,29 +37,27 @@ def differences(before: TreeReader | None, after: TreeReader) -> Iterator[Wish]:
 
 
 def restoring(
-    before: TreeReader | None, after: TreeReader, chosen: Scope, suspects: frozenset[bytes]
+    before: Footing, after: TreeReader, chosen: Scope, suspects: frozenset[bytes]
 ) -> Iterator[Wish]:
     """What the chosen paths shall become, where they are not that already."""
     starts = [b""] if chosen.whole else list(chosen.paths)
     runs: list[tuple[bytes, Iterable[Wish]]] = [
-        (sort_key(path), _pairs(below(before, path), after.below(path))) for path in starts
+        (sort_key(path), _pairs(before.below(path), after.below(path))) for path in starts
     ]
     for path in chosen.ways:
-        above, goal = None if before is None else before.entry(path), after.entry(path)
+        above, goal = before.entry(path), after.entry(path)
         if above is not None and goal is None:  # a file where the source has a folder
-            runs.append((sort_key(path), [Wish(path, above[0], None)]))
+            runs.append((sort_key(path), [Wish(path, above, None)]))
     for _, run in sorted(runs, key=lambda each: each[0]):
         for wish in run:
             if wish.before != wish.after or wish.path in suspects:
                 yield wish
 
 
-def _pairs(
-    before: Iterator[tuple[Entry, Location | None]], after: Iterator[tuple[Entry, Location | None]]
-) -> Iterator[Wish]:
+def _pairs(before: Iterator[Entry], after: Iterator[tuple[Entry, Location | None]]) -> Iterator[Wish]:
     """Every path of two runs of entries."""
     tagged = heapq.merge(
-        ((sort_key(entry.path), 0, entry, None) for entry, _ in before),
+        ((sort_key(entry.path), 0, entry, None) for entry in before),
         ((sort_key(entry.path), 1, entry, place) for entry, place in after),
         key=lambda each: each[:2],
     )

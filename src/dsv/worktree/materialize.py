@@ -26,6 +26,7 @@ from dsv.worktree.disk import SurveyedDisk
 from dsv.worktree.patches import Patches
 from dsv.worktree.plan import Act, Consents, Plan, Step, Wish, decide, make_plan, nobody
 from dsv.worktree.scanning import take_survey
+from dsv.worktree.state import State
 from dsv.worktree.survey import Survey
 from dsv.worktree.writer import Writer
 
@@ -81,7 +82,7 @@ class Materializer:
         """
         with Descent(self._survey.root) as descent:
             plan = make_plan(self._wishes(), SurveyedDisk(self._survey, descent), self._consents)
-        self._removes = plan.removed > 0
+        self._removes = plan.absent > 0
         return plan
 
     def carry_out(self, contents: Contents) -> Made:
@@ -92,8 +93,6 @@ class Materializer:
             self._disk = SurveyedDisk(self._survey, descent)
             self._writer = writer
             self._patches = Patches(self._state)
-            for path in self._survey.leftovers:
-                writer.remove(path, None)
             if self._removes:
                 self._remove()
             self._write(contents)
@@ -108,19 +107,27 @@ class Materializer:
         """Sees the folders that were made, and which of those that were to be empty are."""
         base = self._follow or self._survey.base
         self._state.set_exact(base, self._gone)
+        if self._follow is not None:
+            self._state.provisional = False
         take_survey(self._survey.root, self._state, base)
         for wish in self._folders:
             in_base = self._base_of(wish) == wish.after
             if self._patches.folder(wish.path, in_base=in_base) and in_base:
                 self._state.gone.discard(wish.path)
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self, *, removing: bool) -> Iterator[Step]:
+        """Of what shall be absent, or of what shall be there. What went is not looked at again: a file that no stat
+        vouches for would be read.
+        """
         for wish in self._wishes():
-            yield decide(wish, self._disk, self._consents)
+            if (wish.after is None) == removing:
+                yield decide(wish, self._disk, self._consents)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
-        for step in self._steps():
+        for step in self._steps(removing=True):
+            if step.act is Act.KEEP:
+                self._base_lacks(step.wish)
             if step.act is not Act.REMOVE:
                 continue
             path, before = step.wish.path, step.wish.before
@@ -147,15 +154,13 @@ class Materializer:
 
     def _to_fetch(self, waiting: deque[Step]) -> Iterator[tuple[Entry, Location | None]]:
         """Asks for contents; does what needs none on the way."""
-        for step in self._steps():
+        for step in self._steps(removing=False):
             if self._patches.is_full:
                 self._patches.flush()
                 self._disk.names.clear()
             entry = step.wish.after
-            if entry is None or step.act is Act.REMOVE:
-                if step.act is Act.KEEP:
-                    self._base_lacks(step.wish)
-            elif step.act is Act.KEEP:
+            assert entry is not None
+            if step.act is Act.KEEP:
                 self._keep(step.wish, entry)
             elif not self._make_way(step):
                 self._made.left.append(step.wish.path)
@@ -228,11 +233,28 @@ class Materializer:
         """The path is not on disk; nor is it in the base, if the base is what the wishes lead to."""
         if self._base_of(wish) is None:
             self._gone.discard(wish.path)
+            folder = self._state.folder(wish.path)
+            if folder is not None and folder.own:  # it may be made again, for what is in it then
+                self._state.edit(wish.path).own = 0
         else:
             self._gone.add(wish.path)
 
     def _base_of(self, wish: Wish) -> Entry | None:
         return wish.after if self._follow is not None else wish.before
+
+
+def take_clean_survey(root: Path, state: State, base: CommitId | None) -> Survey:
+    """A survey of the whole workspace, once the temporary files of killed commands are gone.
+
+    Some of these are second names of files that have their place already: their removal changes those files' ctime.
+    """
+    survey = take_survey(root, state, base)
+    if survey.leftovers:
+        with Writer(root) as writer:
+            for path in survey.leftovers:
+                writer.remove(path, None)
+        survey = take_survey(root, state, base)
+    return survey
 
 
 def check_folding(root: Path, paths: Iterable[bytes]) -> None:

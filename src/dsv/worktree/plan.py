@@ -76,16 +76,23 @@ class Step:
 
 @dataclass(slots=True)
 class Plan:
-    """The sum of the steps, and every conflict. fetched: bytes of contents to fetch."""
+    """The sum of the steps, and every conflict. fetched: bytes of contents to fetch. absent: wishes for nothing."""
 
     created: int = 0
     replaced: int = 0
     removed: int = 0
     kept: int = 0
     fetched: int = 0
+    absent: int = 0
     conflicts: list[tuple[bytes, str]] = field(default_factory=list)
 
+    @property
+    def writes(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.created or self.replaced or self.removed)
+
     def add(self, step: Step) -> None:
+        self.absent += step.wish.after is None
         if step.act is Act.CONFLICT:
             self.conflicts.append((step.at, step.reason))
         elif step.act is Act.REMOVE:

@@ -13,13 +13,13 @@ class Scope:
         self.whole = not chosen or b"" in chosen
         self.paths: tuple[bytes, ...] = ()
         if not self.whole:
-            above = sorted(path for path in chosen if not any(part in chosen for part in _above(path)))
-            self.paths = tuple(above)
+            roots = sorted(path for path in chosen if not any(part in chosen for part in above(path)))
+            self.paths = tuple(roots)
         self._paths = frozenset(self.paths)
-        self._ways = frozenset(part for path in self.paths for part in _above(path))
+        self._ways = frozenset(part for path in self.paths for part in above(path))
 
     def __contains__(self, path: bytes) -> bool:
-        return self.whole or path in self._paths or any(part in self._paths for part in _above(path))
+        return self.whole or path in self._paths or any(part in self._paths for part in above(path))
 
     @property
     def ways(self) -> frozenset[bytes]:
@@ -31,7 +31,8 @@ class Scope:
         return path in self or path in self._ways
 
 
-def _above(path: bytes) -> Iterable[bytes]:
+def above(path: bytes) -> Iterable[bytes]:
+    """The folders that a path lies in, the root aside, the nearest first."""
     end = path.rfind(b"/")
     while end > 0:
         yield path[:end]

@@ -65,6 +65,7 @@ class State:
 
     exact: the commit (empty: no commit) whose every path is in a folder here or in `gone`; None if there is
     none. gone: paths of that commit that the disk lacks.
+    provisional: what is said of the base holds for one command alone; saved, it mirrors no commit.
     trust_before: ns; a file changed at this time or later may change again without its times telling.
     """
 
@@ -77,6 +78,7 @@ class State:
         self._loaded: bytes | None = None
         self.exact: bytes | None = b""
         self.gone: set[bytes] = set()
+        self.provisional = False
         self.trust_before = 0
 
     @classmethod
@@ -175,7 +177,7 @@ class State:
         saved = self._saved
         if saved is None or any(part.name is None for part in self._parts):
             return True
-        return saved.exact != self.exact or saved.gone != b"\0".join(sorted(self.gone))
+        return saved.exact != self._exact_for_good or saved.gone != b"\0".join(sorted(self.gone))
 
     def save(self) -> None:
         """Writes what changed since the last time. Raises `NoRoom`, `Denied`, `Unreachable`; the old state
@@ -192,7 +194,9 @@ class State:
                     kept += self._write(part)
             self._parts = kept or [_Part(b"", None)]
             current = _Current(
-                self.exact, b"\0".join(sorted(self.gone)), [(part.first, part.name or "") for part in kept]
+                self._exact_for_good,
+                b"\0".join(sorted(self.gone)),
+                [(part.first, part.name or "") for part in kept],
             )
             if current == self._saved:
                 return
@@ -204,6 +208,10 @@ class State:
             for path in self._folder.iterdir():
                 if path.name not in named and path.name.lstrip(".").startswith(_PART_PREFIX):
                     path.unlink(missing_ok=True)
+
+    @property
+    def _exact_for_good(self) -> bytes | None:
+        return None if self.provisional else self.exact
 
     def _store_open(self) -> None:
         for folder in self._open.values():

@@ -107,6 +107,14 @@ class Survey:
         """Makes the state mirror the base, whose entries these are, in tree order."""
         gone = align(self.state, entries)
         self.state.set_exact(self.base, gone)
+        self._find_unsettled()
+
+    def stands_to_more_than_the_base(self) -> None:
+        """To be called when paths were related to other entries than the base's, which holds for this command alone."""
+        self.state.provisional = True
+        self._find_unsettled()
+
+    def _find_unsettled(self) -> None:
         self.unsettled = [
             path
             for path in sorted(self.state.paths(), key=sort_key)

@@ -23,6 +23,9 @@ DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
 _BASE = "base"
 _SEEN = "seen"
+_JOURNAL = "journal"
+_BEGUN = "begun"
+_OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN)
 BRIEF = "dsv status"
 """Who saves what it learned, and does nothing else under the lock."""
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
@@ -68,6 +71,8 @@ class Workspace:
             dot.mkdir(exist_ok=True)
             if (dot / _CONFIG).exists():
                 raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
+            for name in _OF_A_BINDING:  # what a binding that went has left says nothing about this one
+                (dot / name).unlink(missing_ok=True)
         workspace = cls(root, store, store_id, dataset, branch)
         workspace._write()
         return workspace
@@ -82,8 +87,12 @@ class Workspace:
         return self.dot / "state"
 
     @property
+    def begun_path(self) -> Path:
+        return self.dot / _BEGUN
+
+    @property
     def journal_path(self) -> Path:
-        return self.dot / "journal"
+        return self.dot / _JOURNAL
 
     def lock(self, action: str) -> Lock:
         """Keeps others out until it is released. Raises `Conflict` that names who is at work here."""
@@ -185,6 +194,14 @@ class Workspace:
     def _replace(self, name: str, data: bytes) -> None:
         with about(self.dot / name):
             replace_file(self.dot / name, data)
+
+
+def is_vacant(folder: Path) -> bool:
+    """Whether the folder is empty, or holds only what a command left that was killed before it had bound the folder."""
+    with about(folder):
+        if not folder.is_dir() or any(path.name != DOT_FOLDER for path in folder.iterdir()):
+            return False
+        return not (folder / DOT_FOLDER / _CONFIG).exists()
 
 
 def _read(root: Path, config: Path) -> Workspace:

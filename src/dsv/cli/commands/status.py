@@ -42,6 +42,7 @@ ON_SCREEN = 50
         "problems.path": "a path that can't be stored",
         "problems.reason": "why",
         "clashes": "pairs of new paths that are one name where case or Unicode is folded",
+        "unfinished": "what to know of a pull, clone or restore that did not end; null where all did",
         "suspicious": "why a sync would want --allow-removals; null where it wouldn't",
     },
 )
@@ -98,6 +99,8 @@ def _write(call: Call, found: Status, *, whole: bool) -> None:
         call.warn(f"{printable(one)} and {printable(other)} are one name where case or Unicode is folded")
     if found.suspicious is not None:
         call.warn(found.suspicious)
+    if found.unfinished is not None:
+        call.warn(found.unfinished)
     where = f"{found.workspace.dataset}@{found.workspace.branch}"
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
@@ -147,6 +150,7 @@ def _document(found: Status) -> dict[str, object]:
         "problems": [{"path": _name(problem.path), "reason": problem.reason} for problem in found.problems],
         "clashes": [[_name(one), _name(other)] for one, other in found.clashes],
         "suspicious": found.suspicious,
+        "unfinished": found.unfinished,
     }
 
 

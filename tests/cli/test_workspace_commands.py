@@ -156,3 +156,33 @@ def test_restore_of_everything_wants_force_where_work_would_go(pets: Dsv) -> Non
     pets.ok("restore", "--from", "@v1", "--force")
     assert (pets.cwd / "a.txt").read_bytes() == b"alpha\n"
     assert pets.ok("resolve").out == pets.ok("resolve", "@v1").out
+
+
+def test_status_tells_the_base_from_where_the_branch_is(pets: Dsv) -> None:
+    first = pets.ok("resolve").out.strip()
+    write_files(pets.cwd, {"a.txt": b"second\n"})
+    head = pets.ok("sync").out.strip()
+    assert "when last asked" not in pets.ok("status").err
+    pets.ok("restore", "--from", f"@{first}")
+    said = pets.ok("status").err
+    assert f"pets@main, base {first[:12]} (main was at {head[:12]} when last asked): no differences" in said
+    assert pets.ok("status", "--json").json["branch_at"] == head
+    elsewhere = pets("sync")
+    assert (elsewhere.code, elsewhere.out) == (4, "")
+    assert f"nothing differs here from {first[:12]}" in elsewhere.err
+    assert f"dsv rollback @{first[:12]}" in elsewhere.err
+    done = pets.ok("rollback", f"@{first[:12]}", "--json").json
+    assert_documented("rollback", done)
+    assert (done["before"], done["source"]) == (head, first)
+    assert pets.ok("status").err.endswith(": no differences\n")
+
+
+def test_misspelt_paths_and_branches_are_errors(pets: Dsv) -> None:
+    for command in ("sync", "status"):
+        wrong = pets(command, "a.tx")
+        assert (wrong.code, wrong.out) == (3, "")
+        assert "did you mean a.txt?" in wrong.err
+        assert pets(command, "@v1.0").code == 3
+    assert pets("sync", "--branch", "experimnt").code == 3
+    assert pets("sync", "--branch", "a", "--new-branch", "b").code == 2
+    assert pets.ok("log", "--oneline").err == ""

@@ -26,6 +26,7 @@ class Status:
     problems: what a sync would refuse to store. clashes: pairs of new names that are one where case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
     unfinished: what is to be known of a pull, clone or restore that did not end; None where all did.
+    branch_at: where the branch was when the store was last asked from here; None if that is not known.
     """
 
     workspace: Workspace
@@ -35,6 +36,7 @@ class Status:
     clashes: tuple[tuple[bytes, bytes], ...]
     suspicious: str | None = None
     unfinished: str | None = None
+    branch_at: CommitId | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -62,7 +64,16 @@ def status(context: Context, paths: tuple[bytes, ...] = ()) -> Status:
         suspicious = _suspicion(footing) if survey.missing else None
     _save(workspace, state)
     problems = tuple(survey.problems + unread)
-    return Status(workspace, base, differences, problems, tuple(survey.clashes), suspicious, footing.warning)
+    return Status(
+        workspace,
+        base,
+        differences,
+        problems,
+        tuple(survey.clashes),
+        suspicious,
+        footing.warning,
+        workspace.seen(),
+    )
 
 
 def _suspicion(footing: Footing) -> str | None:

@@ -36,6 +36,7 @@ ON_SCREEN = 50
         "dataset": "the dataset",
         "branch": "the branch that it follows",
         "base": "the commit it is compared with; null where there is none yet",
+        "branch_at": "where the branch was when the store was last asked from here; null where that is not known",
         "clean": "true where a sync would find nothing to do, and nothing to complain about",
         "items.path": "a path that differs",
         "items.change": "added, changed, removed, or retyped (a file became a symlink, say)",
@@ -103,6 +104,8 @@ def _write(call: Call, found: Status, *, whole: bool) -> None:
         call.warn(found.unfinished)
     where = f"{found.workspace.dataset}@{found.workspace.branch}"
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
+    if found.branch_at not in (None, found.base):
+        base += f" ({found.workspace.branch} was at {str(found.branch_at)[:12]} when last asked)"
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
     if more:
@@ -145,6 +148,7 @@ def _document(found: Status) -> dict[str, object]:
         "dataset": str(found.workspace.dataset),
         "branch": str(found.workspace.branch),
         "base": None if found.base is None else str(found.base),
+        "branch_at": None if found.branch_at is None else str(found.branch_at),
         "clean": found.is_clean,
         "items": [{"path": _name(path), "change": change} for path, change in _changes(found)],
         "problems": [{"path": _name(problem.path), "reason": problem.reason} for problem in found.problems],

@@ -109,3 +109,41 @@ def test_where_a_file_system_tells_no_number_there_is_no_limit(disk: SmallDisk, 
     assert os.statvfs(disk.path).f_files == 0, "as a tmpfs without a limit says"
     assert disk_now(root).free_files is None
     assert preview(root, CacheSettings(), Wish(need=Extent(0, 10**9))).exceeded == []
+
+
+def test_folders_are_counted_before_anything_is_fetched(
+    disk: SmallDisk, root: CacheRoot, world: World
+) -> None:
+    """Each of the files has two folders of its own: their inodes are needed as well."""
+    commit = world.commit(File(f"{number:03}/a/b", 10, str(number)) for number in range(100))
+    with Lease.take(root, place(1), "run"), Lease.take(root, place(2), "run"):
+        disk.limit(files=300)
+        with pytest.raises(NoRoom, match=r"2[0-9][0-9] files can still be made, 364 are needed"):
+            cache_it(root, world, commit)
+    assert world.fetched() == []
+    assert room.reservations(root) == []
+    disk.limit(files=200)
+    world.check(commit, cache_it(root, world, commit).path)
+    assert not root.visible(place(1)).exists() and not root.visible(place(2)).exists()
+
+
+def test_a_fill_that_lacks_inodes_alone_asks_for_no_bytes(
+    disk: SmallDisk, root: CacheRoot, world: World
+) -> None:
+    """Others make files meanwhile; of bytes there is plenty, but less would be enough."""
+    commit = world.commit(small_files(50))
+    asked: list[Need] = []
+
+    def make_room(need: Need) -> None:
+        asked.append(need)
+        if len(asked) == 1:
+            disk.limit(files=25)
+        else:
+            disk.limit(files=200)
+
+    source = FakeSource(world.folder, str(commit))
+    path = fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=make_room).path
+    world.check(commit, path)
+    assert len(asked) == 2
+    assert asked[1].bytes < 1 << 20
+    assert asked[1].files >= 64

@@ -167,7 +167,11 @@ def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Ne
     dataset: the name of what is to be cached. Raises `NoRoomBeside` with the figures.
     """
     wish = Wish(
-        need=Extent(need.bytes, need.files), dataset=dataset, place=need.place, keep=need.keep | {need.place}
+        need=Extent(need.bytes, need.files),
+        dataset=dataset,
+        place=need.place,
+        keep=need.keep | {need.place},
+        folders=need.folders,
     )
     if not _planner(root, take_inventory(root), settings, wish).finish().exceeded:
         return EvictionResult()

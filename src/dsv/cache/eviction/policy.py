@@ -16,7 +16,7 @@ from dsv.cache.usage import Extent
 from dsv.model.units import format_bytes, format_duration
 
 _NOTHING = Extent()
-_OWN_FILES = 64  # inodes that a fill needs beside its commit's files, to begin with: its claims, its folders
+_OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folders: its claims, its own folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Wish:
 
     only: these and nothing else, by name. everything: all that may go. need: room that must be left
     afterwards, for `place`, a commit of `dataset`; neither age nor another dataset's own max_size is a reason
-    to go then. keep: what must stay for it.
+    to go then. folders: inodes that it needs beside those of its files, which no limit of the owner's counts.
+    keep: what must stay for it.
     """
 
     only: frozenset[Place] | None = None
@@ -69,6 +70,7 @@ class Wish:
     dataset: str | None = None
     place: Place | None = None
     keep: frozenset[Place] = frozenset()
+    folders: int = 0
 
 
 _ORDINARY = Wish()
@@ -244,7 +246,7 @@ class Planner:
             found.append(f"{format_bytes(self._disk.free)} are free, {format_bytes(coming.bytes)} are needed")
         files, needed = self._disk.free_files, coming.files
         if self._wish.need not in (None, _NOTHING):
-            needed += _OWN_FILES
+            needed += _OWN_FILES + self._wish.folders
         if files is not None and files < needed:
             found.append(f"{files} files can still be made, {needed} are needed")
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 
 from dsv.cache.disk import GONE, explain
 from dsv.cache.filling import room
@@ -182,7 +183,8 @@ def _plan_that_fits(request: FillRequest, means: Means) -> Planned:
         plan = planned.plan
         room.reserve(root, place, plan.fill, plan.need_bytes, plan.need_files)
         try:
-            means.ensure_room(need_of(place, plan, plan.need_bytes, plan.need_files))
+            need = need_of(place, plan, plan.need_bytes, plan.need_files)
+            means.ensure_room(replace(need, folders=planned.folders))
             return planned
         except NoRoomBeside as error:
             room.release(root, plan.fill)

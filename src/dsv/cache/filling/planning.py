@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from dsv.cache.filling import plan as shape
@@ -37,14 +38,19 @@ from dsv.repo.trees import Leaf
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with its larger pieces. sheet: a byte per entry; moves: see `Matching.encoded_moves`."""
+    """A plan with its larger pieces. sheet: a byte per entry; moves: see `Matching.encoded_moves`.
+
+    folders: how many it makes, each of which needs an inode; 0 if the disk has plenty, as they are not counted then.
+    """
 
     plan: Plan
     sheet: bytes
     moves: Mapping[int, bytes]
+    folders: int = 0
 
 
 _NO_ROOM = 254
+_PLENTY = 4  # inodes for each entry
 _LINKS = bytes(range(LINK, CHUNKS))
 _LINKED_AS_ONE = bytes.maketrans(_LINKS, bytes((_NO_ROOM,)) * len(_LINKS))
 
@@ -102,9 +108,10 @@ def make_plan(
         donors=donors,
         sheet=matching is not None,
     )
+    folders = _folders(tree, request.selection) if _inodes_may_run_out(root, sums.entries) else 0
     if matching is None:
-        return Planned(plan, b"", {})
-    return Planned(plan, bytes(matching.codes), matching.encoded_moves())
+        return Planned(plan, b"", {}, folders)
+    return Planned(plan, bytes(matching.codes), matching.encoded_moves(), folders)
 
 
 def room_needed(tree: Tree, selection: Selection) -> tuple[int, int]:
@@ -257,6 +264,30 @@ def _clones(path: bytes, draft: bytes) -> bool:
         return False
     finally:
         os.close(source)
+
+
+def _inodes_may_run_out(root: CacheRoot, entries: int) -> bool:
+    """Whether folders have to be counted, for which the whole tree is read."""
+    disk = os.statvfs(root.path)
+    return disk.f_files > 0 and disk.f_favail < _PLENTY * (entries + 1)
+
+
+def _folders(tree: Tree, selection: Selection) -> int:
+    """Paths are sorted by components, so a folder's lie together: each that the path before is not in is a new one."""
+    count = 0
+    before: list[bytes] = []
+    for located in tree.segments():
+        for path, kind in zip(located.segment.paths, located.segment.kinds, strict=True):
+            if selection.includes(path):
+                above = path.split(b"/")
+                if kind != Kind.EMPTY_DIRECTORY:  # which counts as an entry
+                    del above[-1]
+                same = sum(
+                    1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(above, before, strict=False))
+                )
+                count += len(above) - same - (kind == Kind.EMPTY_DIRECTORY)
+                before = above
+    return count
 
 
 def _folds(folder: Path) -> bool:

@@ -59,7 +59,7 @@ class Need:
     """Room that a fill needs, beyond what it has written.
 
     bytes: of disk, files counted as whole blocks.
-    files: inodes.
+    files: inodes; folders: further ones, which no limit of the owner's counts.
     keep: cached commits that must not be evicted for it: itself, and those it takes files from.
     """
 
@@ -67,6 +67,7 @@ class Need:
     bytes: int
     files: int
     keep: frozenset[Place] = frozenset()
+    folders: int = 0
 
 
 class NoRoomBeside(NoRoom):

@@ -200,7 +200,7 @@ class Shift:
         disk = os.statvfs(self._means.root.path)
         no_names = error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES
         self._make_room(
-            least_bytes=0 if no_names and disk.f_bavail * disk.f_frsize >= _LEAST_ROOM else _LEAST_ROOM,
+            least_bytes=0 if no_names else _LEAST_ROOM,
             least_files=_LEAST_FILES if no_names else 0,
         )
 

@@ -15,7 +15,7 @@ import pytest
 
 from dsv.cli.app import load
 from tests.cli.conftest import FILES
-from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, name_of
+from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, name_of, write_files
 from tests.strace import needs_strace
 
 
@@ -169,6 +169,28 @@ def test_a_file_that_the_disk_cannot_read_is_replaced(pets: Dsv, tmp_path: Path)
     assert broken[0].stat().st_ino != before
     assert broken[0].read_bytes() == FILES["train/1.png"]
     assert pets.ok("cached", "--check").out.count("as committed") == 2
+
+
+@pytest.mark.parametrize("name", ["dsv-cache.toml", "DSV-Cache.TOML", "dsv-cache.toml/x"])
+def test_a_dataset_may_have_the_name_of_the_settings_file(dsv: Dsv, name: str) -> None:
+    here = dsv.at(dsv.cwd, DSV_CACHE=str(dsv.cwd.parent / "cache"))
+    write_files(here.cwd, FILES)
+    here.ok("init", name)
+    here.ok("sync")
+    path = Path(here.ok("cache", name, "--hold", "1h").lines[0])
+    assert (path / "a.txt").read_bytes() == FILES["a.txt"]
+    settings = path.parents[1] / "dsv-cache.toml"
+    assert settings.is_file() and path.parent.name.casefold() != settings.name
+    assert here.ok("cached", "--json").json["items"][0]["dataset"] == name
+    assert here.ok("cached").err == ""
+    assert here.ok("release", name).out.startswith(f"released {name}@")
+    assert here.ok("pin", name).out.startswith(f"pinned {name}@")
+    settings.write_text(f'max_files = 0\nprotected = ["{name}"]\n')
+    assert here.ok("unpin", name).code == 0
+    assert here("evict").code == 7 and path.is_dir()
+    settings.write_text("")
+    assert here.ok("evict", name).out.startswith(f"evicted {name}@")
+    assert not path.parent.exists()
 
 
 def test_evict_is_quiet_when_nothing_is_due(pets: Dsv) -> None:

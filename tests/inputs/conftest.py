@@ -37,3 +37,20 @@ def synced(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
     ann.ok("init", "set")
     ann.ok("sync")
     return scene.contents()
+
+
+@pytest.fixture
+def shared(scene: Scene, synced: Mapping[str, bytes]) -> Path:
+    """A cache in which `set@v1` is held and pinned by ann; the head of `main` is newer."""
+    scene.reset(synced)
+    ann = scene.newcomer()
+    ann.ok("tag", "v1", "set")
+    ann.ok("clone", "set", "clone")
+    write(ann.cwd / "clone", {"more": b"more"})
+    ann.at(ann.cwd / "clone").ok("sync")
+    path = scene.folder / "shared"
+    in_shared = ann.at(ann.cwd, DSV_CACHE=str(path))
+    in_shared.ok("cache", "set@v1", "-q", "--hold", "1h")
+    in_shared.ok("cache", "set@v1:b", "-q")
+    in_shared.ok("pin", "set@v1")
+    return path

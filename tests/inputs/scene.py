@@ -148,3 +148,13 @@ RUN = Use(
     "run", lambda target: ["run", target, "-q", "--", "true"], _in_cache, in_process=False, launches=True
 )
 WHOLE = (CACHE, CLONE, RUN)
+
+
+def ben(scene: Scene, shared: Path) -> Dsv:
+    return scene.newcomer(DSV_CACHE=str(shared))
+
+
+def visible(cache: Path) -> Path:
+    """The whole commit's folder."""
+    (found,) = [path for path in (cache / "set").iterdir() if "+" not in path.name]
+    return found

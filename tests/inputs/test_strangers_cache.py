@@ -15,37 +15,10 @@ import pytest
 from dsv.cli import environment
 from tests.api.people import read_folder
 from tests.cli.runner import Dsv, Result
-from tests.inputs.scene import FILES, Scene, refused, write
+from tests.inputs.scene import FILES, Scene, ben, refused, visible, write
 
 ANN, BEN = 4001, 4002
 TEAM = 4000
-
-
-@pytest.fixture
-def shared(scene: Scene, synced: Mapping[str, bytes]) -> Path:
-    """A cache in which `set@v1` is held and pinned by ann; the head of `main` is newer."""
-    scene.reset(synced)
-    ann = scene.newcomer()
-    ann.ok("tag", "v1", "set")
-    ann.ok("clone", "set", "clone")
-    write(ann.cwd / "clone", {"more": b"more"})
-    ann.at(ann.cwd / "clone").ok("sync")
-    path = scene.folder / "shared"
-    in_shared = ann.at(ann.cwd, DSV_CACHE=str(path))
-    in_shared.ok("cache", "set@v1", "-q", "--hold", "1h")
-    in_shared.ok("cache", "set@v1:b", "-q")
-    in_shared.ok("pin", "set@v1")
-    return path
-
-
-def ben(scene: Scene, shared: Path) -> Dsv:
-    return scene.newcomer(DSV_CACHE=str(shared))
-
-
-def visible(cache: Path) -> Path:
-    """The whole commit's folder."""
-    (found,) = [path for path in (cache / "set").iterdir() if "+" not in path.name]
-    return found
 
 
 COMMANDS = (
@@ -106,59 +79,6 @@ def test_rubbish_in_place_of_a_record(scene: Scene, shared: Path, make: Callable
         shutil.rmtree(shared)
         shutil.copytree(copy, shared, symlinks=True)
     assert person.ok("cache", "set@v1", "-q").out.strip() == str(visible(shared))
-
-
-@pytest.mark.parametrize(
-    "folder",
-    ["", "trash", "tmp", "claims", "claims/set", "claims/set/*", "fill", "room", "datasets", "stores"],
-)
-def test_a_link_in_place_of_one_of_dsvs_own_folders(scene: Scene, shared: Path, folder: str) -> None:
-    """Whoever evicts, from cron as root perhaps, would clear away what it leads to."""
-    precious = scene.folder / "precious"
-    write(precious, {"thesis.tex": b"years", "data/one": b"1", "0" * 24: b"2"})
-    for path in (*precious.rglob("*"), precious):
-        os.utime(path, (1e9, 1e9))
-    whole = read_folder(precious)
-    place = next((shared / ".dsv").glob(folder)) if folder else shared / ".dsv"
-    aside = scene.folder / "aside"
-    place.rename(aside)
-    place.symlink_to(precious)
-    person = ben(scene, shared)
-    for arguments in (
-        ["cached"],
-        ["cache", "set@v1"],
-        ["cache", "set"],
-        ["evict"],
-        ["evict", "--all"],
-        ["evict", "set@v1"],
-        ["pin", "set@v1"],
-        ["unpin", "set@v1", "--everyone"],
-        ["release", "set@v1"],
-        ["cached", "--check"],
-    ):
-        refused(person(*arguments), 4, str(place), "symlink")
-        assert read_folder(precious) == whole
-    place.unlink()
-    aside.rename(place)
-    person.ok("unpin", "set@v1", "--everyone")
-    person.ok("cache", "set", "-q")
-    assert read_folder(precious) == whole
-
-
-def test_links_in_place_of_a_cached_commit(scene: Scene, shared: Path) -> None:
-    """They go with the eviction as links; what they lead to stays."""
-    precious = scene.folder / "precious"
-    write(precious, {"thesis.tex": b"years"})
-    path = visible(shared)
-    person = ben(scene, shared)
-    person.ok("release", "set@v1")
-    person.ok("unpin", "set@v1", "--everyone")
-    (path / "b").rename(scene.folder / "aside")
-    (path / "b").symlink_to(precious)
-    (path / "further").symlink_to(precious)
-    person.ok("evict", "--all")
-    assert not path.exists()
-    assert read_folder(precious) == {"thesis.tex": b"years"}
 
 
 def test_false_copies_of_metadata_cost_requests_and_nothing_else(scene: Scene, shared: Path) -> None:

@@ -159,7 +159,7 @@ def _kept(root: CacheRoot, due: Due) -> KeptItem:
 
 
 def _dataset(place: Place) -> DatasetName:
-    return DatasetName.from_component(place.dataset)
+    return place.dataset_name
 
 
 __all__ = [

@@ -98,7 +98,7 @@ def _check(
 ) -> CheckedItem | None:
     """None where it went in the meantime."""
     root = finder.root
-    dataset = DatasetName.from_component(place.dataset)
+    dataset = place.dataset_name
     record, there = _look(root, place, dataset)
     if record is None:
         return _unknown(root, place, dataset) if there else None
@@ -146,7 +146,7 @@ def _check_store(finder: Targets, place: Place, record: Filled) -> None:
 def _item(root: CacheRoot, place: Place, result: Checked) -> CheckedItem:
     return CheckedItem(
         path=root.visible(place),
-        dataset=DatasetName.from_component(place.dataset),
+        dataset=place.dataset_name,
         commit=place.commit,
         files=result.files,
         bytes=result.bytes,

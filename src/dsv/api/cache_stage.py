@@ -181,7 +181,7 @@ class Stager:
 
         return fill(
             self.root,
-            FillRequest(found.dataset.component, found.commit, found.store, found.selection),
+            FillRequest(found.place.dataset, found.commit, found.store, found.selection),
             self.targets.source(),
             ensure_room=_RoomMaker(self.root, found.dataset),
             jobs=self._jobs,

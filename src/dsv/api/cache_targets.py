@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Self
 
 from dsv.api.context import Context
 from dsv.cache.bindings import bind, bound_store, known_store, met
-from dsv.cache.disk import explain
+from dsv.cache.disk import explain, own_folder
 from dsv.cache.filling.request import HelperSpec
+from dsv.cache.folder_names import folder_name
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.selection import Selection
@@ -43,7 +44,7 @@ class Found:
 
     @property
     def place(self) -> Place:
-        return Place.of(self.dataset.component, self.commit, self.selection.id)
+        return Place.of(folder_name(self.dataset), self.commit, self.selection.id)
 
 
 class Targets:
@@ -95,7 +96,8 @@ class Targets:
         """For claims and evictions: what is cached of a target, by what the cache knows, else by asking
         the store.
 
-        A target without a path means all that is cached of its commit. Raises `NotFound` where nothing is.
+        A target without a path means all that is cached of its commit. Raises `NotFound` where nothing is,
+        and `Conflict` for a symlink in its place.
         """
         from dsv.cache.eviction.inventory import find_places
 
@@ -110,6 +112,8 @@ class Targets:
         wanted = [place for place in places if found is not None and place.commit == found.commit]
         if found is not None and selection.keys:
             wanted = [place for place in wanted if place == found.place]
+        for place in wanted:
+            own_folder(self.root.visible(place))
         if not wanted:
             raise NotFound(
                 f"{target} is not in the cache {self.root.path}",

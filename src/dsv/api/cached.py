@@ -234,7 +234,7 @@ def _fills(root: CacheRoot, now: float) -> tuple[FillItem, ...]:
         plan = under_way.plan
         found.append(
             FillItem(
-                dataset=DatasetName.from_component(one.place.dataset),
+                dataset=one.place.dataset_name,
                 commit=one.place.commit,
                 files=plan.entries,
                 files_done=min(plan.entries, sum(worker.entries for worker in workers)),

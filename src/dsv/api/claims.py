@@ -217,7 +217,7 @@ def _claim(
 ) -> ClaimItem:
     return ClaimItem(
         path=root.visible(place),
-        dataset=DatasetName.from_component(place.dataset),
+        dataset=place.dataset_name,
         commit=place.commit,
         ids=tuple(ids),
         until=until,

@@ -6,6 +6,7 @@ import msgspec
 from blake3 import blake3
 
 from dsv.cache.disk import list_names, read_small
+from dsv.cache.folder_names import folder_name
 from dsv.cache.layout import CacheRoot
 from dsv.errors import Conflict, UsageError
 from dsv.model.ids import StoreId
@@ -30,7 +31,7 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
     owner = bound_store(root, dataset)
     if owner is None:
         data = msgspec.json.encode(_Binding(1, str(store)))
-        if root.write_once(root.binding(dataset.component), data):
+        if root.write_once(root.binding(folder_name(dataset)), data):
             return
         owner = bound_store(root, dataset)
     if owner != store:
@@ -43,7 +44,7 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
 
 def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
     """The store that filled this dataset first; None where none did. Raises `OSError`."""
-    data = read_small(root.binding(dataset.component))
+    data = read_small(root.binding(folder_name(dataset)))
     try:
         return None if data is None else StoreId.parse(_BINDING.decode(data).store)
     except (msgspec.DecodeError, UsageError):

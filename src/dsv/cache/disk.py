@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable
+from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable
 from dsv.fs.attributes import refresh
 from dsv.model.units import format_bytes
 
@@ -100,6 +100,28 @@ def free_room(path: Path | str) -> str:
 def _is_below_a_file(path: Path) -> bool:
     nearest = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
     return not nearest.is_dir()
+
+
+def own_folder(path: Path) -> bool:
+    """Whether a folder of dsv's own is there, which is no symlink. Raises `Conflict` for a symlink, `OSError`."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISLNK(mode):
+        raise no_symlink(path)
+    return stat.S_ISDIR(mode)
+
+
+def no_symlink(path: Path) -> Conflict:
+    """The error of a symlink in place of a folder of dsv's own: what is filled there would lie elsewhere, uncounted,
+    and what is deleted there would be somebody's.
+    """
+    return Conflict(
+        f"{path} is a symlink, and in place of a folder of dsv's own none is followed",
+        subject=str(path),
+        hint=f"ask who made it (ls -l {path}), then: rm {path}",
+    )
 
 
 def link_count(path: Path) -> int:

@@ -29,14 +29,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.cache.directories import make_directory
-from dsv.cache.disk import FORGOTTEN, explain, link_count, list_names, read_small
-from dsv.errors import NotFound, Unsupported, UsageError
+from dsv.cache.disk import FORGOTTEN, explain, link_count, list_names, own_folder, read_small
+from dsv.cache.folder_names import SETTINGS_FILE, dataset_of
+from dsv.errors import NotFound, Unsupported
 from dsv.fs.attributes import PROBE, refresh
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 
 DOT = ".dsv"
-SETTINGS_FILE = "dsv-cache.toml"
 _NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
 _TRIES = 60
 _SPARES = 4
@@ -49,7 +49,7 @@ _LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
 class Place:
     """A visible path: `<dataset>/<name>`.
 
-    dataset: one path component (`/` written `%2F`).
+    dataset: one path component, as `folder_name` makes it.
     name: `<commit>` or `<commit>+<selection>`.
     """
 
@@ -77,16 +77,12 @@ class Place:
         return self.name[65:] or None
 
     def __str__(self) -> str:
-        return f"{self.dataset.replace('%2F', '/')}@{self.name}"
+        return f"{self.dataset.replace('%2F', '/').replace('%2E', '.')}@{self.name}"
 
-
-def is_dataset(name: str) -> bool:
-    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are strangers'."""
-    try:
-        DatasetName.from_component(name)
-    except UsageError:
-        return False
-    return True
+    @property
+    def dataset_name(self) -> DatasetName:
+        """Raises `UsageError` where `dataset` is no dataset's."""
+        return dataset_of(self.dataset)
 
 
 class CacheRoot:
@@ -208,7 +204,8 @@ class CacheRoot:
 
         It appears with its final mode at once: a user with a narrow umask who dies between mkdir and chmod
         would else leave a folder that locks the others out. Evictors and other fills remove the folders above it while
-        these are empty, so they are made again. Raises `OSError`.
+        these are empty, so they are made again. Raises `OSError`, and
+        `Conflict` for a symlink.
         """
         for attempt in range(_TRIES):
             try:
@@ -218,7 +215,7 @@ class CacheRoot:
                 self._pause_after(error, path.parent, attempt)
 
     def _make_directory(self, path: Path) -> None:
-        if path.is_dir():
+        if own_folder(path):
             return
         if path.parent != self.path:
             self._make_directory(path.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.disk import list_names, read_small
+from dsv.cache.disk import list_names, own_folder, read_small
 from dsv.cache.layout import CacheRoot, Place
 
 PREFIX = "entry-"
@@ -95,12 +95,12 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
     """The visible, whole commit, or None. Raises `OSError`.
 
     `fresh`: make an NFS client ask its server, which else may answer from memory for up to a minute that a folder is
-    there or not. It takes the right to write.
+    there or not. It takes the right to write. Raises `Conflict` for a symlink in its place.
     """
     if fresh:
         refresh(root, place)
     path = root.visible(place)
-    record = read_record(root, place) if path.is_dir() else None
+    record = read_record(root, place) if own_folder(path.parent) and own_folder(path) else None
     return None if record is None else Cached(path, record)
 
 

@@ -1,4 +1,4 @@
-"""No folder that dsv keeps in a cache may be a symlink.
+"""No folder that dsv keeps in its dot folder may be a symlink.
 
 Everybody who shares a cache may write to its dot folder. A symlink in place of the trash, say, would make the next
 `dsv evict`, of whatever user, empty the folder that it leads to.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dsv.cache.disk import GONE, explain
+from dsv.cache.disk import GONE, explain, list_names, no_symlink, own_folder
 from dsv.cache.layout import CacheRoot
-from dsv.errors import Conflict
 
-# How many levels below each folder are folders of dsv's own: down to one commit's claims, and to the folders of one
-# fill. The trash may hold symlinks, which are removed as such.
+# How many levels below each folder are folders of dsv's own: down to one commit's claims, to the folders of one fill,
+# and to each store's. The trash may hold symlinks, which are removed as such. The folders of datasets and of commits
+# are looked at where they are used: see `disk.own_folder`.
 _LEVELS = {"claims": 2, "fill": 4}
 
 
@@ -26,10 +26,13 @@ def refuse_symlinks(root: CacheRoot) -> None:
     """
     try:
         if root.dot.is_symlink():
-            raise _refusal(root.dot)
+            raise no_symlink(root.dot)
         _check(root.dot, 1)
         for name, levels in _LEVELS.items():
             _check(root.dot / name, levels)
+        for store in list_names(root.dot / "stores"):
+            for folder in (".", "objects", "refs"):  # beside the last two are records
+                own_folder(root.dot / "stores" / store / folder)
     except OSError as error:
         raise explain(error, root.dot, "look into") from error
 
@@ -44,14 +47,6 @@ def _check(folder: Path, levels: int) -> None:
         return
     for entry in found:
         if entry.is_symlink():
-            raise _refusal(Path(entry.path))
+            raise no_symlink(Path(entry.path))
         if levels > 1 and entry.is_dir(follow_symlinks=False):
             _check(Path(entry.path), levels - 1)
-
-
-def _refusal(path: Path) -> Conflict:
-    return Conflict(
-        f"{path} is a symlink, and in a folder of dsv's own none is followed",
-        subject=str(path),
-        hint=f"ask who made it (ls -l {path}), then: rm {path}",
-    )

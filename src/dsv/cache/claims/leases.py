@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -23,10 +24,11 @@ import msgspec
 from dsv.cache.claims import intents
 from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import list_names
+from dsv.cache.disk import list_names, own_folder
 from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.usage import mark_used
+from dsv.errors import Conflict
 
 TTL = 900.0
 """Seconds that a lease outlives its last renewal: what a host may be cut off without anybody noticing."""
@@ -247,20 +249,20 @@ class Lease:
 
 def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
     """Device and inode of the visible folder, asked of the file server and not of this host's memory;
-    None: absent.
+    None: absent, or a symlink in its place or in that of the dataset's folder.
 
     One's own change in a folder is what makes an NFS client ask again. Raises `OSError`.
     """
     path = root.visible(place)
-    if not path.parent.is_dir():
-        root.now(root.path)
-    if path.parent.is_dir():
-        root.now(path.parent)
     try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+        if not own_folder(path.parent):
+            root.now(root.path)
+        if own_folder(path.parent):
+            root.now(path.parent)
+        found = path.lstat()
+    except (Conflict, FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def boot_clock() -> float:

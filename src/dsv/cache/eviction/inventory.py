@@ -12,9 +12,10 @@ from pathlib import Path
 
 from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
-from dsv.cache.disk import GONE, explain, list_names
+from dsv.cache.disk import GONE, explain, list_names, own_folder
 from dsv.cache.eviction.policy import Candidate
-from dsv.cache.layout import SETTINGS_FILE, CacheRoot, Place, is_dataset
+from dsv.cache.folder_names import SETTINGS_FILE, folder_name, is_dataset
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
@@ -42,7 +43,7 @@ class Item:
 
     @property
     def dataset(self) -> DatasetName:
-        return DatasetName.from_component(self.place.dataset)
+        return self.place.dataset_name
 
     def candidate(self, now: float) -> Candidate:
         size, files = (self.record.bytes, self.record.files) if self.record else (0, 0)
@@ -111,13 +112,14 @@ def server_now(root: CacheRoot) -> float:
 
 
 def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
-    """What of one dataset is visible. Raises `OSError`."""
+    """What of one dataset is visible. Raises `OSError`, and `Conflict` where its folder is a symlink."""
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):
         refresh(root.path)  # the dataset's folder may have come a moment ago
-    names = list_names(root.path / dataset.component)
-    places = (Place.parse(dataset.component, name) for name in names)
+    folder = folder_name(dataset)
+    names = list_names(root.path / folder) if own_folder(root.path / folder) else []
+    places = (Place.parse(folder, name) for name in names)
     return [place for place in places if place is not None]
 
 

@@ -80,7 +80,7 @@ class Sweeper:
             return
         beats = [worker.beat for worker in workers.values()]
         last = max(beats, default=found.folder.stat().st_ctime)
-        allowed = self._settings.unused_for(place.dataset.replace("%2F", "/")) or DEFAULT_UNUSED_FOR
+        allowed = self._settings.unused_for(place.dataset_name) or DEFAULT_UNUSED_FOR
         if not found.tree.is_dir():
             if self._now - last > ABANDONED:
                 bury(found)

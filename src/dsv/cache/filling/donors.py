@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from dsv.cache.disk import list_names
 from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.filling.source import Source, Tree
-from dsv.cache.layout import CacheRoot, Place, is_dataset
+from dsv.cache.folder_names import is_dataset
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.selection import Selection
 from dsv.errors import IntegrityError, NotFound

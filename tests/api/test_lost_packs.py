@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import restore
+from dsv.api.restore import pull, restore
 from dsv.api.sync import Synced
-from dsv.errors import DsvError, IntegrityError
+from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.model.names import DatasetName, Target
 from tests.api.people import Files, Person
 
@@ -120,3 +120,26 @@ def test_a_clone_by_somebody_else_works_again(ann: Person, tmp_path: Path) -> No
     ann.sync(reupload=True)
     clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
     assert bob.files() == FILES
+
+
+def test_a_pull_removes_no_file_that_only_this_workspace_has(ann: Person, tmp_path: Path) -> None:
+    bob = Person(tmp_path / "bob", ann.store, "bob")
+    clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
+    (bob.workspace / "d/1").unlink()
+    bob.write({"large": b"small now"})
+    kept = {path.name for path in (Path(ann.store) / "packs").glob("*/*")}
+    bob.sync()
+    for path in (Path(ann.store) / "packs").glob("*/*"):
+        if path.name in kept:
+            path.unlink()
+    with pytest.raises(Conflict, match="d/1") as caught:
+        pull(ann.context())
+    assert "dsv sync --reupload" in (caught.value.hint or "")
+    assert ann.files() == FILES
+    with pytest.raises(Conflict):
+        ann.sync(reupload=True)  # bob has moved the branch; what was lost is stored again all the same
+    pull(ann.context())
+    assert ann.files() == {
+        **{path: data for path, data in FILES.items() if path != "d/1"},
+        "large": b"small now",
+    }

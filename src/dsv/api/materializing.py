@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.context import Context
+from dsv.api.copies import check_copies
 from dsv.api.footing import Footing
 from dsv.errors import Conflict
 from dsv.model.entry import Entry
@@ -72,6 +73,7 @@ def bring(context: Context, objects: Objects, workspace: Workspace, footing: Foo
             subject=str(survey.root),
             hint=goal.hint,
         )
+    check_copies(footing.tree, goal.wishes(), goal.consents, survey.root)
     goal.ready()
     begun = Begun(goal.command, survey.base, goal.commit, goal.paths)
     if plan.writes and begun.commit != begun.base:

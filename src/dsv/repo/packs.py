@@ -7,6 +7,7 @@ cost as many requests as a listing of all packs, and then by that listing. So it
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from dsv.errors import UsageError
 from dsv.model import keys
@@ -14,6 +15,7 @@ from dsv.model.ids import PackId
 from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
 from dsv.store.base import Store
+from dsv.store.together import together
 
 _PAGE = 1000
 """Rows of a listing that most stores give in one answer."""
@@ -32,6 +34,10 @@ class Packs:
         self._asked = 0
         self._listed = False
 
+    def __contains__(self, pack_id: object) -> bool:
+        """As a container these are the packs that the store lacks."""
+        return isinstance(pack_id, PackId) and self.is_lost(pack_id)
+
     def is_lost(self, pack_id: PackId) -> bool:
         """Whether the store lacks the pack."""
         if pack_id in self._present:
@@ -43,6 +49,13 @@ class Packs:
             if pack_id in self._present:
                 return False
         return self._ask(pack_id)  # also after a listing, as the pack may have been stored since
+
+    def lost_of(self, packs: Iterable[PackId]) -> set[PackId]:
+        """Those of these packs that the store lacks: all are asked for at once."""
+        wanted = set(packs)
+        unknown = [one for one in wanted if one not in self._present and one not in self.known_lost]
+        together([partial(self._ask, one) for one in unknown])
+        return wanted & self.known_lost
 
     def _ask(self, pack_id: PackId) -> bool:
         self._asked += 1

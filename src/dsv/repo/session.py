@@ -183,7 +183,7 @@ class _Absent:
     packs: Packs
 
     def __contains__(self, pack_id: object) -> bool:
-        return pack_id in self.condemned or (isinstance(pack_id, PackId) and self.packs.is_lost(pack_id))
+        return pack_id in self.condemned or pack_id in self.packs
 
 
 def _condemned(repository: Repository) -> frozenset[PackId]:

@@ -1,0 +1,93 @@
+"""Before a file that counts as unchanged goes, its content must be in the store: local copies don't prove that."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from dsv.errors import Conflict
+from dsv.model.entry import Entry, sort_key
+from dsv.model.ids import PackId, RecipeId
+from dsv.model.location import Location, ObjectKind
+from dsv.model.paths import show
+from dsv.model.units import format_count
+from dsv.repo.objects import Objects
+from dsv.repo.trees import TreeReader
+from dsv.worktree.plan import Wish
+
+_SHOWN = 20
+
+
+def check_copies(
+    tree: TreeReader | None, wishes: Iterable[Wish], consents: Callable[[bytes], bool], root: Path
+) -> None:
+    """Raises `Conflict` if the wishes would remove or overwrite a file of which the store has lost the content.
+
+    Each pack is looked for once. Files that nobody minds to lose (`consents`) are not looked at.
+    """
+    going = {
+        wish.path: wish.before
+        for wish in wishes
+        if wish.before is not None and wish.before.is_file and wish.before.size
+        and (wish.after is None or wish.after.file_id != wish.before.file_id)
+        and not consents(wish.path)
+    }  # fmt: skip
+    if tree is None or not going:
+        return
+    needed = list(_needed(tree, going))
+    packs = tree.objects.packs
+    lost = packs.lost_of({pack for _, pack in needed})
+    suspected = dict.fromkeys(path for path, pack in needed if pack in lost)
+    only = [path for path in suspected if not _elsewhere(tree.objects, going[path])]
+    if not only:
+        return
+    for pack_id in lost:
+        packs.note(pack_id)
+    lines = [show(path) for path in only[:_SHOWN]]
+    if len(only) > _SHOWN:
+        lines.append(f"and {len(only) - _SHOWN:,} more")
+    raise Conflict(
+        f"nothing was written, as the store has lost the content of {format_count(len(only), 'file')} in {root} that "
+        "would go:\n  " + "\n  ".join(lines),
+        subject=str(root),
+        hint="dsv sync --reupload stores it again; dsv restore --force gives it up",
+    )
+
+
+def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
+    """The packs that these files' contents lie in, by the locators of their segments, which alone are read."""
+    leaves = tree.leaves()
+    last = [sort_key(leaf.child.last) for leaf in leaves]
+    wanted = sorted({bisect.bisect_left(last, sort_key(path)) for path in going})
+    chosen = [leaves[at] for at in wanted if at < len(leaves)]
+    for located in tree.segments(chosen):
+        for entry, where in located.entries():
+            if where is not None and going.get(entry.path) == entry:
+                for pack_id in _packs(tree, entry, where):
+                    yield entry.path, pack_id
+
+
+def _elsewhere(objects: Objects, entry: Entry) -> bool:
+    """Whether an index gives another place for all of a file's content: it may have been stored again."""
+    if entry.recipe_id is None:
+        assert entry.file_id is not None
+        return objects.indexes.find(ObjectKind.CHUNK, entry.file_id, absent=objects.packs) is not None
+    recipes = [entry.recipe_id]
+    while recipes:
+        recipe, _ = objects.recipe(recipes.pop())
+        if recipe.level:
+            recipes += [RecipeId(child) for child in recipe.children()]
+        elif any(
+            objects.indexes.find(ObjectKind.CHUNK, chunk, absent=objects.packs) is None
+            for chunk in recipe.children()
+        ):
+            return False
+    return True
+
+
+def _packs(tree: TreeReader, entry: Entry, where: Location) -> Iterable[PackId]:
+    if entry.recipe_id is None:
+        return (where.pack,)
+    _, locator = tree.objects.recipe(entry.recipe_id, where)
+    return () if locator is None else locator.packs

@@ -145,7 +145,7 @@ def test_an_unset_variable_names_no_folder(pets: Dsv) -> None:
     elsewhere = pets.at(pets.home)
     write_files(pets.home, {"params.json": b"mine"})
     refused = elsewhere("run", "pets@v1", "--out", "", "-p", "lr=1", "--", "true")
-    assert refused.code == 2 and "--out names no folder" in refused.err and "unset" in refused.err
+    assert refused.code == 2 and "--out is empty" in refused.err and "unset" in refused.err
     assert (pets.home / "params.json").read_bytes() == b"mine"
 
 

@@ -56,6 +56,8 @@ class Root(TyperGroup):
         self, ctx: AnyContext, args: list[str]
     ) -> tuple[str | None, AnyCommand | None, list[str]]:
         name = args[0]
+        if name == "help" and len(args) > 2:
+            raise UsageError("help is of one command at a time", hint=f"dsv help {args[1]}")
         if name == "help" and len(args) > 1:
             name, args = args[1], [args[1], "--help"]
         if name not in COMMANDS and not ctx.resilient_parsing:
@@ -194,7 +196,9 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
     if isinstance(error, NoSuchOption):
         subject = error.option_name
         message = f"{path} has no option {subject}"
-        if error.possibilities:
+        if any(subject in option.opts for option in global_options()):
+            message = f"{path} has no use for {subject}"
+        elif error.possibilities:
             hint = f"{path} {error.possibilities[0]}"
     elif isinstance(error, MissingParameter) and error.param is not None:
         subject = error.param.metavar or error.param.name

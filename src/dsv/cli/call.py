@@ -81,7 +81,15 @@ class Call(typer.Context):
         return self.flags.quiet
 
     def enter(self) -> None:
-        """-C: every relative path of the command line means one below this folder. Raises `NotFound`."""
+        """-C: every relative path of the command line means one below this folder. Raises `NotFound`.
+
+        Global options that can mean nothing are refused here, also if the command would not come to look at them.
+        """
+        for option, value in (("--store", self.flags.store), ("--cache", self.flags.cache)):
+            if value is not None and not value.strip():
+                raise UsageError(f"{option} is empty", subject=option, hint="is a variable unset?")
+        if self.flags.progress is not None:
+            _check_progress(self.flags.progress)
         directory = self.flags.directory
         if directory is None:
             return
@@ -170,13 +178,9 @@ class Call(typer.Context):
     def _meter(self) -> Meter:
         from dsv.cli import progress
 
-        mode = self.flags.progress or "auto"
-        if mode not in progress.MODES:
-            raise UsageError(
-                f"there is no progress {mode}", subject=mode, hint=f"--progress {'|'.join(progress.MODES)}"
-            )
+        mode = "auto" if self.flags.progress is None else self.flags.progress
         stream = self.around.stderr
-        if mode == "none" or self.quiet:
+        if mode == "none" or (self.quiet and self.flags.progress is None):
             return progress.Silent(self.session.command)
         if mode == "json":
             return progress.JsonLines(self.session.command, stream)
@@ -194,3 +198,11 @@ class Call(typer.Context):
             self.around.stderr.flush()
         except BrokenPipeError:
             pass
+
+
+def _check_progress(mode: str) -> None:
+    from dsv.cli import progress
+
+    if mode not in progress.MODES:
+        modes = "|".join(progress.MODES)
+        raise UsageError(f"there is no progress {mode!r}", subject=mode, hint=f"--progress {modes}")

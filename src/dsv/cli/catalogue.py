@@ -71,7 +71,7 @@ GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("-C DIR", "Do as if started in DIR"),
     ("--json", "One JSON document on stdout, also of a failure"),
     ("--progress MODE", "Progress on stderr: auto, bar, lines, json, none"),
-    ("-q, --quiet", "No progress and no notes on stderr"),
+    ("-q, --quiet", "No notes on stderr, and progress only if asked for"),
     ("--debug", "Show the traceback of a failure"),
     ("-h, --help", "Show help, also of one command"),
     ("--version", "Show the version"),

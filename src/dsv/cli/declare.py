@@ -8,7 +8,8 @@ The metavar of an argument is what the usage line says of it. What the function 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -16,7 +17,8 @@ from typer.main import get_command
 
 from dsv.cli.anywhere import global_options
 from dsv.cli.call import Call
-from dsv.cli.vendored import AnyContext, HelpFormatter, Parameter, take_as_typed
+from dsv.cli.catalogue import GLOBAL_OPTIONS
+from dsv.cli.vendored import AnyContext, HelpFormatter, Parameter, ParameterSource, take_as_typed
 from dsv.errors import UsageError
 from dsv.model.text import is_text
 
@@ -32,9 +34,12 @@ class Command(TyperCommand):
     examples: tuple[Example, ...] = ()
     result: Mapping[str, str] = {}
     takes_words = False
+    unused: frozenset[str] = frozenset()
+    """Global options that it has no use for: refused behind its name."""
 
     def get_params(self, ctx: AnyContext) -> list[Parameter]:
-        return [*self.params, *global_options()]
+        used = [option for option in global_options() if self.unused.isdisjoint(option.opts)]
+        return [*self.params, *used]
 
     def parse_args(self, ctx: AnyContext, args: list[str]) -> list[str]:
         if self.takes_words and "--" in args:
@@ -46,9 +51,24 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: AnyContext) -> int | None:
         assert isinstance(ctx, Call)
+        self._refuse_empty(ctx)
         ctx.enter()
         code: int | None = super().invoke(ctx)
         return code
+
+    def _refuse_empty(self, ctx: Call) -> None:
+        """An empty word is a variable that is not set, and no command means by it what it means without the word."""
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            words = value if isinstance(value, list | tuple) else [value]
+            typed = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            if typed and param.name != "message" and any(isinstance(w, str) and not w.strip() for w in words):
+                named = (
+                    param.opts[0] if isinstance(param, TyperOption) else (param.metavar or "").strip("[].")
+                )
+                raise UsageError(
+                    f"{named} is empty", subject=named, hint=f"is a variable unset? dsv {self.name} --help"
+                )
 
     def collect_usage_pieces(self, ctx: AnyContext) -> list[str]:
         names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
@@ -64,8 +84,9 @@ class Command(TyperCommand):
         if rows:
             with formatter.section("Options"):
                 formatter.write_dl(rows)
+        used = [row for row in GLOBAL_OPTIONS if self.unused.isdisjoint(re.split("[, ]+", row[0]))]
         with formatter.section("Global options"):
-            formatter.write("  --store, --cache, -C, --json, --progress, --quiet, --debug\n")
+            formatter.write_dl([row for row in used if row[0] != "--version"])
 
     def format_epilog(self, ctx: AnyContext, formatter: HelpFormatter) -> None:
         """Never wrapped, so that lines can be copied."""
@@ -77,11 +98,17 @@ class Command(TyperCommand):
 
 
 def command(
-    name: str, *, examples: Sequence[Example], result: Mapping[str, str] | None = None, words: bool = False
+    name: str,
+    *,
+    examples: Sequence[Example],
+    result: Mapping[str, str] | None = None,
+    words: bool = False,
+    unused: Iterable[str] = (),
 ) -> Callable[[Body], Command]:
     """`result` is a line for each key of the JSON document; keys below `items` are written `items.key`.
 
-    `words`: what stands behind `--` is not for typer, but in `call.words`.
+    `words`: what stands behind `--` is not for typer, but in `call.words`. `unused`: global options, such as
+    `--cache`, that would have no effect.
     """
 
     def declare(body: Body) -> Command:
@@ -91,6 +118,7 @@ def command(
         assert isinstance(made, Command)
         take_as_typed(made.params)
         made.examples, made.result, made.takes_words = tuple(examples), dict(result or {}), words
+        made.unused = frozenset(unused)
         return made
 
     return declare

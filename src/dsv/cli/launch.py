@@ -134,13 +134,6 @@ def _check(call: Call, options: RunOptions) -> None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
     if options.again is not None and options.target is not None:
         raise UsageError("a repeated run has its target already", hint=f"dsv run --again {options.again}")
-    if options.target is not None and not options.target.strip():
-        raise UsageError(
-            "an empty target is no target", hint="is a variable unset? dsv run DATASET[@REV] -- CMD..."
-        )
-    for option, folder in (("--out", options.out), ("--code", options.code)):
-        if folder == "":  # which would be the working directory
-            raise UsageError(f"{option} names no folder", hint=f"is a variable unset? {option} DIR")
 
 
 def _request(call: Call, options: RunOptions, context: Context, place: RunPlace) -> RunRequest:

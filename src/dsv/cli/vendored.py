@@ -12,6 +12,7 @@ from typing import Any
 from typer._click import Command as AnyCommand
 from typer._click import Context as AnyContext
 from typer._click import HelpFormatter, Parameter
+from typer._click.core import ParameterSource
 from typer._click.exceptions import MissingParameter, NoSuchOption
 from typer._click.shell_completion import CompletionItem
 from typer._coercion import RuntimeParam
@@ -25,6 +26,7 @@ __all__ = [
     "MissingParameter",
     "NoSuchOption",
     "Parameter",
+    "ParameterSource",
     "take_as_typed",
 ]
 

@@ -79,7 +79,7 @@ def cache(
     all. What another cached commit has is linked, not fetched again. Any number of processes that ask for one
     commit fill it together.
     """
-    wanted = [_target(text) for text in targets or ()]
+    wanted = [Target.parse(text) for text in targets or ()]
     if hold is not None and while_pid is not None:
         raise UsageError("hold them for a time or while a process lives, not both", hint="dsv cache --help")
     seconds, job = _hold(hold, call.around.environ)
@@ -97,12 +97,6 @@ def cache(
         if not call.json:
             call.out.line(str(item.path))
         call.say(_story(item, while_pid))
-
-
-def _target(text: str) -> Target:
-    if not text.strip():
-        raise UsageError("an empty target is no target", hint="is a variable unset? dsv cache DATASET[@REV]")
-    return Target.parse(text)
 
 
 def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, str | None]:

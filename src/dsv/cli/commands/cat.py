@@ -14,6 +14,7 @@ from dsv.model.names import Target
 
 @command(
     "cat",
+    unused=["--cache", "--json"],
     examples=[
         ("dsv cat chest-xray@v1:labels.csv | head", "without materializing anything else"),
         ("dsv cat :notes.txt", "as the base commit of this workspace has it"),

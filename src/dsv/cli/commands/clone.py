@@ -17,6 +17,7 @@ from dsv.model.units import format_bytes, format_count
 
 @command(
     "clone",
+    unused=["--cache"],
     examples=[
         ("dsv clone chest-xray --store s3://lake/dsv", "into the folder chest-xray"),
         ("dsv clone team-a/lungs@relabel work", "another branch, into the folder work"),
@@ -42,8 +43,15 @@ def clone(
     """
     if folder == "":
         raise UsageError("DIR is empty", hint="dsv clone DATASET DIR")
+    wanted = Target.parse(target)
+    if wanted.path is not None:
+        raise UsageError(
+            f"dsv clone takes whole datasets, and {target} names a path",
+            subject=target,
+            hint=f"dsv cache {target} has that part as files, read-only",
+        )
     with call.context() as context:
-        made = clone_dataset(context, Target.parse(target), None if folder is None else Path(folder))
+        made = clone_dataset(context, wanted, None if folder is None else Path(folder))
     if call.json:
         call.document(
             {

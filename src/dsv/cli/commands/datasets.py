@@ -12,6 +12,7 @@ from dsv.model.units import format_bytes
 
 @command(
     "datasets",
+    unused=["--cache"],
     examples=[
         ("dsv datasets", "of the store in effect"),
         ("dsv datasets --store s3://lake/dsv --json | jq -r '.items[].dataset'", ""),

@@ -12,6 +12,7 @@ from dsv.cli.declare import command
 
 @command(
     "demo",
+    unused=["--store", "--cache", "-C"],
     examples=[
         ("dsv demo", "the whole tour, in seconds, with nothing but this machine"),
         ("dsv demo --engine process", "without a container, whatever is installed"),

@@ -17,6 +17,7 @@ from dsv.model.names import DatasetName
 
 @command(
     "init",
+    unused=["--cache"],
     examples=[
         ("cd xrays && dsv init chest-xray --store s3://lake/dsv", "a new dataset in that store"),
         ("dsv init", "named like the folder, in the store in effect ('dsv config store' shows it)"),

@@ -12,12 +12,13 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.output import printable, rfc3339, to_json
 from dsv.cli.style import Ink, Style
-from dsv.model.names import Target
+from dsv.cli.targets import commit_target, one_of
 from dsv.model.units import format_bytes, utc
 
 
 @command(
     "log",
+    unused=["--cache"],
     examples=[
         ("dsv log", "the branch of this workspace"),
         ("dsv log chest-xray@v1 -n 5", "five commits, from a tag backwards"),
@@ -48,8 +49,10 @@ def log(
 
     Newest first, from TARGET backwards: [DATASET][@REV], or the branch of this workspace where it is left out.
     """
+    one_of(json=call.json, jsonl=jsonl, oneline=oneline)
+    wanted = commit_target("log", target)
     with call.context() as context:
-        items = read_log(context, Target.parse(target), limit)
+        items = read_log(context, wanted, limit)
         if jsonl:
             for item in items:
                 call.out.line(to_json(_item(item)))

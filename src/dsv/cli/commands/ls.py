@@ -10,6 +10,7 @@ from dsv.api.look import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import printable, to_json
+from dsv.cli.targets import one_of
 from dsv.model.entry import Entry, Kind
 from dsv.model.names import Target
 
@@ -23,6 +24,7 @@ KINDS = {
 
 @command(
     "ls",
+    unused=["--cache"],
     examples=[
         ("dsv ls chest-xray@v1", "every path of the tag"),
         ("dsv ls -l @v1:train/cats", "in this workspace's dataset, below a folder, with sizes and ids"),
@@ -46,6 +48,7 @@ def ls(
     Everything at and below the path, symlinks and empty folders too. TARGET is [DATASET][@REV][:PATH]; without
     it, the base commit of this workspace. Nothing is materialized.
     """
+    one_of(json=call.json, jsonl=jsonl, long=long)
     with call.context() as context:
         entries = list_entries(context, Target.parse(target))
         if jsonl:

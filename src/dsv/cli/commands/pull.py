@@ -9,6 +9,7 @@ from dsv.cli.declare import command
 
 @command(
     "pull",
+    unused=["--cache"],
     examples=[
         ("dsv pull", "what others have synced to this workspace's branch"),
         ("dsv -C /data/xrays pull -q", "from a script"),

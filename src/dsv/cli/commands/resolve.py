@@ -9,11 +9,12 @@ import typer
 from dsv.api.look import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.model.names import Target
+from dsv.cli.targets import commit_target
 
 
 @command(
     "resolve",
+    unused=["--cache"],
     examples=[
         ("dsv resolve chest-xray@v1", "the commit that the tag names"),
         ("dsv resolve @main~2", "in this workspace's dataset, two commits before the head of main"),
@@ -29,8 +30,9 @@ def resolve(
 
     TARGET is [DATASET][@REV]; without it, the base commit of this workspace.
     """
+    wanted = commit_target("resolve", target)
     with call.context() as context:
-        found = find(context, Target.parse(target))
+        found = find(context, wanted)
     if call.json:
         call.document({"dataset": str(found.dataset), "commit": str(found.commit)})
     else:

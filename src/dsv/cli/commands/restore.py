@@ -15,6 +15,7 @@ from dsv.model.names import Target
 
 @command(
     "restore",
+    unused=["--cache"],
     examples=[
         ("dsv restore labels.csv", "as the base has it; your change to it is gone"),
         ("dsv restore train/ --from @v1", "a folder as the tag has it"),

@@ -25,6 +25,7 @@ ON_SCREEN = 50
 
 @command(
     "status",
+    unused=["--cache"],
     examples=[
         ("dsv status", "how this folder differs from its base"),
         ("dsv status train/", "only below this path"),

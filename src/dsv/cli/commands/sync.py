@@ -39,6 +39,7 @@ Author = Annotated[
 
 @command(
     "sync",
+    unused=["--cache"],
     examples=[
         ('dsv sync -m "NIH release, 15 classes"', "commit everything here, and publish it"),
         ("dsv sync labels.csv train/", "only these paths"),

@@ -11,12 +11,16 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.output import local_time, rfc3339
 from dsv.cli.table import Column
+from dsv.cli.targets import commit_target, one_of
 from dsv.errors import UsageError
-from dsv.model.names import DatasetName, TagName, Target
+from dsv.model.names import DatasetName, TagName
+
+_DELETE = "dsv tag --delete NAME [DATASET]"
 
 
 @command(
     "tag",
+    unused=["--cache"],
     examples=[
         ("dsv tag v1", "the base commit of this workspace is v1 from now on"),
         ("dsv tag v1 chest-xray@3f2a9c01 -m 'as published'", "any commit, without a workspace"),
@@ -60,16 +64,24 @@ def tag(
 
     TARGET is [DATASET][@REV]; without it, the base commit of this workspace. A tag never moves.
     """
+    one_of(list=listing, delete=delete)
     if delete is not None:
+        if target:
+            raise UsageError(
+                f"--delete takes one tag and one dataset, not {target} too", subject=target, hint=_DELETE
+            )
         _delete(call, delete, name, message, author)
         return
     if name is None or listing is not None:
         if name is not None:
             raise UsageError("--list takes no tag", hint=f"dsv tag --list {listing}")
+        if message or author is not None:
+            raise UsageError("a list of tags has no message and no author", hint="dsv tag NAME -m TEXT")
         _list(call, listing)
         return
+    tag_name, wanted = TagName.parse(name), commit_target(f"tag {name}", target)
     with call.context(writes=True, author=author) as context:
-        made = api.tag(context, TagName.parse(name), Target.parse(target), message)
+        made = api.tag(context, tag_name, wanted, message)
     if call.json:
         call.items([_item(made)])
     else:

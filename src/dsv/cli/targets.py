@@ -1,0 +1,28 @@
+"""Targets as a person types them."""
+
+from __future__ import annotations
+
+from dsv.errors import UsageError
+from dsv.model.names import Target
+
+
+def commit_target(command: str, text: str) -> Target:
+    """A target that means a commit as a whole. Raises `UsageError` for one with a path in it."""
+    target = Target.parse(text)
+    if target.path is None:
+        return target
+    whole = Target(target.dataset, target.rev)
+    raise UsageError(
+        f"dsv {command} is about whole commits, and {text} names a path",
+        subject=text,
+        hint=f"dsv {command} {whole}".rstrip() + f"; dsv ls {text} lists that path",
+    )
+
+
+def one_of(**given: object) -> None:
+    """Raises `UsageError` if more than one of these options was given; they are named by their keywords."""
+    named = [f"--{name}" for name, value in given.items() if value]
+    if len(named) > 1:
+        raise UsageError(
+            f"{' and '.join(named)} exclude each other", subject=named[-1], hint="give one of them"
+        )

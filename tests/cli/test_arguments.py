@@ -1,0 +1,167 @@
+"""Every argument has an effect or is refused: none is accepted and then ignored."""
+
+from __future__ import annotations
+
+import pytest
+from typer.core import TyperArgument, TyperOption
+
+from dsv.cli.anywhere import global_options
+from dsv.cli.app import load
+from dsv.cli.catalogue import COMMANDS
+from tests.cli.runner import Dsv, write_files
+
+FLAGS = {flag for option in global_options() for flag in option.opts if flag.startswith("-")}
+EVERYWHERE = {"--json", "-C", "--progress", "-q", "--quiet", "--debug", "-h", "--help"}
+UNUSED = [(name, flag) for name in COMMANDS for flag in sorted(load(name).unused)]
+TAKES_TEXT = [
+    (name, param)
+    for name in COMMANDS
+    for param in load(name).params
+    if isinstance(param, TyperArgument | TyperOption)
+    and param.name != "message"
+    and not getattr(param, "is_flag", False)
+]
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    """A workspace of `pets` with two commits; the first is tagged v1."""
+    write_files(dsv.cwd, {"a.txt": b"alpha\n", "train/b.txt": b"beta\n"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync", "-m", "one")
+    dsv.ok("tag", "v1")
+    write_files(dsv.cwd, {"c.txt": b"gamma\n"})
+    dsv.ok("sync", "-m", "two")
+    return dsv
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("log :a.txt", "dsv log is about whole commits, and :a.txt names a path", "dsv log; dsv ls :a.txt"),
+        ("log pets@v1:a.txt", "names a path", "dsv log pets@v1; dsv ls pets@v1:a.txt"),
+        ("log :", "names a path", ""),
+        ("resolve @main:a.txt", "dsv resolve is about whole commits", "dsv resolve @main; "),
+        ("tag v9 @main:a.txt", "dsv tag v9 is about whole commits", "dsv tag v9 @main; "),
+        ("restore --from @v1:a.txt", "a.txt", "dsv restore a.txt --from @REV"),
+        ("clone pets:train there", "dsv clone takes whole datasets", "dsv cache pets:train"),
+        ("log --json --jsonl", "--json and --jsonl exclude each other", ""),
+        ("log --jsonl --oneline", "--jsonl and --oneline exclude each other", ""),
+        ("log --json --oneline", "--json and --oneline exclude each other", ""),
+        ("ls --json --jsonl", "--json and --jsonl exclude each other", ""),
+        ("ls -l --json", "--json and --long exclude each other", ""),
+        ("ls -l --jsonl", "--jsonl and --long exclude each other", ""),
+        ("tag --list pets v1", "--list takes no tag", ""),
+        ("tag --list pets -m why", "a list of tags has no message", ""),
+        ("tag -m why", "a list of tags has no message", ""),
+        ("tag --author Ann", "a list of tags has no message", ""),
+        ("tag --list pets --delete v1", "--list and --delete exclude each other", ""),
+        ("tag --delete v1 pets @main", "one tag and one dataset, not @main too", ""),
+        ("cached pets", "this is for --check", ""),
+        ("cached --no-repair", "this is for --check", ""),
+        ("evict pets --all", "targets or limits, not both", ""),
+        ("evict pets --max-size 1G", "targets or limits, not both", ""),
+        ("config --unset store s3://b", "--unset takes a key and no value", ""),
+        ("config --unset", "--unset takes a key and no value", ""),
+        ("log -n 0", "'0' is no whole number from 1 on", ""),
+        ("log -n -1", "'-1' is no whole number from 1 on", ""),
+        ("cache pets -j -1", "'-1' is no whole number from 1 on", ""),
+        ("evict --max-files -1", "'-1' is no whole number from 0 on", ""),
+        ("evict --max-size -1", "'-1' is not a size", ""),
+        ("cache pets --hold -1d", "'-1d' is not a duration", ""),
+        ("pin pets --for -1d", "'-1d' is not a duration", ""),
+        ("ls pets pets", "unexpected extra argument", ""),
+        ("status --progress=", "there is no progress ''", "--progress "),
+        ("config --progress bra", "there is no progress 'bra'", "--progress "),
+        ("config --store=", "--store is empty", ""),
+        ("status --store=", "--store is empty", ""),
+        ("cached --cache=", "--cache is empty", ""),
+        ("help ls cat", "help is of one command at a time", ""),
+        ("run pets --again x -- true", "a repeated run has its target already", ""),
+        ("run --again x --image y", "--image of a repeated run is what it was", ""),
+        ("run --json pets -- true", "stdout is the job's", "--json-file FILE"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(pets: Dsv, line: str, said: str, hint: str) -> None:
+    done = pets(*line.split(" "))
+    told = done.err
+    if "--json" in line.split():
+        error = done.json["error"]
+        told = f"{error['message']}\nhint: {error['hint']}"
+    assert done.code == 2 and (done.out == "" or "--json" in line), done
+    assert said in told
+    assert not hint or f"hint: {hint}" in told
+    assert "v9" not in pets.ok("tag").out
+
+
+@pytest.mark.parametrize(("name", "flag"), UNUSED)
+def test_a_global_option_behind_a_command_without_use_for_it_is_refused(
+    pets: Dsv, name: str, flag: str
+) -> None:
+    done = pets(name, flag) if flag == "--json" else pets(name, flag, "x")
+    assert (done.code, done.out.startswith("{") if flag == "--json" else done.out == "") == (2, True), done
+    assert f"dsv {name} has no use for {flag}" in done.out + done.err
+
+
+def test_a_global_option_before_the_command_is_for_whichever_command_follows(pets: Dsv) -> None:
+    """Such as one in an alias of the shell."""
+    assert pets.ok("--cache", "/nfs/gpu", "datasets").out == pets.ok("datasets").out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_the_global_options_that_a_command_has_use_for(dsv: Dsv, name: str) -> None:
+    shown = dsv.ok(name, "--help").out.partition("Global options:")[2].partition("Examples:")[0]
+    for flag in FLAGS:
+        listed = any(flag in line.replace(",", " ").split() for line in shown.splitlines())
+        assert listed is (flag not in load(name).unused), (flag, shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "param"), TAKES_TEXT, ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_an_empty_word_is_refused(pets: Dsv, name: str, param: TyperArgument | TyperOption) -> None:
+    """It is a variable that is not set, and would mean what the command does without it."""
+    needed = {"clone": [], "cat": [], "config": ["store"] if param.name == "value" else []}.get(name)
+    if needed is None:
+        first = [each for each in load(name).params if isinstance(each, TyperArgument)]
+        needed = ["pets"] if first and param is not first[0] else []
+    if name == "clone" and param.name == "folder":
+        needed = ["pets"]
+    word = [""] if isinstance(param, TyperArgument) else [param.opts[0], ""]
+    done = pets(name, *needed, *word)
+    assert (done.code, done.out) == (2, ""), done
+    assert "empty" in done.err or "''" in done.err, done
+
+
+EFFECTS = {
+    "log": ["-n 1", "--oneline", "--jsonl", "--json", "@v1"],
+    "ls": ["-l", "--jsonl", "--json", ":train", "@v1"],
+    "resolve": ["--json", "@v1"],
+    "datasets": ["--json", "--store other"],
+    "tag": ["--list pets --json", "--json", "v2", "v3 @v1", "--delete v1"],
+    "status": ["--json", "-q", "train", "--exit-code"],
+    "config": ["store", "--json", "--store s3://b", "--cache /c", "--unset store", "author Ann"],
+    "cache @v1": ["--json", "-q", "--hold 1d", "--cache other", "--progress json", "@main", ":train"],
+    "cached": ["--json", "--check", "--cache other"],
+    "evict --dry-run": [
+        "--json",
+        "--all",
+        "--max-size 1",
+        "--max-files 0",
+        "--unused-for 0s",
+        "--cache other",
+    ],
+}
+
+
+@pytest.mark.parametrize(("line", "more"), [(line, more) for line in EFFECTS for more in EFFECTS[line]])
+def test_an_argument_changes_what_is_done_or_said(pets: Dsv, line: str, more: str) -> None:
+    pets.ok("cache", "pets")
+    if line == "cache @v1":
+        pets.ok("cache", "@v1")  # so that both have it cached already
+    if line == "status":
+        write_files(pets.cwd, {"new.txt": b"new\n"})
+    without = pets(*line.split())
+    with_it = pets(*line.split(), *more.split())
+    shown = lambda result: (result.code, result.out, result.err)  # noqa: E731
+    assert shown(with_it) != shown(without)

@@ -45,6 +45,7 @@ def test_init_says_one_line_and_documents_what_it_made(dsv: Dsv) -> None:
         "workspace": str(dsv.cwd.parent / "birds"),
         "branch": "main",
         "new_store": False,
+        "warnings": [],
     }
     assert_documented("init", other)
 

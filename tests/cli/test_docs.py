@@ -15,7 +15,7 @@ import dsv.cli.commands
 from dsv.cli.anywhere import global_options
 from dsv.cli.app import load, root
 from dsv.cli.call import Session
-from dsv.cli.catalogue import COMMANDS, OTHER_NAMES, SECTIONS
+from dsv.cli.catalogue import COMMANDS, SECTIONS
 from dsv.cli.declare import Command
 from dsv.cli.output import Output
 from dsv.cli.reference import reference
@@ -36,8 +36,6 @@ def test_the_reference_is_current() -> None:
 def test_every_module_is_a_command_and_every_command_a_module() -> None:
     modules = {module.name for module in pkgutil.iter_modules(dsv.cli.commands.__path__)}
     assert {name for name in modules if not name.startswith("_")} == set(COMMANDS)
-    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
-    assert not set(OTHER_NAMES) & set(COMMANDS)
 
 
 def test_the_line_in_the_list_is_the_first_of_its_help(command: Command) -> None:

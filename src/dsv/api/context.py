@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.api.settings import Settings, StoreChoice
+from dsv.api.settings import BUILT_IN, Settings, StoreChoice
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
@@ -54,6 +54,12 @@ class Context:
         `create` makes the folder of a directory store.
         """
         choice = self.settings.store(text)
+        if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
+            raise NotFound(
+                "no store is set up for you yet",
+                subject=choice.url,
+                hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",
+            )
         store = Counting(open_store(choice.url, self.store_options(choice), create=create))
         try:
             yield store

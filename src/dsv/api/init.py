@@ -37,11 +37,12 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
     inside = Workspace.find(folder)
     if inside is not None and (inside.root != folder.resolve() or inside.dataset != dataset):
         raise Conflict(
-            f"{folder} is already in the workspace {inside.root} of {inside.dataset}",
+            f"{folder} is already in the workspace {inside.root} of {inside.dataset} in {inside.store}",
             subject=str(folder),
-            hint="dsv status",
+            hint=f"to bind the files to something else: rm -r {inside.dot}, then dsv init again",
         )
     choice = context.settings.store()
+    called = choice.called  # before a store is made that no workspace could be bound to
     with context.store(create=True) as store:
         new_store = not Repository.exists(store)
         repository = (
@@ -54,14 +55,16 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         resumed = inside is not None and inside.store_id == repository.id and inside.base() is None
         if inside is not None and not resumed:
             raise Conflict(
-                f"{folder} is a workspace of {dataset} already", subject=str(folder), hint="dsv status"
+                f"{folder} is a workspace of {dataset} in {inside.store} already",
+                subject=str(folder),
+                hint=f"to bind the files to another store: rm -r {inside.dot}, then dsv init again",
             )
         if inside is None and repository.refs.exists(dataset):
             raise _exists(repository, dataset)
         # Bound first: interrupted between the two, the same command finishes.
         workspace = inside or Workspace.create(
             folder,
-            store=choice.called,
+            store=called,
             store_id=repository.id,
             dataset=dataset,
             branch=MAIN,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.errors import NotFound, UsageError
@@ -55,7 +57,13 @@ def ls(context: Context, target: Target) -> Iterator[Entry]:
     """The entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
-        resolved = context.resolve(repository, target)
+        try:
+            resolved = context.resolve(repository, target)
+        except NotFound as error:
+            near = _path_here(context, target)
+            if near is None or target.dataset is None or repository.refs.exists(target.dataset):
+                raise
+            raise NotFound(error.message, subject=error.subject, hint=f"did you mean {near}?") from error
         empty = True
         for entry, _ in TreeReader(repository.objects, resolved.commit).below(path):
             empty = False
@@ -69,7 +77,10 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
     """One file's content in verified pieces. Raises `NotFound`, and `UsageError` where it is no file."""
     path = clean_path(target.path)
     if not path:
-        raise UsageError("dsv cat needs a path", subject=str(target), hint=f"dsv cat {target}:PATH")
+        near = _path_here(context, target)
+        raise UsageError(
+            "dsv cat needs a path", subject=str(target), hint=f"dsv cat {near or f'{target}:PATH'}"
+        )
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)
@@ -86,6 +97,16 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
             raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
         pieces = Fetcher(repository.objects, connections=4).files([Wanted(entry, where)])
         yield next(pieces)[1]
+
+
+def _path_here(context: Context, target: Target) -> str | None:
+    """How to write what was typed as a dataset and is a path of the workspace, with its colon; else None."""
+    workspace = context.workspace_or_none()
+    if workspace is None or target.dataset is None or target.rev is not None or target.path is not None:
+        return None
+    path = workspace.inside(Path(target.dataset))
+    found = path is not None and os.path.lexists(workspace.root / target.dataset)
+    return f":{target.dataset}" if found else None
 
 
 def _no_path(target: Target, resolved: Resolved) -> NotFound:

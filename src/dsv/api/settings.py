@@ -29,6 +29,8 @@ STORE_FIELDS: Mapping[str, str] = {
 }
 CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
 WORKSPACE_KEYS = ("store", "dataset", "branch")
+BUILT_IN = "built in"
+"""The origin of what nobody has set."""
 ENVIRONMENT_KEYS: Mapping[str, str] = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
 TABLES: Mapping[str, Mapping[str, str]] = {"stores": STORE_FIELDS, "caches": CACHE_FIELDS}
 

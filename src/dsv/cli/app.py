@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
@@ -21,9 +22,10 @@ from typer.main import get_command
 from dsv import __version__
 from dsv.cli.anywhere import global_options
 from dsv.cli.call import Session
-from dsv.cli.catalogue import COMMANDS, OTHER_NAMES, root_help
+from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
+from dsv.cli.other_names import hint_for
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.surroundings import Surroundings
 from dsv.cli.vendored import (
@@ -38,6 +40,8 @@ from dsv.cli.vendored import (
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)
+RESUMED = frozenset({"sync", "pull", "clone", "cache"})
+"""Commands that use what an interrupted one had done."""
 
 
 class Root(TyperGroup):
@@ -68,7 +72,8 @@ class Root(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: AnyContext) -> str:
-        return root_help().rstrip("\n")
+        session = ctx.find_object(Session)
+        return root_help(80 if session is None else session.around.columns()).rstrip("\n")
 
     def shell_complete(self, ctx: AnyContext, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
@@ -164,6 +169,8 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
 
         around.stderr.write(without_passwords("".join(traceback.format_exception(error))))
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
+    if failure.exit_code in INTERRUPTED and failure.hint is None and session.command in RESUMED:
+        failure = replace(failure, hint="the same command goes on from here")
     try:
         if not ((session.flags.json or "--json" in _options(arguments)) and _publish(failure, session.out)):
             around.stderr.write(failure.text(around.stderr_ink))
@@ -188,6 +195,20 @@ def _options(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
+_HINTS = {
+    ("config", "--list"): "dsv config",
+    ("config", "-l"): "dsv config",
+    ("config", "--get"): "dsv config KEY",
+    ("config", "--global"): "dsv config KEY VALUE",
+    ("log", "--stat"): "dsv log shows how many files a commit has; dsv ls -l TARGET lists them",
+    ("log", "-p"): "dsv ls -l TARGET lists a commit's files",
+    ("log", "--graph"): "dsv log --oneline",
+    ("tag", "-d"): "dsv tag --delete NAME",
+    ("tag", "-l"): "dsv tag",
+}
+"""Options of other tools that are spelled like none of ours."""
+
+
 def _of_typer(error: typer.TyperException, session: Session) -> Failure:
     """typer's messages in our words: one sentence, then a hint."""
     path = f"dsv {session.command}".strip()
@@ -198,6 +219,8 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
         message = f"{path} has no option {subject}"
         if any(subject in option.opts for option in global_options()):
             message = f"{path} has no use for {subject}"
+        elif _HINTS.get((session.command, str(subject))):
+            hint = _HINTS[session.command, str(subject)]
         elif error.possibilities:
             hint = f"{path} {error.possibilities[0]}"
     elif isinstance(error, MissingParameter) and error.param is not None:
@@ -211,9 +234,8 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
 
 
 def _no_such_command(name: str) -> UsageError:
-    known = OTHER_NAMES.get(name)
-    close = [known] if known else get_close_matches(name, COMMANDS, 1)
-    hint = f"dsv {close[0]}" if close else "dsv --help"
+    close = get_close_matches(name, COMMANDS, 1)
+    hint = hint_for(name) or (f"dsv {close[0]}" if close else "dsv --help")
     return UsageError(f"there is no command {name}", subject=name, hint=hint)
 
 

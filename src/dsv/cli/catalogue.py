@@ -23,7 +23,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Cache": {
         "cache": "Make commits appear as files in the cache",
         "with": "Run a command while its data is held in the cache",
-        "cached": "Show what is cached, who uses it, and the room",
+        "cached": "Show what is cached, who uses it, and the free space",
         "release": "End holds that 'cache --hold' took",
         "pin": "Keep a cached commit from eviction",
         "unpin": "Let a pinned commit go again",
@@ -41,30 +41,6 @@ SECTIONS: dict[str, dict[str, str]] = {
 
 COMMANDS: dict[str, str] = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
-OTHER_NAMES: dict[str, str] = {
-    "add": "sync",
-    "commit": "sync",
-    "push": "sync",
-    "upload": "sync",
-    "publish": "sync",
-    "checkout": "restore",
-    "fetch": "cache",
-    "download": "cache",
-    "get": "cache",
-    "materialize": "cache",
-    "history": "log",
-    "list": "ls",
-    "revert": "rollback",
-    "undo": "rollback",
-    "prune": "evict",
-    "clean": "evict",
-    "free": "evict",
-    "exec": "run",
-    "settings": "config",
-    "tags": "tag",
-}
-"""What other tools call it: answered with a hint, never run."""
-
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("--store URL|NAME", "Store: s3://bucket/prefix, a folder, or a configured name"),
     ("--cache DIR|NAME", "Cache: a folder, or a configured name"),
@@ -78,16 +54,25 @@ GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
 )
 
 
-def root_help() -> str:
-    """What `dsv --help` prints. Written for 80 columns; nothing here is computed."""
+def _row(name: str, text: str, room: int, width: int) -> str:
+    if 2 + room + len(text) <= width:
+        return f"  {name:<{room}}{text}"
+    import textwrap
+
+    lines = textwrap.wrap(text, max(width - 2 - room, 12))
+    return "\n".join([f"  {name:<{room}}{lines[0]}", *(" " * (2 + room) + line for line in lines[1:])])
+
+
+def root_help(width: int = 80) -> str:
+    """What `dsv --help` prints. Written for 80 columns; in fewer, what a line says goes on below itself."""
     lines = ["Usage: dsv [OPTIONS] COMMAND [ARGS]...", ""]
     lines += ["Git-like dataset versions on any bucket or folder, cached next to the GPUs.", ""]
     for section, commands in SECTIONS.items():
         lines.append(f"{section}:")
-        lines += [f"  {name:<10}{line}" for name, line in commands.items()]
+        lines += [_row(name, line, 10, width) for name, line in commands.items()]
         lines.append("")
     lines.append("Options, before or after the command's name:")
-    lines += [f"  {option:<18}{text}" for option, text in GLOBAL_OPTIONS]
+    lines += [_row(option, text, 18, width) for option, text in GLOBAL_OPTIONS]
     lines += [
         "",
         "Examples:",

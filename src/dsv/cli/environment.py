@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv.api.config_file import parse_toml, read_config
-from dsv.api.settings import Setting, Settings, Source, read_environment, read_workspace
+from dsv.api.settings import BUILT_IN, Setting, Settings, Source, read_environment, read_workspace
 from dsv.cli.surroundings import Surroundings
 from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.process import host_name, user_name
@@ -17,7 +17,6 @@ from dsv.model.toml import MAX_BYTES
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
-BUILT_IN = "built in"
 GIT_SECONDS = 5.0
 
 

@@ -16,17 +16,17 @@ def main() -> int:
     """Runs the command line of this process and returns its exit code."""
     _speak_utf8()
     arguments = sys.argv[1:]
-    if arguments in (["--version"], ["-V"]):
+    if arguments in (["--version"], ["-V"], ["version"]):
         return _print(f"dsv {__version__}\n")
     if not arguments and "_DSV_COMPLETE" not in os.environ:
         from dsv.cli.catalogue import root_help
 
-        sys.stderr.write(root_help())
+        sys.stderr.write(root_help(_columns(2)))
         return 2
     if arguments in (["--help"], ["-h"], ["help"]):
         from dsv.cli.catalogue import root_help
 
-        return _print(root_help())
+        return _print(root_help(_columns(1)))
     from dsv.cli.app import exit_now, hear_of_children, run
     from dsv.cli.surroundings import of_process
 
@@ -46,6 +46,14 @@ def _speak_utf8() -> None:
         return
     with suppress(OSError):  # then names of ASCII alone still work
         os.execv(sys.executable, [sys.orig_argv[0], "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def _columns(stream: int) -> int:
+    """Of the terminal that help is for, or 80."""
+    try:
+        return os.get_terminal_size(stream).columns or 80
+    except OSError:
+        return 80
 
 
 def _print(text: str) -> int:

@@ -30,8 +30,17 @@ class _Name(str):
         """The name, unchanged. Raises `UsageError` with what is wrong about it."""
         reason = cls._fault(text)
         if reason is not None:
-            raise UsageError(f"{text!r} is no name for a {cls.what}: {reason}", subject=text)
+            raise UsageError(
+                f"{text!r} is no name for a {cls.what}: {reason}", subject=text, hint=cls._suggestion(text)
+            )
         return cls(text)
+
+    @classmethod
+    def _suggestion(cls, text: str) -> str | None:
+        """A name like the text, if one is near."""
+        parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._") for part in text.split("/"))
+        near = "/".join(part for part in parts if part)
+        return None if cls._fault(near) is not None else f"such as {near}"
 
     @classmethod
     def from_component(cls, text: str) -> Self:
@@ -51,7 +60,7 @@ class _Name(str):
         if not text:
             return "it is empty"
         if _NAME.fullmatch(text) is None:
-            return "'/' joins parts of letters, digits, '.', '_', '-' that begin with a letter or digit"
+            return "it may have letters, digits, '.', '_', '-' and '/', and each part begins with a letter or digit"
         if ".." in text:
             return "it holds '..'"
         if len(text.replace("/", "%2F")) > MAX_COMPONENT:

@@ -184,20 +184,24 @@ class Refs:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
         if self._store.put_if_absent(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
             existing = self._tag_value(dataset, tag)
+            self._refuse_deleted(dataset, tag)
             if existing.commit != value.commit:
                 raise Conflict(
                     f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
                     subject=tag,
                     hint=f"choose another name; dsv log {dataset}@{tag} shows what it names",
                 )
-            value = existing
+            return existing
+        self._refuse_deleted(dataset, tag)
+        return value
+
+    def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
         if self._tombstone(dataset, tag):
             raise Conflict(
                 f"tag {tag} of {dataset} was deleted, and never comes back",
                 subject=tag,
                 hint="choose another name",
             )
-        return value
 
     def delete_tag(self, dataset: DatasetName, tag: TagName, record: TagDeleted) -> None:
         """Deletes the tag for good. Raises `NotFound`."""

@@ -31,8 +31,10 @@ def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None)
     for step in range(rev.ancestor):
         parents = objects.commit(commit).parents
         if not parents:
+            ancestors = "1 ancestor" if step == 1 else f"{step} ancestors"
+            before = f"has only {ancestors}" if step else "is the first commit"
             raise NotFound(
-                f"{dataset}@{rev.text} has only {step} ancestors, so there is no {dataset}@{rev}",
+                f"{dataset}@{rev.text} {before}, so there is no {dataset}@{rev}",
                 subject=str(rev),
                 hint=f"dsv log {dataset}@{rev.text}",
             )

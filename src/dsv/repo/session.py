@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dsv.errors import Conflict, DsvError
+from dsv.errors import Conflict, Denied, DsvError
 from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
@@ -77,7 +77,15 @@ class Session:
             host=writer.host,
             tool=writer.tool,
         )
-        repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
+        try:
+            repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
+        except Denied as error:
+            url = repository.store.url
+            raise Denied(
+                f"you can read {url} but not write to it: {error.message}",
+                subject=url,
+                hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
+            ) from error
         session = cls(repository, session_id, _condemned(repository))
         repository.objects.indexes.renew()
         session._renewal.start()

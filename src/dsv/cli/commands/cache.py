@@ -66,7 +66,11 @@ def cache(
     jobs: Annotated[
         int | None,
         typer.Option(
-            "-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill; else what suits."
+            "-j",
+            "--jobs",
+            parser=whole(1),
+            metavar="N",
+            help="Number of processes that fill the cache (default: automatic).",
         ),
     ] = None,
     offline: Annotated[

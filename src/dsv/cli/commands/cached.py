@@ -80,7 +80,7 @@ def cached(
     ] = False,
     no_repair: Annotated[bool, typer.Option("--no-repair", help="With --check: only tell.")] = False,
 ) -> None:
-    """Show what is cached, who uses it, and the room.
+    """Show what is cached, who uses it, and the free space.
 
     Reads small records only, and asks no store. With --check every byte is read and compared with its id, and
     what is wrong is fetched from the store; exit code 5 says that something still is wrong.

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dsv.api.init import init as init_workspace
+from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.errors import UsageError
@@ -71,8 +72,13 @@ def init(
                 "warnings": list(made.warnings),
             }
         )
-    else:
-        call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
+        return
+    call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
+    if call.settings.store().origin == BUILT_IN:
+        call.say(
+            "this store is your own, in your home: nobody else sees it. To share the data, choose a store first:\n"
+            f"  rm -r {made.root}/.dsv; dsv init {made.dataset} --store s3://BUCKET/PREFIX (or a shared folder)"
+        )
 
 
 def _name_of(folder: Path) -> DatasetName:

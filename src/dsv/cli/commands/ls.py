@@ -46,7 +46,7 @@ def ls(
     """List the files of a commit.
 
     Everything at and below the path, symlinks and empty folders too. TARGET is [DATASET][@REV][:PATH]; without
-    it, the base commit of this workspace. Nothing is materialized.
+    it, the base commit of this workspace. Nothing is downloaded to disk.
     """
     one_of(json=call.json, jsonl=jsonl, long=long)
     with call.context() as context:

@@ -60,7 +60,13 @@ Offline = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
+    typer.Option(
+        "-j",
+        "--jobs",
+        parser=whole(1),
+        metavar="N",
+        help="Number of processes that fill the cache (default: automatic).",
+    ),
 ]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Don't keep what the job prints.")]
 JsonFile = Annotated[

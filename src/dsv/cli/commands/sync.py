@@ -18,10 +18,17 @@ from dsv.model.units import format_bytes, format_count
 SHOWN = 20
 """Paths in a warning."""
 
+Message = Annotated[
+    str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Message of the commit.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "-j", "--jobs", parser=whole(1), metavar="N", help="Processes that read small files; else what suits."
+        "-j",
+        "--jobs",
+        parser=whole(1),
+        metavar="N",
+        help="Number of processes that read small files (default: automatic).",
     ),
 ]
 
@@ -66,7 +73,7 @@ Author = Annotated[
 def sync(
     call: Call,
     paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
-    message: Annotated[str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why.")] = "",
+    message: Message = "",
     branch: Annotated[
         str | None,
         typer.Option("--branch", metavar="NAME", help="Publish on this branch, and follow it from then on."),

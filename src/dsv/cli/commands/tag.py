@@ -41,7 +41,9 @@ def tag(
     call: Call,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
     target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
-    message: Annotated[str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why.")] = "",
+    message: Annotated[
+        str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Message of the tag.")
+    ] = "",
     listing: Annotated[
         str | None, typer.Option("--list", metavar="DATASET", help="List the tags of this dataset.")
     ] = None,

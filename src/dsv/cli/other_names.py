@@ -1,0 +1,68 @@
+"""What other tools call it: answered with what to type here, never run."""
+
+from __future__ import annotations
+
+OTHER_NAMES: dict[str, str] = {
+    "add": "dsv sync",
+    "commit": "dsv sync",
+    "push": "dsv sync",
+    "upload": "dsv sync",
+    "publish": "dsv sync",
+    "checkout": "dsv restore",
+    "reset": "dsv restore",
+    "stash": "dsv sync --new-branch NAME publishes your changes on a branch of their own",
+    "revert": "dsv restore --from TARGET puts an older commit's files back; dsv rollback moves the branch",
+    "undo": "dsv restore gives up your changes; dsv rollback moves the branch back",
+    "switch": "dsv clone DATASET@BRANCH DIR has another branch in a folder of its own",
+    "fetch": "dsv cache",
+    "download": "dsv cache",
+    "get": "dsv cache",
+    "materialize": "dsv cache",
+    "history": "dsv log",
+    "show": "dsv log TARGET -n 1",
+    "list": "dsv ls",
+    "find": "dsv ls",
+    "prune": "dsv evict",
+    "clean": "dsv evict",
+    "free": "dsv evict",
+    "unhold": "dsv release",
+    "exec": "dsv run",
+    "settings": "dsv config",
+    "tags": "dsv tag",
+    "remote": "dsv config store shows the store; dsv config store URL names another",
+    "login": "there is nothing to log in to: credentials are found as the AWS tools find them; dsv config",
+    "logout": "dsv keeps no credentials; dsv config",
+    "du": "dsv cached shows what a cache takes; dsv datasets shows what the datasets hold",
+    "verify": "dsv cached --check reads a cache again",
+}
+"""To each name the command, or a sentence that has it."""
+
+NOT_YET: dict[str, str] = {
+    "branch": "list, rename or delete branches; 'dsv sync --new-branch NAME' makes one",
+    "branches": "list, rename or delete branches; 'dsv sync --new-branch NAME' makes one",
+    "merge": "merge branches; 'dsv pull' brings in what others published on this branch",
+    "rebase": "merge branches; 'dsv pull' brings in what others published on this branch",
+    "cherry-pick": "merge branches; 'dsv restore PATH --from TARGET' brings in single files",
+    "diff": "compare two commits; 'dsv status' compares this folder with its base, 'dsv ls -l TARGET' lists a commit",
+    "blame": "trace a file's history; 'dsv log' shows the commits",
+    "delete": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",
+    "remove": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",
+    "rename": "rename datasets; in a workspace, rename the file and 'dsv sync'",
+    "import": "import from a bucket; copy the files into a folder, then 'dsv init' and 'dsv sync'",
+    "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
+    "fsck": "check a whole store; 'dsv cached --check' checks a cache, and every read checks what it reads",
+}
+"""What dsv does not do in this version, after "dsv can't yet", and what to do meanwhile."""
+
+FILES_ARE_YOURS: dict[str, str] = {
+    "rm": "remove the file as any other, then dsv sync",
+    "mv": "move the file as any other, then dsv sync",
+    "cp": "copy the file as any other, then dsv sync",
+}
+
+
+def hint_for(name: str) -> str | None:
+    """What to type instead of a command that isn't there; None for a name that says nothing."""
+    if name in NOT_YET:
+        return f"dsv can't yet {NOT_YET[name]}"
+    return OTHER_NAMES.get(name) or FILES_ARE_YOURS.get(name)

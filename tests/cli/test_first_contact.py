@@ -1,0 +1,145 @@
+"""What a new user types, and whether the answer leads on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsv.cli.app import load, root
+from dsv.cli.catalogue import COMMANDS, root_help
+from dsv.cli.other_names import FILES_ARE_YOURS, NOT_YET, OTHER_NAMES, hint_for
+from tests.cli.runner import Dsv, write_files
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    write_files(dsv.cwd, {"labels.csv": b"a,b\n", "val/cat/1.txt": b"1\n"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    return dsv
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("config --list", "dsv config"),
+        ("log --stat", "dsv log shows how many files a commit has; dsv ls -l TARGET lists them"),
+        ("delete", "dsv can't yet delete datasets; 'dsv tag --delete NAME' deletes a tag"),
+        ("remote", "dsv config store shows the store"),
+        ("login", "there is nothing to log in to"),
+        ("stash", "dsv sync --new-branch NAME"),
+        ("revert", "dsv restore --from TARGET"),
+        ("branch", "dsv can't yet list, rename or delete branches"),
+        ("merge", "dsv can't yet merge branches; 'dsv pull'"),
+        ("diff", "dsv can't yet compare two commits; 'dsv status'"),
+        ("rm", "remove the file as any other, then dsv sync"),
+        ("import", "dsv can't yet import from a bucket"),
+        ("gc", "dsv can't yet remove what nothing names from a store; 'dsv evict'"),
+        ("fsck", "dsv can't yet check a whole store; 'dsv cached --check'"),
+        ("push", "dsv sync\n"),
+        ("ls val", "did you mean :val?"),
+        ("cat labels.csv", "dsv cat :labels.csv\n"),
+    ],
+)
+def test_what_other_tools_call_it_leads_on(pets: Dsv, line: str, hint: str) -> None:
+    done = pets(*line.split())
+    assert done.code in (2, 3) and done.out == "", done
+    assert f"hint: {hint}" in done.err
+
+
+def test_no_name_of_another_tool_is_a_command_of_ours() -> None:
+    named = [*OTHER_NAMES, *NOT_YET, *FILES_ARE_YOURS]
+    assert len(named) == len(set(named))
+    assert not set(named) & set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", [*OTHER_NAMES, *NOT_YET, *FILES_ARE_YOURS])
+def test_every_command_and_option_in_a_hint_is_there(name: str) -> None:
+    words = [word.strip("';,") for word in (hint_for(name) or "").split()]
+    assert words
+    command = ""
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "dsv" and word not in ("can't", "keeps"):
+            command = word
+            assert word in COMMANDS, word
+        elif word.startswith("-"):
+            options = [option for param in load(command).params for option in param.opts]
+            assert word in options, (command, word)
+    assert root() is not None
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_help_fits_the_terminal(dsv: Dsv, width: int) -> None:
+    shown = root_help(width).partition("\nExamples:")[0]
+    assert max(len(line) for line in shown.splitlines()[3:]) <= width
+    words = " ".join(root_help(80).split())
+    assert " ".join(root_help(width).split()) == words
+    assert dsv("--quiet", "--help", width=width).out == root_help(width)
+
+
+def test_a_store_that_nobody_set_up_is_no_missing_mount(dsv: Dsv) -> None:
+    done = dsv("datasets")
+    assert done.code == 3
+    assert done.err.startswith("error: no store is set up for you yet\nhint: dsv config store URL ")
+
+
+def test_init_without_a_store_says_that_it_is_private_and_how_to_choose(dsv: Dsv) -> None:
+    said = dsv.ok("init", "pets").err
+    assert "nobody else sees it" in said and f"rm -r {dsv.cwd}/.dsv; dsv init pets --store" in said
+    (dsv.home / "birds").mkdir()
+    shared = dsv.at(dsv.home / "birds").ok("init", "--store", str(dsv.home / "shared"))
+    assert "nobody else" not in shared.err
+
+
+def test_a_workspace_of_another_store_says_how_to_unbind_it(pets: Dsv) -> None:
+    for line in (["init", "pets", "--store", "../other"], ["init", "birds"]):
+        done = pets(*line)
+        assert done.code == 4
+        assert f"rm -r {pets.cwd}/.dsv" in done.err, done
+
+
+def test_a_deleted_tag_is_said_to_be_deleted_at_whichever_commit(pets: Dsv) -> None:
+    pets.ok("tag", "v1.0")
+    pets.ok("tag", "--delete", "v1.0")
+    same = pets("tag", "v1.0")
+    write_files(pets.cwd, {"new.txt": b"new\n"})
+    pets.ok("sync")
+    other = pets("tag", "v1.0")
+    assert (same.code, other.code) == (4, 4)
+    assert same.err == other.err
+    assert "tag v1.0 of pets was deleted, and never comes back" in other.err
+
+
+def test_a_name_that_is_none_gets_one_that_is_near(pets: Dsv) -> None:
+    assert "hint: such as my-tag\n" in pets("tag", "my tag").err
+    assert "hint: such as gr-n\n" in pets("tag", "gr\u00fcn").err
+    assert "hint:" not in pets("tag", "???").err
+
+
+def test_the_first_commit_has_none_before_it(pets: Dsv) -> None:
+    assert "pets@main is the first commit, so there is no pets@main~1" in pets("log", "@main~1").err
+
+
+def test_a_reader_who_may_not_write_is_told_so(
+    pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsv.errors import Denied
+    from dsv.store.directory import DirectoryStore
+
+    put = DirectoryStore.put_if_absent
+
+    def refuse(self: DirectoryStore, key: str, data: bytes) -> object:
+        if key.startswith("sessions/"):
+            raise Denied(f"{key} was refused: Permission denied", hint="ls -ld")
+        return put(self, key, data)
+
+    monkeypatch.setattr(DirectoryStore, "put_if_absent", refuse)
+    write_files(pets.cwd, {"new.txt": b"new\n"})
+    done = pets("sync")
+    assert done.code == 8
+    assert f"you can read {pets.home}/.local/share/dsv/store but not write to it" in done.err
+
+
+def test_version_is_a_command_too(dsv: Dsv) -> None:
+    assert dsv.process("version").out == dsv.process("--version").out

@@ -212,7 +212,7 @@ class NfsHosts:
                 stdout=console,
                 stderr=console,
                 start_new_session=True,
-                env=environment(),
+                env=environment(_for_amx(self.folder)),
             )
         return Host(self, number, child)
 
@@ -263,6 +263,21 @@ def down(folder: Path) -> None:
         if wait_until(lambda: not _inhabitants(namespace), 3):
             break
     subprocess.run(["ip", "netns", "del", namespace], env=environment(), check=False, capture_output=True)
+
+
+def _for_amx(folder: Path) -> dict[str, str]:
+    """What User-Mode Linux needs on a processor with AMX: see xstate.c, which is compiled once for each lab."""
+    if " amx_tile " not in _text(Path("/proc/cpuinfo")):
+        return {}
+    library = folder / "xstate.so"
+    if not library.exists():
+        require("NFS hosts on a processor with AMX", {"cc": "gcc"})
+        draft = folder / f"xstate-{os.urandom(4).hex()}.so"
+        source = Path(__file__).with_name("xstate.c")
+        flags = ["-shared", "-fPIC", "-O2", "-fno-stack-protector"]
+        call(["cc", *flags, "-o", str(draft), str(source)], log=folder / "up.log")
+        draft.rename(library)
+    return {"LD_PRELOAD": str(library)}
 
 
 def _inhabitants(namespace: str) -> list[int]:

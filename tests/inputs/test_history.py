@@ -184,3 +184,44 @@ def test_a_commit_that_is_damaged(scene: Scene, history: History) -> None:
         refused(person("log", "set"), 5, head, "damaged")
         nothing_partial(person)
         assert person.ok("cat", "set@v1:a").out == "0"
+
+
+def test_a_move_without_the_one_before_it(scene: Scene, history: History) -> None:
+    """A copy of an entry under a key of sixteen zeros once made every command end with exit 70."""
+    whole = scene.contents()
+    last = keys.branch_key(SET, MAIN, 3)
+    for number in (keys.LAST_MOVE, 1000, 5):
+        scene.reset(whole)
+        key = keys.branch_key(SET, MAIN, number)
+        scene.put(key, whole[last])
+        person = scene.newcomer()
+        for arguments in (
+            ["ls", "set"],
+            ["cache", "set"],
+            ["clone", "set", "c"],
+            ["log", "set"],
+            ["resolve", "set"],
+        ):
+            refused(person(*arguments), 5, key, "is not there")
+        refused(history.ann("sync"), 5, key)
+        assert person("ls", "set@v1").code == 0
+    scene.reset(whole)
+    assert scene.newcomer()("ls", "set").code == 0
+
+
+def test_a_store_that_has_lost_its_format(scene: Scene, history: History) -> None:
+    key = keys.format_key(0)
+    whole = scene.contents()
+    scene.remove(key)
+    person = scene.newcomer()
+    for arguments in (["init", "other"], ["ls", "set"], ["clone", "set", "c"]):
+        refused(person(*arguments), 5, key)
+    assert scene.contents().keys() == whole.keys() - {key}
+    scene.put(key, whole[key])
+    assert person("ls", "set").code == 0
+
+
+def test_a_folder_of_another_program_is_no_store_that_lost_its_format(scene: Scene) -> None:
+    for key in ("index/README", "packs/ab/x.pack", "refs/heads/main", "format/txt"):
+        scene.put(key, b"not of dsv")
+    scene.newcomer().ok("init", "other")

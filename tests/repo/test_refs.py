@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsv.errors import Conflict, NotFound
+from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.model import keys
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
-from dsv.repo import refs as refs_module
+from dsv.repo import listed as listed_module
 from dsv.repo.refs import LostRace, Moved, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
+from dsv.store.base import Buffer, Put
 from dsv.store.counting import Counting
 from dsv.store.memory import MemoryStore
+from dsv.store.wrapper import Wrapper
 from tests.repo.worlds import DATASET, commit, create
 
 
@@ -87,11 +91,36 @@ def test_what_was_listed_ahead_is_where_the_search_begins(repository: Repository
     assert store.counts.lists == (1 if ordered else 2)
 
 
+def test_a_store_that_no_longer_lets_one_writer_win() -> None:
+    """Both are told that they won; the one whose move is gone learns it."""
+
+    class Overwrites(Wrapper):
+        other: Callable[[], object] | None = None
+
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            self.inner.delete(key)
+            self.inner.put_if_absent(key, data)
+            if self.other is not None:
+                other, self.other = self.other, None
+                other()
+            return Put.WON
+
+    store = Overwrites(MemoryStore())
+    ann, bob = Refs(store), Refs(store)
+    ann.move(DATASET, MAIN, None, entry(1))
+    head = ann.head(DATASET, MAIN)
+    store.other = lambda: bob.move(DATASET, MAIN, head, entry(3))
+    with pytest.raises(IntegrityError, match="no longer lets one writer win") as caught:
+        ann.move(DATASET, MAIN, head, entry(2))
+    assert caught.value.subject == keys.branch_key(DATASET, MAIN, 1)
+    assert Refs(store).head(DATASET, MAIN).commit == entry(3).commit
+
+
 @pytest.mark.parametrize("passed", [2, 1000])
 def test_names_below_many_moves_are_listed(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, passed: int
 ) -> None:
-    monkeypatch.setattr(refs_module, "_PASSED", passed)
+    monkeypatch.setattr(listed_module, "_PASSED", passed)
     for name in ("b", "scans-2", "scans.old", "team/a", "scans0"):
         if len(name) > 1:
             repository.refs.move(DatasetName.parse(name), MAIN, None, entry(1))

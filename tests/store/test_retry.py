@@ -108,6 +108,19 @@ def test_a_conflict_that_never_ends_is_no_lost_race() -> None:
         retrying(Refuses(MemoryStore())).put_if_absent("k", b"mine")
 
 
+@pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.ERROR_500_AFTER])
+@pytest.mark.parametrize(("there", "put"), [(None, Put.WON), (b"theirs", Put.LOST)])
+def test_the_answers_of_all_puts_are_lost(kind: Kind, there: bytes | None, put: Put) -> None:
+    """What was written is read back, and then it is known."""
+    store = MemoryStore()
+    if there is not None:
+        store.put_if_absent("k", there)
+    faulty = Faulty(store, always=Fault(kind), only=[Operation.PUT])
+    assert retrying(faulty).put_if_absent("k", b"mine") is put
+    assert store.get("k") == (there or b"mine")
+    assert faulty.calls == 1
+
+
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500_AFTER])
 def test_an_outcome_that_stays_unknown_says_so(kind: Kind) -> None:
     class Dead(Faulty):
@@ -129,6 +142,9 @@ def test_credentials_that_expire_between_the_write_and_its_answer() -> None:
                 raise Denied("expired", hint="log in")
             self.inner.put_if_absent(key, data)
             raise NoAnswer("nothing came back")
+
+        def get(self, key: str, limit: int = LARGEST) -> bytes:
+            raise Denied("expired", hint="log in")
 
     with pytest.raises(OutcomeUnknown, match="expired") as caught:
         retrying(Expires(MemoryStore())).put_if_absent("k", b"mine")

@@ -73,6 +73,11 @@ def test_a_line_that_is_no_pattern_is_said_to_be(world: World) -> None:
         world.survey()
 
 
+def test_a_pattern_that_backtracking_would_never_finish(world: World) -> None:
+    write(world, **{".dsvignore": b"*a*a*a*a*a*a*b\n", "a" * 120: b"1", "a" * 120 + "b": b"2"})
+    assert [item.path for item in world.survey().pending()] == [b".dsvignore", b"a" * 120]
+
+
 def test_a_long_dsvignore_is_read_to_its_end(world: World) -> None:
     rules = (
         b"".join(b"/none/%06d.tmp\n" % number for number in range(1000))

@@ -25,6 +25,8 @@ RUNS_PREFIX = "runs/"
 PROBE_PREFIX = "probe/"
 
 _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
+LAST_MOVE = _TOP_SEQ
+"""The largest number of a move of a branch."""
 _SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _COUNT = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)

@@ -15,11 +15,9 @@ from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import put_back, read_record
+from dsv.repo.listed import Listed, latest, parts
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
-
-# So many rows are read past to find the next name, which is a page of most stores; beyond that a new listing is less.
-_PASSED = 1000
 
 Name = TypeVar("Name", DatasetName, BranchName, TagName)
 
@@ -53,14 +51,6 @@ class LostRace:
     winner: Head
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """A branch's newest move by a listing, which may lag behind. None: it has none. ordered: how it was listed."""
-
-    number: int | None
-    ordered: bool
-
-
 class Refs:
     """The names of one store. Every question is asked of the store: what is remembered is where to begin.
 
@@ -69,7 +59,7 @@ class Refs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._listed: dict[tuple[DatasetName, BranchName], _Listed] = {}
+        self._listed: dict[tuple[DatasetName, BranchName], Listed] = {}
         self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
 
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
@@ -81,7 +71,7 @@ class Refs:
 
     def datasets(self) -> list[DatasetName]:
         """All datasets, by name. A dataset exists once its branch `main` has a first entry."""
-        return _names(DatasetName, self._parts(keys.REFS_PREFIX))
+        return _names(DatasetName, parts(self._store, keys.REFS_PREFIX))
 
     def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
         """All branches and all tags, as `heads` and `tags` give them."""
@@ -89,18 +79,18 @@ class Refs:
 
     def heads(self, dataset: DatasetName) -> list[Head]:
         """The newest entry of every branch that is not deleted, by name."""
-        parts = self._parts(keys.branches_prefix(dataset))
-        names = _names(BranchName, parts)
+        found = parts(self._store, keys.branches_prefix(dataset))
+        names = _names(BranchName, found)
         for name in names:
-            number = keys.parse_branch_number(parts[name.component])
-            if number is not None:
-                self._listed[dataset, name] = _Listed(number, self._store.ordered_listing)
-        found = together([partial(self.head_or_none, dataset, name) for name in names])
-        return [head for head in found if head is not None]
+            listed = latest(found[name.component], self._store.ordered_listing)
+            if listed.number is not None:
+                self._listed[dataset, name] = listed
+        heads = together([partial(self.head_or_none, dataset, name) for name in names])
+        return [head for head in heads if head is not None]
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """All tags that are not deleted, by name."""
-        names = _names(TagName, self._parts(keys.tags_prefix(dataset)))
+        names = _names(TagName, parts(self._store, keys.tags_prefix(dataset)))
         found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
         return [(name, value) for name, value in found if value is not None]
 
@@ -156,11 +146,28 @@ class Refs:
         number = 0 if after is None else after.number + 1
         key = keys.branch_key(dataset, branch, number)
         if self._store.put_if_absent(key, entry.encode()) is Put.WON:
+            self._check_kept(dataset, branch, number, entry)
             return Moved(Head(dataset, branch, number, entry))
         winner = self._newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
+
+    def _check_kept(self, dataset: DatasetName, branch: BranchName, number: int, entry: RefEntry) -> None:
+        """Raises `IntegrityError` if what was just won is not what the store has: then it does not keep its promise
+        that one writer wins, and another writer's move took the place of this one.
+        """
+        kept = self._read(dataset, branch, number)
+        if kept is not None and kept.nonce == entry.nonce:
+            return
+        key = keys.branch_key(dataset, branch, number)
+        what = "has vanished" if kept is None else f"was overwritten by one of {kept.author}"
+        raise IntegrityError(
+            f"{self._store.url} no longer lets one writer win: this move of branch {branch} of {dataset} {what} "
+            f"({key})",
+            subject=key,
+            hint="nobody should write there until the server honours If-None-Match again; then dsv pull and dsv sync",
+        )
 
     def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
         """The newest entry even if it is a tombstone."""
@@ -230,6 +237,7 @@ class Refs:
             later = self._read(dataset, branch, number + 1)
         elif (beginning := self._beginning(dataset, branch)) is not None:
             number = beginning
+            self._check_unbroken(dataset, branch, number)
             entry, later = self._read_listed(dataset, branch, number)
         else:
             self._listed.pop((dataset, branch), None)  # it may be made any time
@@ -267,39 +275,36 @@ class Refs:
             listed = self._listed[dataset, branch] = self._list(dataset, branch)
         return listed.number
 
-    def _list(self, dataset: DatasetName, branch: BranchName) -> _Listed:
+    def _list(self, dataset: DatasetName, branch: BranchName) -> Listed:
         """The newest move has the smallest key."""
         ordered = self._store.ordered_listing
         rows = self._store.list(keys.branch_prefix(dataset, branch))
-        numbers = (number for row in rows if (number := keys.parse_branch_number(row.key)) is not None)
-        return _Listed(next(numbers, None) if ordered else max(numbers, default=None), ordered)
+        return latest((row.key for row in rows), ordered)
+
+    def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
+        """Raises `IntegrityError` for a move without the one before it, as moves are never deleted: it was put there
+        by something else than a writer of dsv's. Asks the store only if a listing had it alone.
+        """
+        listed = self._listed.get((dataset, branch))
+        if listed is None or not listed.alone or self._read(dataset, branch, number - 1) is not None:
+            return
+        key = keys.branch_key(dataset, branch, number)
+        missing = keys.branch_key(dataset, branch, number - 1)
+        raise IntegrityError(
+            f"{key} in {self._store.url} is move {number} of branch {branch} of {dataset}, and the move before it, "
+            f"{missing}, is not there",
+            subject=key,
+            hint=f"put {missing} back from a copy of the store, or remove {key} if no dsv has written it",
+        )
 
     def _read(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
+        if number > keys.LAST_MOVE:
+            return None
         key = keys.branch_key(dataset, branch, number)
         try:
             return read_record(RefEntry.decode, self._store, key)
         except NotFound:
             return None
-
-    def _parts(self, prefix: str) -> dict[str, str]:
-        """The next components below a prefix, by name, each with the smallest key that begins with it."""
-        found: dict[str, str] = {}
-        if not self._store.ordered_listing:
-            for item in sorted(self._store.list(prefix), key=lambda item: item.key):
-                found.setdefault(item.key[len(prefix) :].split("/", 1)[0], item.key)
-            return found
-        after: str | None = None
-        while True:
-            passed = 0
-            for item in self._store.list(prefix, start_after=after):
-                part = item.key[len(prefix) :].split("/", 1)[0]
-                if part not in found:
-                    found[part], passed = item.key, 0
-                elif (passed := passed + 1) >= _PASSED:
-                    after = f"{prefix}{part}0"  # "0" follows "/": behind all that lies below the part
-                    break
-            else:
-                return found
 
 
 def _names(kind: type[Name], parts: Iterable[str]) -> list[Name]:

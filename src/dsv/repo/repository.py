@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
+from typing import NoReturn
 
 from dsv.errors import UPGRADE, IntegrityError, NotFound, Unsupported
 from dsv.model import keys
@@ -15,12 +16,12 @@ from dsv.model.ids import CommitId, Nonce, StoreId
 from dsv.model.readme import readme_text
 from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.model.wire import RECORD_MAX
-from dsv.repo.damage import read_record
+from dsv.repo.damage import put_back, read_record
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects, get_commit
 from dsv.repo.refs import Refs
 from dsv.store.base import Store
-from dsv.store.together import both
+from dsv.store.together import both, together
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
@@ -102,6 +103,8 @@ class Repository:
         refs = Refs(store)
         look = partial(get_commit, store, commit) if commit is not None else lambda: None
         entries, (_, found) = both(partial(_read_format, store), partial(both, partial(ahead, refs), look))
+        if not entries and _has_data(store):
+            entries = _read_format(store) or _lost_format(store)
         if not entries:
             raise NotFound(
                 f"there is no dsv store at {store.url}", subject=store.url, hint="dsv init makes one"
@@ -147,12 +150,43 @@ class Repository:
 
     @classmethod
     def exists(cls, store: Store) -> bool:
-        """Whether a store was made here."""
+        """Whether a store was made here. Raises `IntegrityError` if one was, and its format is gone."""
         try:
             store.get(keys.format_key(0), RECORD_MAX)
         except NotFound:
-            return False
+            if not _has_data(store):
+                return False
+            return _read_entry(store, 0) is not None or _lost_format(store)
         return True
+
+
+_DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
+    (keys.FORMAT_PREFIX, keys.parse_format_key),
+    (keys.REFS_PREFIX, keys.parse_branch_key),
+    (keys.COMMIT_PREFIX, keys.parse_commit_key),
+    (keys.INDEX_PREFIX, keys.parse_index_key),
+    (keys.PACK_PREFIX, keys.parse_pack_key),
+)
+# So many rows of a prefix are looked at for one that a store of dsv's would have.
+_LOOKED_AT = 1000
+
+
+def _has_data(store: Store) -> bool:
+    """Whether there is what only a store can have: its keys are told from those of other programs."""
+
+    def any_of(prefix: str, parse: Callable[[str], object | None]) -> bool:
+        return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
+
+    return any(together([partial(any_of, prefix, parse) for prefix, parse in _DATA]))
+
+
+def _lost_format(store: Store) -> NoReturn:
+    key = keys.format_key(0)
+    raise IntegrityError(
+        f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone",
+        subject=key,
+        hint=put_back(key),
+    )
 
 
 def _read_format(store: Store) -> list[FormatEntry]:

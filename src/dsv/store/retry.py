@@ -112,17 +112,30 @@ class Retrying(Wrapper):
     def put_if_absent(self, key: str, data: Buffer) -> Put:
         """Puts until the outcome is known. Raises OutcomeUnknown where it stays unknown."""
         trial = self._trial()
-        unsure = False
+        unsure = looking = False
         while True:
             try:
+                if (
+                    looking
+                ):  # the last answer was lost: what came of it is read, and nothing is sent twice for it
+                    looking = False
+                    there = self._there(key, data)
+                    if there is not None:
+                        return there
                 if self.inner.put_if_absent(key, data) is Put.WON:
                     return Put.WON
                 there = self._read_back(key, data)
-            except (NoAnswer, OutcomeUnknown) as error:
-                unsure = unsure or not isinstance(error, NoAnswer) or error.maybe_done
+            except (NoAnswer, OutcomeUnknown, CutShortError) as error:
+                lost = not isinstance(error, NoAnswer) or error.maybe_done
+                unsure = unsure or lost
+                looking = unsure
                 try:
                     trial.failed(error)
-                except (NoAnswer, OutcomeUnknown) as last:  # not Ctrl-C or SIGTERM, which end the wait
+                except (
+                    NoAnswer,
+                    OutcomeUnknown,
+                    CutShortError,
+                ) as last:  # not Ctrl-C or SIGTERM, which end the wait
                     raise (_unknown(self.url, key, last) if unsure else last) from error
             except (Denied, Unreachable) as error:
                 raise (_unknown(self.url, key, error) if unsure else error) from error
@@ -155,8 +168,12 @@ class Retrying(Wrapper):
 
     def _read_back(self, key: str, data: Buffer) -> Put | None:
         """Who won a key that is taken: None where nothing is there after all."""
+        return self._repeated(lambda: self._there(key, data))
+
+    def _there(self, key: str, data: Buffer) -> Put | None:
+        """Whose bytes the key has; None if it has none."""
         try:
-            stored = self._repeated(lambda: self.inner.get(key, len(data)))
+            stored = self.inner.get(key, len(data))
         except NotFound:
             return None
         except TooLargeError:

@@ -7,6 +7,8 @@ first n tokens can match what was read so far. Nothing is ever tried twice, so n
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -76,13 +78,18 @@ class Pattern:
             return subject == literal
         if not subject.startswith(literal):
             return False
-        return self._automaton is not None and self._automaton.accepts(subject, len(literal))
+        return bool(self._accepts(subject, len(literal)))
 
     @cached_property
-    def _automaton(self) -> _Automaton | None:
-        """For what follows the literal beginning; None if nothing can match it."""
+    def _accepts(self) -> Callable[[bytes, int], object]:
+        """Whether a text matches from a place on, which is where the literal beginning ends."""
         tokens = _tokens(self.text, len(self._literal))
-        return None if tokens is None else _Automaton(tokens)
+        if tokens is None:
+            return lambda text, start: False
+        if sum(token in (_Mark.STAR, _Mark.STARS) for token in tokens) > 1:
+            return _Automaton(tokens).accepts
+        # One star leaves little to try again, and the regular expressions of Python are faster.
+        return re.compile(_expression(tokens), re.DOTALL).fullmatch
 
 
 class _Automaton:
@@ -125,6 +132,23 @@ class _Automaton:
             if further == state:
                 return state
             state = further
+
+
+def _expression(tokens: list[_Token]) -> bytes:
+    """The tokens of a pattern with one star at most, as a regular expression."""
+    marks = {_Mark.STAR: b"[^/]*", _Mark.STARS: b".*"}
+    out = b""
+    for place, token in enumerate(tokens):
+        if token is _Mark.MAYBE:
+            out += b"(?:"
+        elif isinstance(token, _Mark):
+            out += marks[token]
+        else:
+            members = [b"\\x%02x" % byte for byte in range(256) if token >> byte & 1]
+            out += b"[%b]" % b"".join(members) if members else b"(?!)"
+        if place >= 2 and tokens[place - 2] is _Mark.MAYBE:
+            out += b")?"
+    return out
 
 
 def parse(line: bytes) -> Pattern | None:

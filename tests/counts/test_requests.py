@@ -48,7 +48,8 @@ class Most:
 
 WORKS = {
     # Format 2, head 3 | session, gc, index 3 | a pack of data, a pack of metadata, an index | commit, locator,
-    # verdict, ref, the ref read back, end of session 6. In turn but for the format and the listing, and the head and what may follow it.
+    # verdict, ref, the ref read back, end of session 6. In turn but for the format and the listing, and the head and
+    # what may follow it.
     "first sync": Most(17, 14, CONTENT + NOTED + SMALL, SMALL),
     # Format 2, head 3, and the base's commit: whether others have moved the branch, and whether the store still has
     # what the workspace builds on, which is asked for beside the format and takes no time of its own.

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
-from dsv.engines.base import Mount, State
+from dsv.engines.base import Mount, Plan, State
+from dsv.engines.container import ContainerEngine
+from dsv.engines.output import Output
+from dsv.engines.process import Process
 from dsv.engines.registry import ENGINES
 from tests.engines.harness import Bench
 from tests.waiting import until
 
 READY_THEN_WAIT = 'echo ready > "$OUT/ready"; while :; do sleep 0.1; done'
 WORDS = ("two words", "", "ünïcödé ☃", "--leading", "-x", "line\nbreak", "quote\"'`$HOME\\", "*", "a=b")
+
+
+def submit_and_wait(engine: str, environ: dict[str, str], plan: Plan) -> None:
+    """What dsv does, in a process that can be killed."""
+    over = threading.Event()
+    ENGINES[engine](environ).submit(plan, Output(None, None), over.set)
+    over.wait()
 
 
 class EngineConformance:
@@ -245,6 +257,21 @@ class EngineConformance:
         last = (out.source / "alive").read_text()
         time.sleep(0.6)
         assert (out.source / "alive").read_text() == last
+
+    def test_a_job_ends_when_what_supervises_it_is_killed(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        job = bench.shell(READY_THEN_WAIT, mounts=(out,))
+        job = replace(job, env={**env, "DSV_RUN": job.run})
+        assert isinstance(bench.engine, Process | ContainerEngine)
+        supervisor = multiprocessing.get_context("spawn").Process(
+            target=submit_and_wait, args=(bench.engine.name, dict(bench.engine.environ), bench.plan(job))
+        )
+        supervisor.start()
+        self.ready(out)
+        assert bench.engine.still_runs(job.run)
+        supervisor.kill()
+        supervisor.join()
+        eventually(lambda: not bench.engine.still_runs(job.run), "the end of the job")
 
     def test_two_jobs_at_once(self, bench: Bench) -> None:
         jobs = [bench.shell(f"sleep 0.5; exit {code}") for code in (11, 12)]

@@ -109,11 +109,12 @@ class PrivateFile:
 class Plan:
     """What will be run. `env` is added to the caller's environment: values are there, never in argv.
 
-    id_file: where the engine writes the container's id; init: whether the container has an init process; notes:
-    what a person should know before it starts.
+    run: the id of the run; id_file: where the engine writes the container's id; init: whether the container has an
+    init process; notes: what a person should know before it starts.
     """
 
     engine: str
+    run: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     cwd: Path | None = None
@@ -198,6 +199,10 @@ class Engine(Protocol):
 
         A command that can't be started is an ended job; raises `LaunchError` where not even that came about.
         """
+        ...
+
+    def still_runs(self, run: str) -> bool:
+        """Whether a job of this run lives on this machine, whoever started it."""
         ...
 
     def find_image(self, reference: str) -> ImageIdentity | None:

@@ -116,6 +116,7 @@ class ContainerEngine(ABC):
         )  # fmt: skip
         return Plan(
             engine=self.name,
+            run=job.run,
             argv=argv,
             env=named,
             files=files,
@@ -129,6 +130,10 @@ class ContainerEngine(ABC):
         from dsv.engines.container_run import ContainerRun
 
         return ContainerRun(self, plan, output, on_end)
+
+    def still_runs(self, run: str) -> bool:
+        done = self.call("ps", "--quiet", "--filter", f"label=dsv.run={run}")
+        return done is not None and bool(done.stdout.strip())
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         if reference.startswith("-"):

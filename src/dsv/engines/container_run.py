@@ -25,6 +25,7 @@ from typing import Any, Final
 from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity, Plan, State
 from dsv.engines.cgroup import CgroupSampler
 from dsv.engines.container import ContainerEngine
+from dsv.engines.guard import Guard
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.errors import LaunchError
@@ -53,7 +54,15 @@ class ContainerRun:
         self._ended: Ended | None = None
         self._kills = 0
         self._untold: int | None = None  # a signal that should end the job, and has not reached it
-        self._client = self._start()
+        self._guard = Guard(
+            plan.run, engine.environ, container=engine.name, files=[file.path for file in plan.files]
+        )
+        try:
+            self._client = self._start()
+        except LaunchError:
+            self._guard.dismiss()
+            raise
+        self._guard.watch(self._client.pid)
         self._sampler = CgroupSampler(self._pid)
         Thread(target=self._watch, name="dsv-container", daemon=True).start()
 
@@ -115,6 +124,7 @@ class ContainerRun:
         for file in self._plan.files:
             with suppress(OSError):
                 file.path.unlink()
+        self._guard.dismiss()
         self._ended = ended
         self._on_end()
 

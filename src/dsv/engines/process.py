@@ -28,6 +28,8 @@ from dsv.engines.base import (
     State,
 )
 from dsv.engines.gpu import pick
+from dsv.engines.guard import Guard
+from dsv.engines.guardian import processes_of
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.session_memory import SessionMemory
@@ -68,11 +70,18 @@ class Process:
         if job.gpus is not None:
             env.setdefault("CUDA_VISIBLE_DEVICES", self._visible(job.gpus, facts.machine))
         return Plan(
-            engine=self.name, argv=job.command, env=env, cwd=Path(job.workdir) if job.workdir else None
+            engine=self.name,
+            run=job.run,
+            argv=job.command,
+            env=env,
+            cwd=Path(job.workdir) if job.workdir else None,
         )
 
     def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
         return _ProcessRun(plan, self.environ, output, on_end)
+
+    def still_runs(self, run: str) -> bool:
+        return bool(processes_of(run))
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
@@ -103,6 +112,7 @@ class _ProcessRun:
         self._gone = False
         self._output = output
         self._on_end = on_end
+        self._guard = Guard(plan.run, environ)
         try:
             self._process = subprocess.Popen(
                 plan.argv,
@@ -114,10 +124,12 @@ class _ProcessRun:
                 start_new_session=True,
             )
         except OSError as error:
+            self._guard.dismiss()
             self._ended = _not_started(error, plan, {**environ, **plan.env})
             self._gone = True
             on_end()
             return
+        self._guard.watch(self._process.pid)
         assert self._process.stdout is not None and self._process.stderr is not None  # asked for above
         output.attach(self._process.stdout, self._process.stderr)
         self._memory = SessionMemory(self._process.pid)
@@ -149,6 +161,7 @@ class _ProcessRun:
         except ChildProcessError:  # another thread has waited for any child, or the system for all
             reason = "its exit code went to somebody else in this process"
             self._ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        self._guard.dismiss()
         self._on_end()
 
     def _reap(self) -> Ended:
@@ -179,7 +192,7 @@ def _not_started(error: OSError, plan: Plan, environ: Mapping[str, str]) -> Ende
     if plan.cwd is not None and not plan.cwd.is_dir():
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{plan.cwd} is no folder to work in")
     if error.errno in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
-        return Ended(exit_code=NOT_FOUND, launched=False, reason=f"{command}: there is no such command")
+        return Ended(exit_code=NOT_FOUND, launched=False, reason=f"command not found: {command}")
     if error.errno in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN):
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{command}: {error.strerror}")
     return Ended(exit_code=CANNOT_INVOKE, launched=False, reason=f"{command} can't be run: {error.strerror}")

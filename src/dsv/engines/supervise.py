@@ -9,11 +9,10 @@ from time import monotonic
 from typing import Final
 
 from dsv.engines.base import Ended, Handle
+from dsv.engines.guard import GRACE
 from dsv.engines.output import Output
 from dsv.engines.signals import TELLING, Signals
 
-GRACE: Final = 20.0
-"""Seconds that a job gets to end by itself: less than the 30 that Slurm and Kubernetes give dsv."""
 _TICK: Final = 1.0
 _AGAIN: Final = 5.0
 _LAST_OUTPUT: Final = 2.0

@@ -1,0 +1,71 @@
+"""A job's guard: a small process that ends the job if this one is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from dsv.engines import guardian
+
+GRACE: Final = 20.0
+"""Seconds that a job gets to end by itself: less than the 30 that Slurm and Kubernetes give dsv."""
+
+
+class Guard:
+    """Set before the job is started. Without room for one more process the job goes on without it."""
+
+    def __init__(
+        self,
+        run: str,
+        environ: Mapping[str, str],
+        *,
+        container: str | None = None,
+        files: Sequence[Path] = (),
+        grace: float = GRACE,
+    ) -> None:
+        """run: its id, with which `DSV_RUN` or a label marks the job. container: the program of its engine; files:
+        what must not stay, whatever happens."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+        order = {"run": run, "grace": grace, "container": container, "files": [str(path) for path in files]}
+        with suppress(OSError):
+            # -I, -S: nothing of the caller's is imported. A session of its own: what ends dsv or the job by its
+            # group, the terminal for instance, doesn't end this.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__],
+                env=dict(environ),
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._tell(json.dumps(order))
+
+    def watch(self, group: int) -> None:
+        """The job, or the program that waits for it, has begun, and leads this process group."""
+        self._tell(str(group))
+
+    def dismiss(self) -> None:
+        """The job is over."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.close()
+
+    def _tell(self, line: str) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with suppress(OSError):
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dsv.engines.guardian import processes_of
 from tests.cli.runner import Dsv, assert_documented, write_files
 from tests.engines.fake_docker import FakeDocker
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -113,14 +114,14 @@ def test_records_are_listed_and_shown(pets: Dsv) -> None:
     items = pets.ok("runs", "--json").json["items"]
     by_code = {item["exit_code"]: item for item in items}  # two of one second are in no order
     assert set(by_code) == {0, 1}
-    assert_documented("runs", {"schema": 1, "items": items})
+    assert_documented("runs", {"schema": 1, "items": items}, "compare")
     assert "hunter2secret" not in json.dumps(items)
     table = pets.ok("runs").lines
-    assert table[0].split() == ["RUN", "DATA", "TOOK", "EXIT", "PARAMS", "METRICS"]
+    assert table[0].split() == ["RUN", "DATA", "TOOK", "RESULT", "lr", "accuracy"]
     run = by_code[0]["run"]
     line = next(line for line in table if line.startswith(run))
-    assert "lr=0.1" in line
-    assert "accuracy=0.9" in line
+    assert line.split()[1] == "pets@v1" and line.split()[-3:] == ["ok", "0.1", "0.9"]
+    assert any(line.split()[-4:-2] == ["failed", "(1)"] for line in table)
     shown = pets.ok("runs", run[-8:]).out
     assert f"run         {run}\n" in shown
     assert "metrics     accuracy=0.9\n" in shown
@@ -200,3 +201,54 @@ def test_signals_reach_the_job(pets: Dsv) -> None:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["pets", "python", "train.py", "--lr", "2"], "dsv run pets -- python train.py --lr 2"),
+        (["pets", "-p", "x=1", "python", "-u"], "dsv run pets -p x=1 -- python -u"),
+        (["python", "python"], "dsv run python -- python"),
+    ],
+)
+def test_a_command_without_dashes_before_it(pets: Dsv, arguments: list[str], hint: str) -> None:
+    refused = pets("run", *arguments)
+    assert (refused.code, refused.err) == (2, f"error: put -- before the command\nhint: {hint}\n")
+
+
+def test_an_unknown_option_is_told_as_such(pets: Dsv) -> None:
+    for arguments in (["pets", "--gpsu", "2"], ["--gpsu", "2", "pets", "python"]):
+        assert "dsv run has no option --gpsu" in pets("run", *arguments).err
+
+
+def test_a_command_that_is_not_there_is_named(pets: Dsv) -> None:
+    missing = pets.process("run", "pets@v1", "--", "pyton")
+    assert missing.code == 127 and "error: command not found: pyton\n" in missing.err
+
+
+def test_a_run_whose_dsv_was_killed_is_recorded_as_cut_off(pets: Dsv) -> None:
+    with pets.start("run", "pets@v1", "--", "sh", "-c", "echo up; exec sleep 600") as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        (going,) = pets.ok("runs", "--json").json["items"]
+        assert going["state"] == "running"
+        process.kill()
+        process.wait()
+    until(lambda: not processes_of(going["run"]), "the end of the job")
+    listed = pets.ok("runs", "--json")
+    assert f"run {going['run']} was cut off" in listed.err
+    (item,) = listed.json["items"]
+    assert (item["state"], item["exit_code"], item["sent"]) == ("cut-off", 125, True)
+    again = pets.ok("runs")
+    assert again.err == "" and "cut off" in again.lines[1]
+    assert not list((pets.home / ".local/state/dsv/running").iterdir())
+    assert not list((pets.home / ".local/state/dsv/runs").rglob("scratch"))
+
+
+def test_a_metric_of_thousands_of_digits_loses_no_record(pets: Dsv) -> None:
+    job = 'printf "{\\"x\\": %05000d1}" 7 | tr 0 9 > "$DSV_OUT/metrics.json"; exit 3'
+    assert pets.process("run", "pets@v1", "--", "sh", "-c", job).code == 3
+    (item,) = pets.ok("runs", "--json").json["items"]
+    assert (item["exit_code"], item["metrics"]) == (3, None) and item["metrics_error"]
+    job = 'printf "{\\"x\\": %04000d1}" 7 | tr 0 9 > "$DSV_OUT/metrics.json"'
+    assert pets.process("run", "pets@v1", "--", "sh", "-c", job).code == 0
+    assert len(pets.ok("runs", "--filter", "metrics.x>1e300", "--sort", "metrics.x").lines) == 2

@@ -1,13 +1,15 @@
-"""runs, where a record can't be read."""
+"""runs: listed, searched, sorted, compared, and where a record can't be read."""
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Dsv, write_files
+from tests.cli.runner import Dsv, Result, write_files
 
 
 @pytest.fixture
@@ -50,3 +52,111 @@ def test_a_time_that_no_calendar_has(pets: Dsv) -> None:
     items = pets.ok("runs", "--json").json["items"]
     assert {(item["started"][:4], item["ended"][:4]) for item in items} >= {("9999", "1000")}
     assert len(pets.ok("runs").lines) == 3
+
+
+@pytest.fixture
+def trained(dsv: Dsv) -> Dsv:
+    """Three runs on v1.0 with a parameter n and metrics that follow from it; the one with n=3 failed."""
+    write_files(dsv.cwd, {"a": b"a"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    dsv.ok("tag", "v1.0")
+    script = (
+        'n=$(echo "$DSV_PARAMS" | tr -dc 0-9); echo "{\\"acc\\": 0.12345678$n, \\"val\\": {\\"loss\\": $n}}" '
+        '> "$DSV_OUT/metrics.json"; [ $n != 3 ]'
+    )
+    for n in (2, 3, 1):
+        dsv.process("run", "pets@v1.0", "-p", f"n={n}", "--name", f"base{n}", "--", "sh", "-c", script)
+    return dsv
+
+
+def _names(result: Result) -> list[str]:
+    return [item["name"] for item in result.json["items"]]
+
+
+def test_runs_are_sorted_and_filtered(trained: Dsv) -> None:
+    def names(*arguments: str) -> list[str]:
+        return _names(trained.ok("runs", "--json", *arguments))
+
+    assert names("--sort", "metrics.acc") == ["base1", "base2", "base3"]
+    assert names("--sort", "-metrics.val.loss") == ["base3", "base2", "base1"]
+    assert names("--sort", "params.n", "--reverse", "-n", "2") == ["base3", "base2"]
+    assert names("--filter", "params.n>1", "--filter", "exit_code=0") == ["base2"]
+    assert names("--filter", "params.n <= 2", "--sort", "name") == ["base1", "base2"]
+    assert names("--filter", "name~se3") == names("--filter", "exit_code!=0") == ["base3"]
+    assert names("--filter", "metrics.acc=null") == [] and len(names("--filter", "metrics.acc!=null")) == 3
+    assert names("--filter", 'name="base1"', "--filter", "state=ended") == ["base1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--filter", "metrics.nope>1"], 3, "no run has metrics.nope"),
+        (["--sort", "metrics.ac"], 3, "did you mean metrics.acc?"),
+        (["--filter", "acc>1"], 2, "did you mean metrics.acc?"),
+        (["--filter", "acc"], 2, "is no filter"),
+        (["--dataset", "nope"], 3, "there is no dataset nope"),
+        (["--csv", "--json"], 2, "two formats"),
+        (["base1", "--sort", "name"], 2, "for lists"),
+        (["base1", "--compare"], 2, "can't be compared"),
+        (["base1", "base2", "--log"], 2, "--log needs one run"),
+    ],
+)
+def test_a_question_that_can_t_be_answered_is_refused(
+    trained: Dsv, arguments: list[str], code: int, said: str
+) -> None:
+    refused = trained("runs", *arguments)
+    assert refused.code == code and said in refused.err + refused.out
+
+
+def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(trained: Dsv) -> None:
+    items = trained.ok("runs", "--json").json["items"]
+    first = items[0]
+    for text in (first["run"], first["run"][-8:], first["run"][-7:], first["name"]):
+        assert trained.ok("runs", text, "--json").json["items"] == [first]
+    assert trained.process("run", "--again", first["name"], "-q").code == 0
+    short, many = trained("runs", first["run"][-3:]), trained("runs", first["run"][:4])
+    assert short.code == 2 and "is too short" in short.err
+    assert (
+        many.code == 2 and "means 4 runs" in many.err and first["run"][:4] in many.err.partition("hint:")[2]
+    )
+    assert trained("runs", "nothing").code == 3
+    same_name = [trained.process("run", "pets", "--name", "twin", "--", "true").code for _ in range(2)]
+    assert same_name == [0, 0] and "twin means 2 runs" in trained("runs", "twin").err
+
+
+def test_no_digit_is_cut_in_a_narrow_window(trained: Dsv) -> None:
+    wide = trained("runs", terminal=True, width=80)
+    assert "0.123457" in wide.out and all(
+        len(line) <= 80 + len("\x1b[1m\x1b[0m") for line in wide.out.splitlines()
+    )
+    shown = trained("runs", "--sort", "metrics.val.loss", terminal=True, width=70)
+    text = re.sub(r"\x1b[^m]*m", "", shown.out)
+    assert all(len(line) <= 70 for line in text.splitlines()) and "…" not in text
+    assert text.splitlines()[0].split() == ["RUN", "NAME", "DATA", "TOOK", "RESULT", "n", "val.loss"]
+    assert "no room for acc" in shown.err
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert [row[1] for row in rows] == ["base1", "base2", "base3"] and rows[2][6:8] == ["failed", "(1)"]
+    assert {row[2] for row in rows} == {"pets@v1.0"} and all(len(row[0]) == 8 for row in rows)
+    stacked = trained("runs", terminal=True, width=40).out
+    assert "0.123457" in stacked
+
+
+def test_runs_are_compared(trained: Dsv) -> None:
+    lines = [line.split() for line in trained.ok("runs", "--compare", "base1", "base3").lines]
+    assert lines[:4] == [
+        ["KEY", "base1", "base3"], ["params.n", "1", "3"], ["metrics.acc", "0.123457", "0.123457"],
+        ["metrics.val.loss", "1", "3"],
+    ]  # fmt: skip
+    assert ["exit_code", "0", "1"] in lines and not any(line[0] in ("commit", "command") for line in lines)
+    compared = trained.ok("runs", "--compare", "base1", "base3", "--json").json["compare"]
+    assert compared["differences"][0] == {"key": "params.n", "values": [1, 3]} and len(compared["runs"]) == 2
+    assert trained.ok("runs", "--compare", "base1", "base3", "--csv").lines[1] == "params.n,1,3"
+
+
+def test_runs_as_csv(trained: Dsv) -> None:
+    rows = list(csv.DictReader(trained.ok("runs", "--csv", "--sort", "params.n").lines))
+    assert [(row["name"], row["params.n"], row["metrics.acc"]) for row in rows] == [
+        (f"base{n}", str(n), f"0.12345678{n}") for n in (1, 2, 3)
+    ]
+    assert rows[2]["exit_code"] == "1" and rows[0]["target"] == "pets@v1.0" and rows[0]["took_seconds"]

@@ -271,7 +271,7 @@ class EngineConformance:
         assert bench.engine.still_runs(job.run)
         supervisor.kill()
         supervisor.join()
-        eventually(lambda: not bench.engine.still_runs(job.run), "the end of the job")
+        until(lambda: not bench.engine.still_runs(job.run), "the end of the job")
 
     def test_two_jobs_at_once(self, bench: Bench) -> None:
         jobs = [bench.shell(f"sleep 0.5; exit {code}") for code in (11, 12)]

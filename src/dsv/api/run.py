@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar, cast
 from dsv.api.run_place import (
     Metrics,
     RunPlace,
+    first_time,
     make_folder,
     make_skeleton,
     metrics_stamp,
@@ -26,11 +27,12 @@ from dsv.api.run_request import RunRequest, check_request
 from dsv.api.staged import Staged
 from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Plan
 from dsv.engines.gpu import GpuWatch, names_of
+from dsv.engines.guard import GRACE
 from dsv.engines.log import KeptLog, LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.registry import choose
 from dsv.engines.signals import Signals, spared
-from dsv.engines.supervise import GRACE, Outcome, supervise
+from dsv.engines.supervise import Outcome, supervise
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
@@ -147,9 +149,10 @@ def _prepare(
     """Everything that can be found wrong is found before the first byte is fetched."""
     decided = _decide(request, place, staging)
     plan = decided.plan()
-    for text in (decided.chosen.note, *plan.notes):
-        if text is not None:
-            progress.note(text)
+    note = decided.chosen.note
+    notes = plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
+    for text in notes:
+        progress.note(text)
     staged: dict[str, Staged] = {}
     held: list[Lease] = []
     for name, target in _targets(request).items():
@@ -297,8 +300,9 @@ def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
         )
     if outcome.ended.launched or outcome.signal is not None:
         return None
+    reason = _masked(launch, outcome.ended.reason)
     return LaunchError(
-        f"{engine.name} could not start the command: {_masked(launch, outcome.ended.reason)}",
+        f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
         subject=launch.run,
         hint=engine.gpu_hint if launch.request.gpus is not None else None,
     )

@@ -39,11 +39,28 @@ class RunPlace:
 
     def folder(self, dataset: DatasetName, run: RunId) -> Path:
         """Of one run: its output, unless that goes elsewhere, and its scratch."""
-        return self.state / "runs" / dataset.component / run
+        return run_folder(self.state, dataset, run)
 
     @property
     def spool(self) -> Path:
         return self.state / "unsent-runs"
+
+
+def first_time(place: RunPlace, what: str) -> bool:
+    """Whether this user has not been told of this on this machine; from now on they have."""
+    try:
+        folder = place.state / "told"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(folder / what, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
+    return state / "runs" / dataset.component / run
 
 
 def output_folder(place: RunPlace, asked: Path | None, own: Path) -> Path:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
+from dsv.api.run_marks import Marks
 from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable
 from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunRecord
 from dsv.repo.run_spool import Spool
@@ -24,9 +25,11 @@ class Sent:
 
 
 class RunRecords:
-    """Where the record of one run goes. runs: None where the store isn't to be asked (`--offline`)."""
+    """Where the record of one run goes. runs: None where the store isn't to be asked (`--offline`); marks: tell of the
+    run while it is under way."""
 
-    def __init__(self, spool: Spool, runs: RunStore | None) -> None:
+    def __init__(self, spool: Spool, runs: RunStore | None, marks: Marks | None = None) -> None:
+        self._marks = marks
         self._spool = spool
         self._runs = runs
         self._start: Thread | None = None
@@ -34,6 +37,8 @@ class RunRecords:
 
     def begin(self, record: RunRecord) -> None:
         """Keeps the start, and sends it while the job is starting. Raises `NoRoom`."""
+        if self._marks is not None:
+            self._marks.set(record.dataset, record.run)
         self._keep(record, START, record.encode())
         if self._runs is not None:
             self._start = Thread(target=self._send_start, args=(record,), name="dsv-run-start", daemon=True)
@@ -44,6 +49,8 @@ class RunRecords:
         if log is not None:
             self._keep(record, LOG, log)
         self._keep(record, RECORD, encode_within_bounds(record))
+        if self._marks is not None:
+            self._marks.remove(record.run)
 
     def send(self) -> Sent:
         """Sends what waits, of earlier runs too. What the store answers is a result, and so is an interrupt."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.model.ids import StoreId
@@ -16,6 +17,8 @@ from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore, StoredRun
 
 _DAY = re.compile(r"[0-9]{8}-", re.ASCII)
+_SHORTEST: Final = 4
+_PART = re.compile(rf"[0-9a-f-]{{{_SHORTEST},}}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class RunView:
 
     record: RunRecord
     sent: bool
+
+    @property
+    def took_seconds(self) -> float | None:
+        record = self.record
+        return None if record.ended_ms is None else (record.ended_ms - record.started_ms) / 1000
 
     def item(self) -> dict[str, Json]:
         """For `--json`: times RFC 3339 in UTC, ids whole."""
@@ -34,6 +42,7 @@ class RunView:
             "data": [asdict(each) | {"commit": each.commit.hex()} for each in record.data],
             "started": rfc3339(record.started_ms),
             "ended": None if record.ended_ms is None else rfc3339(record.ended_ms),
+            "took_seconds": self.took_seconds,
             "sent": self.sent,
         }
         del item["started_ms"], item["ended_ms"]
@@ -68,14 +77,19 @@ def list_runs(
 def show_run(
     runs: RunStore | None, spool: Spool | None, text: str, datasets: Iterable[DatasetName]
 ) -> RunView:
-    """One run, by its whole id or by what alone it begins or ends with. Raises `NotFound`, `UsageError`."""
+    """One run: by its id, by four characters or more that only its id begins or ends with, or by its name.
+
+    An id goes before a name. Raises `NotFound`, and `UsageError` for what means several runs or is too short.
+    """
     places = tuple(datasets)
-    waiting, problems = ({}, []) if spool is None else _waiting([spool], text)
+    spools = [] if spool is None else [spool]
+    waiting, problems = _waiting(spools, text)
     stored = {} if runs is None else _matching(runs, text, places)
-    found = waiting.keys() | stored.keys()
-    if text and problems and not found:
-        raise problems[0]
-    run = _only(text, found)
+    if text and not (waiting or stored):
+        if problems:
+            raise problems[0]
+        waiting, stored = _waiting_by_name(spools, text), _stored_by_name(runs, text, places)
+    run = _only(text, waiting.keys() | stored.keys())
     if runs is not None and run in stored:
         return _view(runs.read(stored[run]), waiting)
     return RunView(waiting[run], sent=False)
@@ -83,9 +97,12 @@ def show_run(
 
 def waiting_run(folder: Path, text: str) -> RunRecord:
     """As `show_run`, of the runs that wait in this folder of spools, for whichever store: none is asked."""
-    waiting, problems = _waiting(_spools(folder), text)
-    if text and problems and not waiting:
-        raise problems[0]
+    spools = list(_spools(folder))
+    waiting, problems = _waiting(spools, text)
+    if text and not waiting:
+        if problems:
+            raise problems[0]
+        waiting = _waiting_by_name(spools, text)
     if text and not waiting:
         raise NotFound(
             f"no run {text} waits here to be sent, and with --offline the store is not asked",
@@ -111,7 +128,7 @@ def _view(record: RunRecord, waiting: Mapping[RunId, RunRecord]) -> RunView:
 
 
 def _waiting(spools: Iterable[Spool], text: str) -> tuple[dict[RunId, RunRecord], list[DsvError]]:
-    """The runs that wait and that a text may mean, and why others of them can't be read."""
+    """The runs that wait and that a text may mean by their ids, and why others of them can't be read."""
     problems: list[DsvError] = []
     found = {
         record.run: record
@@ -121,11 +138,29 @@ def _waiting(spools: Iterable[Spool], text: str) -> tuple[dict[RunId, RunRecord]
     return found, problems
 
 
+def _waiting_by_name(spools: Iterable[Spool], name: str) -> dict[RunId, RunRecord]:
+    records = [record for spool in spools for record in spool.records(lambda _: True, lambda _: None)]
+    return {record.run: record for record in records if record.name == name}
+
+
 def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> dict[RunId, StoredRun]:
-    """The runs that a text may mean. A whole id, or the beginning of one, is found without listing all."""
+    """The runs that a text may mean by their ids. A whole id, or the beginning of one, is found without listing all."""
+    if _PART.fullmatch(text) is None:
+        return {}
     prefix = text if _DAY.match(text) else ""
     found = [each for dataset in datasets for each in runs.listing(dataset, prefix)]
     return {each.run: each for each in found if _matches(each.run, text)}
+
+
+def _stored_by_name(
+    runs: RunStore | None, name: str, datasets: tuple[DatasetName, ...]
+) -> dict[RunId, StoredRun]:
+    """The runs of these datasets that have this name, which only their records tell."""
+    if runs is None:
+        return {}
+    stored = {each.run: each for dataset in datasets for each in runs.listing(dataset)}
+    records = runs.read_all(list(stored.values()), lambda _: None)
+    return {record.run: stored[record.run] for record in records if record.name == name}
 
 
 def _spools(folder: Path) -> Iterator[Spool]:
@@ -138,14 +173,25 @@ def _spools(folder: Path) -> Iterator[Spool]:
 
 
 def _matches(run: RunId, text: str) -> bool:
-    return run.startswith(text) or run.endswith(f"-{text}")
+    return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
 
 
 def _only(text: str, found: set[RunId]) -> RunId:
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
+    if not found and len(text) < _SHORTEST:
+        raise UsageError(
+            f"{text} is too short for a run's id: give {_SHORTEST} characters or more",
+            subject=text,
+            hint="dsv runs lists them",
+        )
     if not found:
-        raise NotFound(f"there is no run {text} here", subject=text, hint="dsv runs lists them")
+        raise NotFound(f"there is no run {text}", subject=text, hint="dsv runs lists them")
     if len(found) > 1:
-        raise UsageError(f"{text} means {len(found)} runs", subject=text, hint="give more of the id")
+        some = ", ".join(sorted(found, reverse=True)[:3])
+        raise UsageError(
+            f"{text} means {len(found)} runs",
+            subject=text,
+            hint=f"name one of them by its id: {some}{', …' if len(found) > 3 else ''}",
+        )
     return found.pop()

@@ -31,7 +31,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Runs": {
         "run": "Run a command on a cached commit, in a container",
-        "runs": "Show the records of runs",
+        "runs": "Show, search, sort and compare the records of runs",
     },
     "This machine": {
         "config": "Show settings with their origin, or set one",

@@ -9,6 +9,7 @@ The metavar of an argument is what the usage line says of it. What the function 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import typer
@@ -47,7 +48,34 @@ class Command(TyperCommand):
             assert isinstance(ctx, Call)
             ctx.words = tuple(args[at + 1 :])
             args = args[:at]
+        elif self.takes_words:
+            self._check_words(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _check_words(self, ctx: AnyContext, args: list[str]) -> None:
+        """A command that begins where the arguments end lacks its `--`."""
+        if ctx.resilient_parsing:
+            return
+        ctx.ignore_unknown_options = True
+        try:
+            values, words, _ = self.make_parser(ctx).parse_args(list(args))
+        except typer.TyperException:  # which is told when the arguments are parsed for good
+            return
+        finally:
+            ctx.ignore_unknown_options = False
+        taken = [values.get(str(param.name)) for param in self.params if isinstance(param, TyperArgument)]
+        expected = [
+            word for word in (*taken, *words[:1]) if isinstance(word, str) and not word.startswith("-")
+        ]
+        if words and len(expected) == len(taken) + 1:
+            at = -1
+            for word in expected:
+                at = args.index(word, at + 1)
+            raise UsageError(
+                "put -- before the command",
+                subject=words[0],
+                hint=f"dsv {ctx.info_name} {shlex.join(args[:at])} -- {shlex.join(args[at:])}",
+            )
 
     def invoke(self, ctx: AnyContext) -> int | None:
         assert isinstance(ctx, Call)

@@ -15,6 +15,7 @@ from dsv.api.run import RunResult
 from dsv.api.run import dry_run as plan_run
 from dsv.api.run import run as execute
 from dsv.api.run_again import again
+from dsv.api.run_marks import Marks
 from dsv.api.run_place import RunPlace
 from dsv.api.run_records import RunRecords
 from dsv.api.run_request import RunRequest, parse_data, parse_env, parse_gpus, parse_params
@@ -100,7 +101,9 @@ def _run(
             request,
             place=place,
             staging=staging,
-            records=RunRecords(Spool(place.spool, store), None if options.offline else runs),
+            records=RunRecords(
+                Spool(place.spool, store), None if options.offline else runs, Marks(place.state, store)
+            ),
             signals=Signals(),
             progress=context.progress,
         )

@@ -16,11 +16,17 @@ NARROWEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`right` aligns numbers. `keep` is never shortened in a narrow window: ids and names to copy."""
+    """`right` aligns numbers. `keep` is never shortened in a narrow window: ids and names to copy. `exact`: the title
+    is somebody's own word, and is not written in capitals."""
 
     title: str
     right: bool = False
     keep: bool = False
+    exact: bool = False
+
+    @property
+    def head(self) -> str:
+        return printable(self.title) if self.exact else self.title.upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ def write_table(
     if not rows:
         return
     cells = [[printable(cell) for cell in row] for row in rows]
-    titles = [column.title.upper() for column in columns]
+    titles = [column.head for column in columns]
     widths = [max(width(row[i]) for row in [titles, *cells]) for i in range(len(columns))]
     if screen.terminal:
         fitted = _fitted(widths, columns, screen.columns)

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
@@ -24,7 +23,7 @@ _PATIENCE = 300.0  # with an engine that doesn't answer
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what they mean for the job is dsv's to say
-    lines = sys.stdin.buffer
+    lines = os.fdopen(0, "rb")
     order = json.loads(lines.readline() or "null")
     if order is None:
         return

@@ -20,9 +20,15 @@ ENGINES: Final[Mapping[str, Callable[[Mapping[str, str]], Engine]]] = {
 """By name, those tried first before the others. Each is made from the caller's environment."""
 
 
+_PLAIN: Final = (
+    "without --image the command runs as a plain process: file modes alone keep it from writing to its data "
+    "(this is said once)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """note: what to say about the choice, where it may surprise."""
+    """note: what to say once about the choice, if it may surprise."""
 
     engine: Engine
     facts: Facts
@@ -39,7 +45,7 @@ def choose(environ: Mapping[str, str], name: str | None, image: str | None) -> C
         return _named(environ, name, image)
     if image is None:
         chosen = _named(environ, Process.name, None)
-        return Chosen(chosen.engine, chosen.facts, "without --image the command runs as a plain process")
+        return Chosen(chosen.engine, chosen.facts, _PLAIN)
     reasons = []
     for make in ENGINES.values():
         engine = make(environ)
@@ -74,9 +80,4 @@ def _named(environ: Mapping[str, str], name: str, image: str | None) -> Chosen:
         raise LaunchError(
             answer.reason, subject=name, hint="dsv run chooses one that answers, without --engine"
         )
-    note = (
-        None
-        if engine.takes_image
-        else "the command runs as a plain process: its data is read-only by mode alone"
-    )
-    return Chosen(engine, answer, note)
+    return Chosen(engine, answer)

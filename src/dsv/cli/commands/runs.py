@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from dsv.api.run_marks import Marks, record_cut_off
+from dsv.api.run_query import Filter, choose_runs, differences
 from dsv.api.runs import RunView, list_runs, run_log, show_run
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
-from dsv.cli.output import local_time, to_json
-from dsv.cli.table import Column
+from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
-from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -25,11 +25,45 @@ SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""
 
 
+Dataset = Annotated[
+    str | None, typer.Option("--dataset", metavar="DATASET", help="Only runs on this dataset.")
+]
+Limit = Annotated[
+    int | None, typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show the first N of them.")
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter", metavar="'KEY OP VALUE'", help="Only runs of which this is true; several are and-ed."
+    ),
+]
+Sort = Annotated[
+    str | None,
+    typer.Option("--sort", metavar="KEY", help="Smallest first; -KEY: largest first. Else newest first."),
+]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Show in what these runs differ, or all that a filter leaves.")
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Write it as CSV, exact and with all columns.")]
+Log = Annotated[
+    bool, typer.Option("--log", help="Print what the run ID wrote: all of it, or its head and its tail.")
+]
+
+
 @command(
     "runs",
     examples=[
         ("dsv runs", "the newest runs on this workspace's dataset, else on all of the store"),
         ("dsv runs --dataset chest-xray --json | jq '.items[] | [.run, .metrics.accuracy]'", ""),
+        (
+            "dsv runs --sort -metrics.acc --filter 'params.lr<0.1' --filter state=ended",
+            "the best of some first",
+        ),
+        ("dsv runs --compare 4f2a9c01 baseline", "in what two runs differ, by an id and by a --name"),
+        (
+            "dsv runs --csv > runs.csv",
+            "for a spreadsheet: params.*, metrics.* and the rest, a row for each run",
+        ),
         ("dsv runs 4f2a9c01", "one run, by the end of its id"),
         ("dsv runs 4f2a9c01 --log", "what it wrote"),
     ],
@@ -71,61 +105,132 @@ SHOWN = 50
         "items.log": "bytes written, and bytes kept",
         "items.again_of": "the run that it repeats",
         "items.dsv": "the version of dsv",
+        "items.took_seconds": "how long the job took; null until it has ended",
         "items.sent": "false while the record waits on this machine",
+        "compare.runs": "with --compare: the ids, in the order of the values",
+        "compare.differences": "with --compare: key and values of each difference, null for none",
     },
 )
 def runs(
     call: Call,
-    run: Annotated[str | None, typer.Argument(metavar="[ID]")] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", metavar="DATASET", help="Only runs on this dataset.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show the newest N runs."),
-    ] = None,
-    log: Annotated[
-        bool, typer.Option("--log", help="Print what the run ID wrote: all of it, or its head and its tail.")
-    ] = False,
+    run: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
+    dataset: Dataset = None,
+    limit: Limit = None,
+    where: Where = None,
+    sort: Sort = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order round.")] = False,
+    compare: Compare = False,
+    as_csv: Csv = False,
+    log: Log = False,
 ) -> None:
-    """Show the records of runs.
+    """Show, search, sort and compare the records of runs.
 
-    ID is a run's id, or a part of it that begins or ends no other. A record is in the store, beside the dataset;
-    one that could not be sent yet is shown too.
+    ID is a run's id, four characters or more that only its id begins or ends with, or its --name. A KEY is a path into
+    what --json shows: params.lr, metrics.acc, exit_code, host. OP is one of = != < <= > >= and ~ (contains). A run that
+    lacks KEY matches KEY=null alone. Records are in the store, beside the dataset; one that could not be sent yet is
+    shown too.
     """
-    if log and run is None:
-        raise UsageError("--log needs the run", hint="dsv runs ID --log")
+    ids = run or []
+    filters = [Filter.parse(text) for text in where or ()]
+    _check(
+        call, ids, chosen=bool(filters or sort or reverse or limit), compare=compare, as_csv=as_csv, log=log
+    )
     named = None if dataset is None else DatasetName.parse(dataset)
-    with _stores(call) as (repository, store, spool, bound):
-        if run is None:
-            number = limit if limit is not None or call.json else SHOWN
-            _write_table(
-                call,
-                list_runs(
-                    store,
-                    spool,
-                    named or bound,
-                    number,
-                    skipped=lambda error: call.warn(f"{error}; not shown"),
-                ),
-            )
-            return
-        places = [named] if named is not None else list(repository.refs.datasets())
-        view = show_run(store, spool, run, places)
-        if log:
-            _write_log(call, store, view)
-        elif call.json:
-            call.items([view.item()])
+    with _stores(call) as shelf:
+        _record_cut_off(call, shelf)
+        if ids:
+            places = [named] if named is not None else list(shelf.repository.refs.datasets())
+            views = [show_run(shelf.runs, shelf.spool, text, places) for text in ids]
         else:
-            _write_one(call, view)
+            views = _listed(call, shelf, named, filters, sort, reverse, limit, all_=compare or as_csv)
+        if log:
+            _write_log(call, shelf.runs, views[0])
+        elif compare:
+            _write_comparison(call, views, as_csv)
+        elif as_csv:
+            write_csv(call, views)
+        elif call.json:
+            call.items(view.item() for view in views)
+        elif ids:
+            _write_each(call, views)
+        else:
+            write_table(call, views, [each.key for each in filters] + [(sort or "").removeprefix("-")])
+            if not views:
+                call.say("no run matches" if filters else "there are no runs yet")
+
+
+def _write_each(call: Call, views: list[RunView]) -> None:
+    for number, view in enumerate(views):
+        if number:
+            call.line("")
+        write_one(call, view)
+
+
+def _check(call: Call, ids: list[str], *, chosen: bool, compare: bool, as_csv: bool, log: bool) -> None:
+    """What makes no sense together is refused, not ignored."""
+    if log and (len(ids) != 1 or compare or as_csv):
+        raise UsageError("--log needs one run, and nothing else", hint="dsv runs ID --log")
+    if ids and chosen:
+        raise UsageError(
+            "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
+        )
+    if as_csv and call.json:
+        raise UsageError("--csv and --json are two formats", hint="leave out one of them")
+    if compare and len(ids) == 1:
+        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shelf:
+    """Where the records of runs are. bound: the workspace's dataset."""
+
+    repository: Repository
+    runs: RunStore
+    spool: Spool
+    bound: DatasetName | None
+
+
+def _listed(
+    call: Call,
+    shelf: _Shelf,
+    named: DatasetName | None,
+    filters: Sequence[Filter],
+    sort: str | None,
+    reverse: bool,
+    limit: int | None,
+    *,
+    all_: bool,
+) -> list[RunView]:
+    """all_: without a limit all of them are wanted, as for JSON."""
+    if limit is None and not (call.json or all_):
+        limit = SHOWN
+    ordered = bool(filters or sort or reverse)
+    views = list_runs(
+        shelf.runs,
+        shelf.spool,
+        named or shelf.bound,
+        None if ordered else limit,
+        skipped=lambda error: call.warn(f"{error}; not shown"),
+    )
+    if not views and named is not None and named not in shelf.repository.refs.datasets():
+        raise NotFound(f"there is no dataset {named}", subject=named, hint="dsv datasets lists them")
+    return choose_runs(views, filters, sort, reverse, limit) if ordered else views
+
+
+def _record_cut_off(call: Call, shelf: _Shelf) -> None:
+    """First, so that what is shown of them is true."""
+    marks = Marks(call.settings.state, shelf.repository.id)
+    for record in record_cut_off(marks, shelf.spool, shelf.runs, call.around.environ, call.warn):
+        call.warn(f"run {record.run} was cut off: {record.error}")
 
 
 @contextmanager
-def _stores(call: Call) -> Iterator[tuple[Repository, RunStore, Spool, DatasetName | None]]:
+def _stores(call: Call) -> Iterator[_Shelf]:
     with call.context() as context, context.repository() as repository:
         workspace = context.workspace_or_none()
         spool = Spool(call.settings.state / "unsent-runs", repository.id)
-        yield repository, RunStore(repository.store), spool, None if workspace is None else workspace.dataset
+        bound = None if workspace is None else workspace.dataset
+        yield _Shelf(repository, RunStore(repository.store), spool, bound)
 
 
 def _write_log(call: Call, store: RunStore, view: RunView) -> None:
@@ -137,116 +242,12 @@ def _write_log(call: Call, store: RunStore, view: RunView) -> None:
     call.out.write(data)
 
 
-def _write_table(call: Call, views: list[RunView]) -> None:
+def _write_comparison(call: Call, views: list[RunView], as_csv: bool) -> None:
+    if len(views) < 2:
+        raise NotFound("there are fewer than two runs to compare", hint="dsv runs --compare ID ID")
+    differ, same = differences(views)
     if call.json:
-        call.items(view.item() for view in views)
-        return
-    columns = [
-        Column("run", keep=True),
-        Column("data", keep=True),
-        Column("took", right=True),
-        Column("exit", right=True, keep=True),
-        Column("params"),
-        Column("metrics"),
-    ]
-    rows = []
-    for view in views:
-        record = view.record
-        rows.append(
-            [
-                record.run,
-                f"{record.dataset}@{str(record.commit)[:12]}",
-                _took(view),
-                str(record.state) if record.exit_code is None else str(record.exit_code),
-                _pairs(record.params),
-                _pairs(record.metrics or {}),
-            ]
-        )
-    call.table(columns, rows)
-    if not views:
-        call.say("there are no runs yet")
-
-
-def _write_one(call: Call, view: RunView) -> None:
-    record = view.record
-    code = record.code
-    usage = record.usage
-    lines: list[tuple[str, str | None]] = [
-        ("run", record.run),
-        ("state", str(record.state) + ("" if view.sent else ", not sent to the store yet")),
-        *(
-            (
-                each.name or "data",
-                f"{each.dataset}@{each.commit}{'' if each.path is None else ':' + each.path}",
-            )
-            for each in record.data
-        ),
-        (
-            "size",
-            f"{format_count(record.data[0].files, 'file')}, {format_bytes(record.data[0].bytes)}"
-            if record.data
-            else None,
-        ),
-        ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
-        (
-            "image",
-            None
-            if record.image is None
-            else f"{record.image} {record.image_digest or record.image_id or ''}",
-        ),
-        ("command", shlex.join(record.command) or None),
-        ("parameters", _pairs(record.params) or None),
-        (
-            "code",
-            None
-            if code is None
-            else f"{code.path} {code.commit or ''}{' with changes' if code.dirty else ''}",
-        ),
-        ("host", f"{record.host}, by {record.user}"),
-        ("started", local_time(record.started_ms)),
-        ("took", _took(view)),
-        ("exit code", None if record.exit_code is None else str(record.exit_code)),
-        ("ended by", record.signal),
-        ("error", record.error),
-        ("staging", _staging(view)),
-        ("memory", _bytes(None if usage is None else usage.peak_memory_bytes)),
-        (
-            "processor",
-            None if usage is None or usage.cpu_seconds is None else format_duration(usage.cpu_seconds),
-        ),
-        *(
-            ("GPU", f"{gpu.name}, {gpu.utilization:.0f}% busy, {format_bytes(gpu.peak_memory_bytes)}")
-            for gpu in (usage.gpus if usage is not None else ())
-        ),
-        ("metrics", _pairs(record.metrics or {}) or record.metrics_error),
-        ("output", record.out),
-        ("repeats", record.again_of),
-    ]
-    room = max(len(title) for title, text in lines if text)
-    for title, text in lines:
-        if text:
-            call.line(f"{title:<{room}}  {text}")
-
-
-def _took(view: RunView) -> str:
-    record = view.record
-    return "-" if record.ended_ms is None else format_duration((record.ended_ms - record.started_ms) / 1000)
-
-
-def _staging(view: RunView) -> str:
-    record = view.record
-    if record.cache_hit:
-        return "cache hit"
-    return f"{format_bytes(record.stage_bytes)} fetched in {format_duration(record.stage_seconds)}"
-
-
-def _bytes(count: int | None) -> str | None:
-    return None if count is None else format_bytes(count)
-
-
-def _pairs(values: dict[str, object]) -> str:
-    """`lr=0.1 epochs=3`; what isn't a number or a word is shown as JSON."""
-    return " ".join(
-        f"{key}={value if isinstance(value, str | int | float) else to_json({'': value})[5:-1]}"
-        for key, value in values.items()
-    )
+        rows = [{"key": key, "values": values} for key, values in differ]
+        call.document({"compare": {"runs": [view.record.run for view in views], "differences": rows}})
+    else:
+        write_differences(call, views, differ, same, as_csv=as_csv)

@@ -1,0 +1,283 @@
+"""Runs for a person: a table of many, the differences of some, all of one; and a table for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+
+from dsv.api.run_query import as_text, flattened
+from dsv.api.runs import RunView
+from dsv.cli.call import Call
+from dsv.cli.output import local_time, to_json
+from dsv.cli.table import GAP, Column, width
+from dsv.model.run import Json, RunRecord, RunState
+from dsv.model.units import format_bytes, format_count, format_duration
+
+_WIDEST = 24
+"""Columns that a parameter or a metric gets on a terminal, unless it is a number."""
+# fmt: off
+_CSV = (
+    "run", "name", "state", "exit_code", "dataset", "target", "commit", "started", "ended", "took_seconds", "engine",
+    "image", "host", "user",
+)
+# fmt: on
+
+
+def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ()) -> None:
+    """One run a line, and a column for each parameter and metric. first: keys that must be seen.
+
+    On a terminal the columns that don't fit are left out, never the digits of a number.
+    """
+    columns = [
+        Column("run", keep=True),
+        Column("name"),
+        Column("data"),
+        Column("took", right=True, keep=True),
+    ]
+    columns.append(Column("result", keep=True))
+    rows = [_row(call, view) for view in views]
+    if not any(view.record.name for view in views):
+        del columns[1]
+        for row in rows:
+            del row[1]
+    values = [_values(view) for view in views]
+    keys = sorted(
+        dict.fromkeys(key for each in values for key in each), key=lambda key: not key.startswith("params.")
+    )
+    cells = {key: [_cell(each[key]) if key in each else "-" for each in values] for key in keys}
+    titles = {key: _title(key, keys) for key in keys}
+    shown = keys
+    if call.screen.terminal:
+        room = call.screen.columns - _wide([column.head for column in columns], rows)
+        fit = _that_fit(_by_interest(keys, cells, first), titles, cells, room)
+        shown = [key for key in keys if key in fit]
+    for key in shown:
+        numbers = all(cell == "-" or cell[0] in "-0123456789." for cell in cells[key])
+        columns.append(Column(titles[key], right=numbers, keep=numbers, exact=True))
+        for row, cell in zip(rows, cells[key], strict=True):
+            row.append(cell)
+    call.table(columns, rows)
+    if hidden := [titles[key] for key in keys if key not in shown]:
+        call.say(f"no room for {', '.join(hidden)}: --csv and --json have all")
+
+
+def write_csv(call: Call, views: Sequence[RunView]) -> None:
+    items = [view.item() for view in views]
+    values = [_values(view) for view in views]
+    keys = sorted(
+        dict.fromkeys(key for each in values for key in each), key=lambda key: not key.startswith("params.")
+    )
+    rows = [
+        [*(_exact(item[name]) for name in _CSV), *(_exact(each.get(key)) for key in keys)]
+        for item, each in zip(items, values, strict=True)
+    ]
+    _write_csv(call, [[*_CSV, *keys], *rows])
+
+
+def write_differences(
+    call: Call,
+    views: Sequence[RunView],
+    differ: Sequence[tuple[str, Sequence[Json]]],
+    same: int,
+    *,
+    as_csv: bool,
+) -> None:
+    if as_csv:
+        heads = [["key", *(view.record.run for view in views)]]
+        _write_csv(call, [*heads, *([key, *map(_exact, values)] for key, values in differ)])
+        return
+    names = [view.record.name or _short(call, view.record) for view in views]
+    columns = [Column("key", keep=True), *(Column(name, exact=True) for name in names)]
+    call.table(columns, [[key, *(_shown(key, value) for value in values)] for key, values in differ])
+    call.say(
+        f"{format_count(same, 'key')} the same"
+        if differ
+        else f"no differences in {format_count(same, 'key')}"
+    )
+
+
+def write_one(call: Call, view: RunView) -> None:
+    lines = _lines(view)
+    room = max(len(title) for title, text in lines if text)
+    for title, text in lines:
+        if text:
+            call.line(f"{title:<{room}}  {text}")
+
+
+def _row(call: Call, view: RunView) -> list[str]:
+    record = view.record
+    took = "-" if view.took_seconds is None else format_duration(view.took_seconds)
+    return [
+        _short(call, record),
+        record.name or "-",
+        _data(record, 8 if call.screen.terminal else 12),
+        took,
+        _result(record),
+    ]
+
+
+def _short(call: Call, record: RunRecord) -> str:
+    """On a terminal the end of an id, which any command takes for it."""
+    return record.run[-8:] if call.screen.terminal else record.run
+
+
+def _data(record: RunRecord, digits: int) -> str:
+    """`pets@v1.0 03ecd2898b34`: as it was named, and what that was."""
+    commit = str(record.commit)[:digits]
+    rev = record.target.partition(":")[0].partition("@")[2]
+    if not rev or str(record.commit).startswith(rev):
+        return f"{record.dataset}@{commit}"
+    return f"{record.dataset}@{rev} {commit}"
+
+
+def _result(record: RunRecord) -> str:
+    match record.state:
+        case RunState.ENDED:
+            return "ok" if record.exit_code == 0 else f"failed ({record.exit_code})"
+        case RunState.NOT_LAUNCHED:
+            return f"not run ({record.exit_code})"
+        case RunState.CUT_OFF:
+            return "cut off"
+        case RunState.RUNNING:
+            return "running"
+
+
+def _values(view: RunView) -> dict[str, Json]:
+    record = view.record
+    return flattened(record.params, "params.") | flattened(record.metrics or {}, "metrics.")
+
+
+def _title(key: str, keys: Sequence[str]) -> str:
+    """Without `params.` or `metrics.`, unless there is one of the name in both."""
+    head, _, name = key.partition(".")
+    other = f"metrics.{name}" if head == "params" else f"params.{name}"
+    return name if name and other not in keys else key
+
+
+def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:
+    """What was asked for, then what differs, then what is the same in all; parameters and metrics by turns."""
+    params = sum(key.startswith("params.") for key in keys)
+    turn = {key: number if number < params else number - params for number, key in enumerate(keys)}
+    return sorted(keys, key=lambda key: (key not in first, len(set(cells[key])) == 1, turn[key]))
+
+
+def _that_fit(
+    keys: Sequence[str], titles: Mapping[str, str], cells: Mapping[str, Sequence[str]], room: int
+) -> Sequence[str]:
+    """All of them if there is room for none, as the table is then written one value a line."""
+    shown: list[str] = []
+    for key in keys:
+        needs = len(GAP) + min(_WIDEST, max(width(text) for text in (titles[key], *cells[key])))
+        if needs <= room:
+            shown.append(key)
+            room -= needs
+    return shown or keys
+
+
+def _wide(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(width, column)) for column in zip(titles, *rows, strict=True)) + len(GAP) * (
+        len(titles) - 1
+    )
+
+
+def _cell(value: Json) -> str:
+    """Short enough to be read: six digits of a number."""
+    if isinstance(value, float):
+        return repr(value) if len(repr(value)) <= 8 else f"{value:.6g}"
+    return as_text(value)
+
+
+def _shown(key: str, value: Json) -> str:
+    if value is None:
+        return "-"
+    return str(value)[:12] if key in ("commit", "code.commit") else _cell(value)
+
+
+def _exact(value: Json) -> str:
+    return "" if value is None else as_text(value)
+
+
+def _write_csv(call: Call, rows: Sequence[Sequence[str]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    call.out.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def _lines(view: RunView) -> list[tuple[str, str | None]]:
+    record = view.record
+    code = record.code
+    usage = record.usage
+    return [
+        ("run", record.run),
+        ("name", record.name),
+        ("target", record.target),
+        ("state", str(record.state) + ("" if view.sent else ", not sent to the store yet")),
+        *(
+            (
+                each.name or "data",
+                f"{each.dataset}@{each.commit}{'' if each.path is None else ':' + each.path}",
+            )
+            for each in record.data
+        ),
+        (
+            "size",
+            f"{format_count(record.data[0].files, 'file')}, {format_bytes(record.data[0].bytes)}"
+            if record.data
+            else None,
+        ),
+        ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
+        (
+            "image",
+            None
+            if record.image is None
+            else f"{record.image} {record.image_digest or record.image_id or ''}",
+        ),
+        ("command", shlex.join(record.command) or None),
+        ("parameters", _pairs(record.params) or None),
+        (
+            "code",
+            None
+            if code is None
+            else f"{code.path} {code.commit or ''}{' with changes' if code.dirty else ''}",
+        ),
+        ("host", f"{record.host}, by {record.user}"),
+        ("started", local_time(record.started_ms)),
+        ("took", None if view.took_seconds is None else format_duration(view.took_seconds)),
+        ("exit code", None if record.exit_code is None else str(record.exit_code)),
+        ("ended by", record.signal),
+        ("error", record.error),
+        ("staging", _staging(view)),
+        ("memory", _bytes(None if usage is None else usage.peak_memory_bytes)),
+        (
+            "processor",
+            None if usage is None or usage.cpu_seconds is None else format_duration(usage.cpu_seconds),
+        ),
+        *(
+            ("GPU", f"{gpu.name}, {gpu.utilization:.0f}% busy, {format_bytes(gpu.peak_memory_bytes)}")
+            for gpu in (usage.gpus if usage is not None else ())
+        ),
+        ("metrics", _pairs(record.metrics or {}) or record.metrics_error),
+        ("output", record.out),
+        ("repeats", record.again_of),
+    ]
+
+
+def _staging(view: RunView) -> str:
+    record = view.record
+    if record.cache_hit:
+        return "cache hit"
+    return f"{format_bytes(record.stage_bytes)} fetched in {format_duration(record.stage_seconds)}"
+
+
+def _bytes(count: int | None) -> str | None:
+    return None if count is None else format_bytes(count)
+
+
+def _pairs(values: dict[str, object]) -> str:
+    """`lr=0.1 epochs=3`; what isn't a number or a word is shown as JSON."""
+    return " ".join(
+        f"{key}={value if isinstance(value, str | int | float) else to_json({'': value})[5:-1]}"
+        for key, value in values.items()
+    )

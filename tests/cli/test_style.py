@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 
 import pytest
 
+from dsv.cli.call import Call
+from dsv.cli.declare import Command, command
 from dsv.cli.failure import Failure
 from dsv.cli.style import PLAIN, Ink
 from dsv.cli.surroundings import Surroundings
@@ -74,3 +77,22 @@ def test_an_objects_name_is_painted_once_and_has_no_power() -> None:
     failure = Failure("x", 1, "a\x1b[2J is not a\x1b[2J", "a\x1b[2J")
     assert failure.text(Ink(True)) == "\x1b[1;31merror:\x1b[0m \x1b[1ma\\x1b[2J\x1b[0m is not a\\x1b[2J\n"
     assert failure.text(PLAIN) == failure.text()
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "drawn"), [({}, True, True), ({"TERM": "dumb"}, True, False), ({}, False, False)]
+)
+def test_a_bar_is_drawn_only_where_it_can_be_drawn_over(
+    dsv: Dsv, add_command: Callable[[Command], None], environ: dict[str, str], terminal: bool, drawn: bool
+) -> None:
+    seen: list[str] = []
+
+    @command("work", examples=[])
+    def work(call: Call) -> None:
+        """Works."""
+        with call.progress() as meter:
+            seen.append(type(meter).__name__)
+
+    add_command(work)
+    assert dsv.at(dsv.cwd, **environ)("work", terminal=terminal).code == 0
+    assert seen == ["Bar" if drawn else "Lines"]

@@ -206,7 +206,7 @@ def test_killed_at_any_step_it_is_finished_by_the_next_run(team: Team, name: str
             check_taken(bob, case)
         work(bob)
         assert bob.files() == case.done, f"killed before step {step}"
-        published = bob.sync(branch=team.new_branch(), allow_removals=True)
+        published = bob.sync(branch=team.new_branch(), new_branch=True, allow_removals=True)
         assert published.commit is not None
         assert bob.read(published.commit) == case.published, f"killed before step {step}"
         assert found(bob) == {}
@@ -218,7 +218,7 @@ def test_a_sync_before_the_pull_goes_on_publishes_the_users_changes_alone(team: 
         bob = team.bob()
         team.at(1)
         run_killed(lambda bob=bob: pulled(bob), step, inside=bob.workspace)  # type: ignore[misc]
-        published = bob.sync(branch=team.new_branch())
+        published = bob.sync(branch=team.new_branch(), new_branch=True)
         assert published.commit is not None
         base = FIRST if published.parent == team.commits[0] else SECOND
         assert bob.read(published.commit) == with_mine(base), f"killed before step {step}"

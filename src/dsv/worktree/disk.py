@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 from dsv.errors import Conflict
@@ -11,6 +12,7 @@ from dsv.worktree.align import NameIndex
 from dsv.worktree.examine import read
 from dsv.worktree.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.worktree.problem import Problem
+from dsv.worktree.scope import above
 from dsv.worktree.survey import Survey, pending_at
 
 
@@ -47,6 +49,15 @@ class SurveyedDisk:
         folder, at = self._find(path)
         return folder is not None and at is not None and _is_folder(folder, at)
 
+    def closed(self, path: bytes) -> tuple[bytes, str] | None:
+        for way in (path, *above(path)):
+            folder, at = self._find(way)
+            if folder is not None and at is not None and folder.kinds[at] == IGNORED:
+                return way, "is left out by .dsvignore"
+            if self._survey.withheld is not None and way in self._survey.withheld:
+                return way, "can't be read"
+        return None
+
     def stranger(self, path: bytes) -> bytes | None:
         way = path
         while True:
@@ -69,11 +80,22 @@ class SurveyedDisk:
             assert folder is not None
             if each != path and folder.is_empty and folder.own != OWN_SAME and each not in self._state.gone:
                 return each
-            for at, name in enumerate(folder.name_list()):
+            names = folder.name_list()
+            unseen = self._names_on_disk(each).difference(names)
+            if unseen:  # dsv's or git's own, say, which no survey looks at
+                return folder.path_of(min(unseen))
+            for at, name in enumerate(names):
                 kind = folder.kinds[at]
                 if kind != DIRECTORY and (kind not in KEPT or folder.relation(at) is Relation.ABSENT):
                     return folder.path_of(name)
         return None
+
+    def _names_on_disk(self, path: bytes) -> set[bytes]:
+        try:
+            with os.scandir(self._descent.at(path)) as found:
+                return {os.fsencode(each.name) for each in found}
+        except OSError:  # it went; the writer looks again
+            return set()
 
     def relate(self, path: bytes, base: Entry | None) -> None:
         """Sets how a file or symlink stands to the base, which has `base` there."""
@@ -82,9 +104,9 @@ class SurveyedDisk:
             self._survey.relate(pending_at(folder, at, split(path)[1]), base)
 
     def _find(self, path: bytes) -> tuple[Folder | None, int | None]:
-        above, name = split(path)
-        at = self.names.find(above, name)
-        return (None, None) if at is None else (self._state.edit(above), at)
+        parent, name = split(path)
+        at = self.names.find(parent, name)
+        return (None, None) if at is None else (self._state.edit(parent), at)
 
     def _read(self, folder: Folder, at: int, name: bytes) -> Entry | None:
         item = pending_at(folder, at, name)

@@ -44,6 +44,10 @@ class Disk(Protocol):
 
     def is_folder(self, path: bytes) -> bool: ...
 
+    def closed(self, path: bytes) -> tuple[bytes, str] | None:
+        """Something at or above the path that keeps all that is written there out of sight, and what it is."""
+        ...
+
     def stranger(self, path: bytes) -> bytes | None:
         """Something at or above the path that is neither a folder nor anything that the base has, if there is
         one.
@@ -126,6 +130,13 @@ def decide(wish: Wish, disk: Disk, consents: Consents) -> Step:
     """Applies the wish where the disk is as in the base, or `consents` says that what is there may go."""
     path, after = wish.path, wish.after
     now = disk.entry(path)
+    if after is not None and difference(now, after) is not None:
+        closed = disk.closed(path)
+        if (
+            closed is not None
+        ):  # whatever was written would count as removed, and the next sync would remove it
+            at, reason = closed
+            return Step(Act.CONFLICT, wish, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
     if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
         return _over_folder(wish, now, disk, consents)
     if now is None and disk.is_folder(path):

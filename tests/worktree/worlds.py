@@ -95,7 +95,8 @@ class World:
         assert not isinstance(steady, Problem)
         self.reads += 1
         recipe = recipe_for(steady.stat.st_size, steady.value)
-        entry = survey.record(item, row_of(steady.stat), steady.stat.st_dev, steady.value, recipe)
+        row, device = row_of(steady.stat), steady.stat.st_dev
+        entry = survey.record(item, row, device, steady.value, recipe, quiet=steady.quiet)
         assert entry is not None
         return entry
 

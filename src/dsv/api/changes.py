@@ -25,7 +25,7 @@ SAVE_EVERY = 60.0
 # Progress is told of several small files at a time, as telling is much beside the work for one of them.
 _TELL_FILES, _TELL_BYTES = 16, 1 << 20
 
-_Content = tuple[bytes, int, FileId, Location]  # its row, device, id and place
+_Content = tuple[bytes, int, bool, FileId, Location]  # its row, device, quiet or not, id and place
 
 
 class Changes:
@@ -70,9 +70,12 @@ class Changes:
         if contents is None or not any(contents.read):
             return []
         places = iter(self._uploader.add_all(contents.packed))
-        columns = zip(contents.read, contents.rows, contents.devices, contents.ids, strict=True)
+        columns = zip(
+            contents.read, contents.rows, contents.devices, contents.quiet, contents.ids, strict=True
+        )
         return [
-            (row, device, FileId(one), next(places)) if read else None for read, row, device, one in columns
+            (row, device, bool(quiet), FileId(one), next(places)) if read else None
+            for read, row, device, quiet, one in columns
         ]
 
     def _of(self, item: Pending) -> TreeChange | None:
@@ -91,14 +94,14 @@ class Changes:
             return None
         stored = found.value
         row, device = row_of(found.stat), found.stat.st_dev
-        entry = self._survey.record(item, row, device, stored.file_id, stored.recipe_id)
+        entry = self._survey.record(item, row, device, stored.file_id, stored.recipe_id, quiet=found.quiet)
         assert entry is not None
         return None if entry == item.base else TreeChange(item.path, entry, stored.location)
 
     def _record(
-        self, item: Pending, row: bytes, device: int, file_id: FileId, place: Location
+        self, item: Pending, row: bytes, device: int, quiet: bool, file_id: FileId, place: Location
     ) -> TreeChange | None:
-        entry = self._survey.record(item, row, device, file_id)
+        entry = self._survey.record(item, row, device, file_id, quiet=quiet)
         return None if entry == item.base else TreeChange(item.path, entry, place)
 
     def _upload(self, descriptor: int, size: int) -> tuple[Stored, int]:

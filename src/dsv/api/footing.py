@@ -130,9 +130,10 @@ def find_footing(
     only: tuple[bytes, ...] = (),
     *,
     writes: bool = False,
+    rehash: bool = False,
 ) -> Footing:
     """Surveys the workspace, or these paths of it. `writes`: for a command that is to write files, so that those that
-    a killed one did not finish go first.
+    a killed one did not finish go first. rehash: no stat is taken for proof that a file is what it was.
 
     `trees` is asked only where the state does not mirror the base, or a command did not end.
     """
@@ -141,7 +142,11 @@ def find_footing(
     if begun:
         state.exact = None  # what it says may be of this command's part alone
     root = workspace.root
-    survey = take_clean_survey(root, state, base) if writes else take_survey(root, state, base, only)
+    survey = (
+        take_clean_survey(root, state, base)
+        if writes
+        else take_survey(root, state, base, only, rehash=rehash)
+    )
     if not survey.exact:
         survey.align(entry for entry, _ in _below(trees.of(base), b""))
     written = take_written(survey, _changes(begun, base, trees)) if begun else {}

@@ -44,11 +44,12 @@ class Status:
         return not self.differences and not self.problems
 
 
-def status(context: Context, paths: tuple[bytes, ...] = ()) -> Status:
+def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = False) -> Status:
     """Compares the workspace (or these paths of it) with its base.
 
     The store is asked only for what is not kept locally, so mostly it may be away. Whether the branch has
-    moved is for `pull` and `sync` to say. Files are read only where their stats alone can't tell.
+    moved is for `pull` and `sync` to say. Files are read only where their
+    stats alone can't tell, or with `rehash` always.
     """
     workspace = context.workspace()
     base = workspace.base()
@@ -56,7 +57,7 @@ def status(context: Context, paths: tuple[bytes, ...] = ()) -> Status:
     with ExitStack() as opened:
         trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
         check_paths(workspace.root, lambda: trees.of(base), paths)
-        footing = find_footing(workspace, state, base, trees, paths)
+        footing = find_footing(workspace, state, base, trees, paths, rehash=rehash)
         survey = footing.survey
         context.progress.start(None, None)
         differences, unread = examine(survey, footing.entry, context.progress)

@@ -51,6 +51,7 @@ class SyncRequest:
     new_branch: `branch` is made by this sync; it must not be there yet. Without it `branch` must be there.
     reupload: everything that the base refers to is looked for in the store, and stored again if it is not there.
     jobs: processes that read small files; None for what suits the work and the machine.
+    rehash: reads contents again, whatever sizes and times say.
     """
 
     paths: tuple[bytes, ...] = ()
@@ -61,6 +62,7 @@ class SyncRequest:
     skip_unsupported: bool = False
     reupload: bool = False
     jobs: int | None = None
+    rehash: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,9 @@ class _Sync:
 
     def _publish_changes(self, state: State, base: CommitId | None) -> Synced:
         trees = Trees(lambda: self._repository.objects, proven=True)
-        footing = find_footing(self._workspace, state, base, trees, self._request.paths)
+        footing = find_footing(
+            self._workspace, state, base, trees, self._request.paths, rehash=self._request.rehash
+        )
         survey, tree = footing.survey, footing.tree
         footing.check_publishable(self._context.progress)
         self._report(survey)

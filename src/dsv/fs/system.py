@@ -40,8 +40,8 @@ class FileSystem:
 
 def kind_of(path: Path) -> FileSystem:
     """Of the file system that `path` is on; unknown ones count as local. Raises `OSError`."""
-    magic = _magic(path)
-    return FileSystem(remote=magic in _REMOTE, sync_each=magic == _NFS)
+    found = magic(path)
+    return FileSystem(remote=found in _REMOTE, sync_each=found == _NFS)
 
 
 def sync(descriptor: int) -> None:
@@ -95,7 +95,8 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _magic(path: Path) -> int:
+def magic(path: Path) -> int:
+    """What statfs(2) calls the type of the file system; 0 where that is not known. Raises `OSError`."""
     if sys.platform != "linux":
         return 0
     buffer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first long

@@ -58,7 +58,8 @@ def read(survey: Survey, item: Pending, descent: Descent) -> Problem | None:
     if isinstance(steady, Problem):
         return steady
     item.size = steady.stat.st_size
-    item.known = survey.record(item, row_of(steady.stat), steady.stat.st_dev, steady.value)
+    row, device = row_of(steady.stat), steady.stat.st_dev
+    item.known = survey.record(item, row, device, steady.value, quiet=steady.quiet)
     item.kind = Kind.EXECUTABLE if steady.stat.st_mode & 0o100 else Kind.FILE
     if item.known is None:  # a large file: only its upload works out the recipe that a tree needs
         item.known = Entry(item.path, item.kind, item.size, steady.value)

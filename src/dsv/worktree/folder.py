@@ -11,7 +11,7 @@ import enum
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dsv.model.entry import Entry, Kind
@@ -52,6 +52,8 @@ TRUSTED = 1
 READ = 1 << 5
 _RELATION = 1
 _BASE_KIND = 3
+
+_DISTRUSTED = bytes(value & ~(TRUSTED | READ) for value in range(256))
 
 # The mark of a name that is as in the base, by its kind; UNSUPPORTED never is, so that it is reported every
 # time.
@@ -209,6 +211,15 @@ class Folder:
     def _file_entry(self, at: int, path: bytes, kind: Kind, size: int) -> Entry:
         recipe = self.recipes.get(at)
         return Entry(path, kind, size, FileId(self.id_at(at)), None if recipe is None else RecipeId(recipe))
+
+    def distrust(self, names: Callable[[bytes], bool] | None = None) -> None:
+        """Has the contents of these names, or of all, read again whatever the stats say."""
+        if names is None:
+            self.marks = bytearray(self.marks.translate(_DISTRUSTED))
+            return
+        for at, name in enumerate(self.name_list()):
+            if names(name):
+                self.marks[at] = _DISTRUSTED[self.marks[at]]
 
     def adopt(self) -> None:
         """From now on, what is known of what is in this folder is what the base has."""

@@ -92,7 +92,7 @@ class Materializer:
         with Descent(self._survey.root) as descent, Writer(self._survey.root) as writer:
             self._disk = SurveyedDisk(self._survey, descent)
             self._writer = writer
-            self._patches = Patches(self._state)
+            self._patches = Patches(self._state, trusted=self._survey.keeps_ids)
             if self._removes:
                 self._remove()
             self._write(contents)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dsv.fs.descent import split
 from dsv.model.entry import Entry, Kind
-from dsv.worktree.folder import NO_ID, OWN_SAME, ROW, TRUSTED, Folder, Relation, mark, with_relation
+from dsv.worktree.folder import NO_ID, OWN_SAME, READ, ROW, TRUSTED, Folder, Relation, with_relation
 from dsv.worktree.state import State
 from dsv.worktree.status import difference
 
@@ -27,7 +27,9 @@ class _Written:
 class Patches:
     """Changes to be merged into the state's folders. Flush before the state is used for anything else."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, trusted: bool = True) -> None:
+        """trusted: whether a stat vouches for a file on this file system at all."""
+        self._known = TRUSTED if trusted else READ
         self._state = state
         self._folders: dict[bytes, dict[bytes, _Written | None]] = {}
         self._held = 0
@@ -58,7 +60,7 @@ class Patches:
     def flush(self) -> None:
         """Merges them. Positions in folders are others afterwards."""
         for path, changes in self._folders.items():
-            merged = _merge(self._state.folder(path) or Folder(path), changes)
+            merged = _merge(self._state.folder(path) or Folder(path), changes, self._known)
             if len(merged):
                 self._state.put(merged)
             else:
@@ -72,7 +74,7 @@ class Patches:
         self._held += 1
 
 
-def _merge(old: Folder, changes: dict[bytes, _Written | None]) -> Folder:
+def _merge(old: Folder, changes: dict[bytes, _Written | None], known: int) -> Folder:
     positions = {name: at for at, name in enumerate(old.name_list())}
     names = sorted({*positions, *changes} - {name for name, change in changes.items() if change is None})
     count = len(names)
@@ -84,7 +86,7 @@ def _merge(old: Folder, changes: dict[bytes, _Written | None]) -> Folder:
         if change is None:
             _copy(old, positions[name], new, at)
         else:
-            _fill(new, at, change)
+            _fill(new, at, change, known)
     return new
 
 
@@ -96,7 +98,7 @@ def _copy(old: Folder, before: int, new: Folder, at: int) -> None:
         new.targets[at] = old.targets[before]
 
 
-def _fill(new: Folder, at: int, change: _Written) -> None:
+def _fill(new: Folder, at: int, change: _Written, known: int) -> None:
     entry = change.entry
     new.rows[at * ROW.size : (at + 1) * ROW.size] = change.row
     new.kinds[at], new.sizes[at] = entry.kind, entry.size
@@ -105,8 +107,8 @@ def _fill(new: Folder, at: int, change: _Written) -> None:
         assert entry.target is not None
         new.targets[at] = entry.target
     if change.base is None:
-        new.marks[at] = with_relation(TRUSTED, Relation.ABSENT)
+        new.marks[at] = with_relation(known, Relation.ABSENT)
     elif difference(change.base, entry) is not None:
-        new.marks[at] = with_relation(TRUSTED, Relation.DIFFERS, change.base.kind)
+        new.marks[at] = with_relation(known, Relation.DIFFERS, change.base.kind)
     else:
-        new.marks[at] = mark(Relation.SAME, entry.kind, trusted=True)
+        new.marks[at] = with_relation(known & TRUSTED, Relation.SAME, entry.kind)

@@ -32,12 +32,14 @@ from dsv.worktree.state import State
 from dsv.worktree.survey import Survey
 
 
-def take_survey(root: Path, state: State, base: CommitId | None, only: Iterable[bytes] = ()) -> Survey:
+def take_survey(
+    root: Path, state: State, base: CommitId | None, only: Iterable[bytes] = (), *, rehash: bool = False
+) -> Survey:
     """Lists the workspace at `root` (or only these paths of it) and compares it with the state.
 
     Reads no file but symlinks and `.dsvignore`s. Where the state does not mirror `base` all is listed, and
     `Survey.align` is due before anything else. Raises `UsageError` for a `.dsvignore` that is none, and what
-    `oserrors` makes of one that can't be read, and of a root that can't be listed.
+    `fs.errors` makes of one that can't be read, and of a root that can't be listed.
     """
     with about(root):
         dot = root / ".dsv"
@@ -48,12 +50,13 @@ def take_survey(root: Path, state: State, base: CommitId | None, only: Iterable[
         device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
         survey = Survey(root, state, base, Scope(only), device)
         with Descent(root) as descent:
-            _Scanner(survey, descent).run()
+            _Scanner(survey, descent, rehash=rehash or not survey.keeps_ids).run()
     return survey
 
 
 class _Scanner:
-    def __init__(self, survey: Survey, descent: Descent) -> None:
+    def __init__(self, survey: Survey, descent: Descent, *, rehash: bool) -> None:
+        self._rehash = rehash
         self._survey = survey
         self._state = survey.state
         self._descent = descent
@@ -134,7 +137,7 @@ class _Scanner:
         self._unvisited.discard(path)
         for name in listing.leftovers:
             self._survey.leftovers.append(_join(path, os.fsencode(name)))
-        old = self._state.folder(path)
+        old = self._remembered(path)
         if old is not None and is_unchanged(old, listing, rules):
             return old, rules
         compared = compare(path, old, listing, rules)
@@ -143,6 +146,18 @@ class _Scanner:
         if not compared.folder.is_clean:
             self._survey.unsettled.append(path)
         return compared.folder, rules
+
+    def _remembered(self, path: bytes) -> Folder | None:
+        """The folder as it was; without what was read of files whose contents are to be read again."""
+        old = self._state.folder(path)
+        if old is None or not self._rehash:
+            return old
+        scope = self._survey.scope
+        if path in scope:
+            old.distrust()
+        elif not path or path in scope.ways:
+            old.distrust(lambda name: _join(path, name) in scope)
+        return old
 
     def _enter(self, path: bytes, above: Rules, listing: Listing, descriptor: int) -> Rules:
         if ignore.NAME not in listing.names:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dsv.fs.descent import Descent, split
+from dsv.fs.mapped import has_writers, is_old
 from dsv.worktree.problem import Problem, Trouble
 
 T = TypeVar("T")
@@ -23,15 +24,24 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 @dataclass(frozen=True, slots=True)
 class Steady(Generic[T]):
-    """What came of reading, and the stat that the file had before and after."""
+    """What came of reading, and the stat that the file had before and after. quiet: see `is_quiet`."""
 
     value: T
     stat: os.stat_result
+    quiet: bool
 
 
 def same_times(before: os.stat_result, after: os.stat_result) -> bool:
     """Whether nobody wrote to a file, nor changed its mode, between two looks at one descriptor."""
     return _times(before) == _times(after)
+
+
+def is_quiet(descriptor: int, now: os.stat_result) -> bool:
+    """Whether a file that is about to be read is known to have no unseen writer: it is old, or nobody can write to it.
+
+    Asked before it is read: whoever maps it later changes its times.
+    """
+    return is_old(now.st_ctime_ns) or not has_writers(descriptor)
 
 
 def read_steadily(
@@ -50,6 +60,7 @@ def read_steadily(
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
                     break
+                quiet = is_quiet(descriptor, before)
                 value, size = read(descriptor, before.st_size)
                 after = os.fstat(descriptor)
             finally:
@@ -59,7 +70,7 @@ def read_steadily(
                 break
             return Problem(path, f"it can't be read: {error.strerror or error}", Trouble.UNREADABLE)
         if size == after.st_size and same_times(before, after):
-            return Steady(value, after)
+            return Steady(value, after, quiet)
     else:
         return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
     return Problem(path, "it went, or became something else, while dsv was at work", Trouble.CHANGING)

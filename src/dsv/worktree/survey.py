@@ -6,10 +6,12 @@ commit, `align` reads its tree once, and from then on the state does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv.fs.mapped import Notice, is_old, notice
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
@@ -92,6 +94,7 @@ class Survey:
         self.withheld: Scope | None = None
         """What can't be read: what the base has there stays."""
         self._device = device
+        self._notices = {device: notice(root)}
 
     @property
     def exact(self) -> bool:
@@ -192,16 +195,24 @@ class Survey:
             gone = next(missing, None)
 
     def record(
-        self, item: Pending, row: bytes, device: int, file_id: FileId, recipe_id: RecipeId | None = None
+        self,
+        item: Pending,
+        row: bytes,
+        device: int,
+        file_id: FileId,
+        recipe_id: RecipeId | None = None,
+        *,
+        quiet: bool,
     ) -> Entry | None:
         """Remembers what was read, and gives the entry for a tree.
 
-        `row` is the stat from before and after the reading, as `row_of` gives it, `device` its st_dev. None where
+        `row` is the stat from before and after the reading, as `row_of` gives it, `device` its st_dev; quiet: whether
+        it has no unseen writer, see `steady.is_quiet`. None where
         `recipe_id` is needed and missing, as after mere hashing: then it must be read again to be stored.
         """
         folder, at = self.state.edit(item.folder), item.at
         folder.rows[at * ROW.size : (at + 1) * ROW.size] = row
-        _, size, _, _, mode = ROW.unpack(row)
+        _, size, _, ctime, mode = ROW.unpack(row)
         kind = Kind.EXECUTABLE if mode & 0o100 else Kind.FILE
         folder.kinds[at] = kind
         relation, base_kind = RELATIONS[folder.marks[at]], BASE_KINDS[folder.marks[at]]
@@ -217,9 +228,24 @@ class Survey:
             folder.marks[at] = with_relation(0, relation, base_kind)
             return None
         folder.set_id(at, file_id, recipe_id)
-        known = TRUSTED if self.state.vouches(row, foreign=device != self._device) else READ
+        tells = self._tells(item.path, device, ctime, quiet=quiet)
+        known = TRUSTED if tells and self.state.vouches(row, foreign=device != self._device) else READ
         folder.marks[at] = with_relation(known, relation, base_kind)
         return Entry(item.path, kind, size, file_id, recipe_id)
+
+    def _tells(self, path: bytes, device: int, ctime: int, *, quiet: bool) -> bool:
+        """Whether a later change of the file's content is bound to change its times."""
+        kind = self._notices.get(device)
+        if kind is None:
+            kind = self._notices[device] = notice(self.root / os.fsdecode(path))
+        if kind is Notice.WRITTEN_BACK:
+            return is_old(ctime)
+        return kind is Notice.ALWAYS or (quiet and kind is Notice.UNMAPPED)
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether a file here is ever known without being read."""
+        return self._notices[self._device] is not Notice.NEVER
 
     def not_stored(self, item: Pending) -> None:
         """What was known of the file's content is forgotten: it could not be read to be stored, so that what the

@@ -57,6 +57,9 @@ def status(
     everything: Annotated[
         bool, typer.Option("-a", "--all", help="On a terminal, list every path, however many there are.")
     ] = False,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Read contents again, whatever sizes and times say.")
+    ] = False,
 ) -> int:
     """Show what a sync would do.
 
@@ -65,7 +68,7 @@ def status(
     """
     with call.context() as context:
         chosen = workspace_paths(context.workspace(), paths or ())
-        found = compare(context, () if b"" in chosen else chosen)
+        found = compare(context, () if b"" in chosen else chosen, rehash=rehash)
     if call.json:
         call.document(_document(found))
     else:

@@ -51,6 +51,10 @@ Author = Annotated[
         ('dsv sync -m "NIH release, 15 classes"', "commit everything here, and publish it"),
         ("dsv sync labels.csv train/", "only these paths"),
         ("dsv sync --new-branch relabel", "on a new branch, which this workspace follows from then on"),
+        (
+            "dsv sync --rehash model.h5",
+            "read it again: programs that map a file may leave its times as they were",
+        ),
         ("COMMIT=$(dsv sync -q)", "the commit id is all that goes to stdout"),
     ],
     result={
@@ -93,6 +97,9 @@ def sync(
     ] = False,
     reupload: Reupload = False,
     jobs: Jobs = None,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Read contents again, whatever sizes and times say.")
+    ] = False,
     author: Author = None,
 ) -> int:
     """Commit this folder and publish it.
@@ -114,6 +121,7 @@ def sync(
             skip_unsupported=skip_unsupported,
             reupload=reupload,
             jobs=jobs,
+            rehash=rehash,
         )
         done = publish(context, request)
     _warn(call, done)

@@ -24,14 +24,14 @@ from dsv.model.columns import cut
 from dsv.model.ids import ChunkId
 from dsv.model.pack import Packed
 from dsv.worktree.folder import ROW, row_of
-from dsv.worktree.steady import OPEN_FLAGS, same_times
+from dsv.worktree.steady import OPEN_FLAGS, is_quiet, same_times
 
 FILES = 256
 """A batch has at most so many."""
 SLOT = 4 << 20
 """Bytes of a batch's memory, with one more for each file than it should have: where it has grown, that shows."""
 ANSWER = 32 << 10
-"""Bytes behind a slot, for a `Batch`: 81 for each file, and some for its form."""
+"""Bytes behind a slot, for a `Batch`: 82 for each file, and some for its form."""
 PATHS = 64 << 10
 """Bytes of a batch's paths, which is enough for most: an order should not wait for its process to take it."""
 LARGEST = SINGLE_CHUNK_MAX
@@ -53,12 +53,14 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """What was read, a column each, in the order's order.
 
     rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
+    quiet: a byte each, of what `steady.is_quiet` said.
     ids: 32 bytes each. codecs: a byte each. stored: bytes of each that lie in the slot, one behind the other.
     """
 
     slot: int
     rows: bytes
     devices: bytes
+    quiet: bytes
     ids: bytes
     codecs: bytes
     stored: bytes
@@ -90,7 +92,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one batch holds, a column each. rows, devices: see `Survey.record`.
+    """What one batch holds, a column each. rows, devices, quiet: see `Survey.record`.
 
     read: whether each was; the other columns mean nothing where it was not.
     """
@@ -98,6 +100,7 @@ class Contents:
     read: list[bool]
     rows: list[bytes]
     devices: array[int]
+    quiet: bytes
     ids: list[ChunkId]
     packed: Packed
     """Those that were read, as they are stored: good as long as the batch's slot."""
@@ -115,7 +118,7 @@ class Contents:
             list(compress(stored, read)),
             memory[: sum(stored)],
         )
-        return cls(read, cut(batch.rows, ROW.size), array("Q", batch.devices), ids, packed)
+        return cls(read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.quiet, ids, packed)
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
@@ -123,20 +126,21 @@ def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: m
 
     A file that is not there, not readable, or not steady while it is read is left `UNREAD`.
     """
-    rows, ids, codecs = list[bytes](), list[bytes](), bytearray()
+    rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")
     end = 0
     for path, size in zip(order.paths.split(b"\0"), order.sizes, strict=True):
         place = memory[end : end + size + 1]
-        info = _read(descent, path, size, place)
-        if info is None:
+        found = _read(descent, path, size, place)
+        quiet.append(found is not None and found[1])
+        if found is None:
             rows.append(_NO_ROW)
             devices.append(0)
             ids.append(_NO_ID)
             codecs.append(UNREAD)
             stored.append(0)
             continue
-        data = place[:size]
+        info, data = found[0], place[:size]
         codec, packed = compressor.pack_next(data)
         rows.append(row_of(info))
         devices.append(info.st_dev)
@@ -147,12 +151,18 @@ def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: m
             memory[end : end + len(packed)] = packed
         end += len(packed)
     return Batch(
-        order.slot, b"".join(rows), devices.tobytes(), b"".join(ids), bytes(codecs), stored.tobytes()
+        order.slot,
+        b"".join(rows),
+        devices.tobytes(),
+        bytes(quiet),
+        b"".join(ids),
+        bytes(codecs),
+        stored.tobytes(),
     )
 
 
-def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> os.stat_result | None:
-    """Fills `place` with a file of this size; its stat, or None."""
+def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[os.stat_result, bool] | None:
+    """Fills `place` with a file of this size; its stat and whether it is quiet, or None."""
     above, name = split(path)
     try:
         descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
@@ -160,10 +170,11 @@ def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> os.sta
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode) or before.st_size != size:
                 return None
+            quiet = is_quiet(descriptor, before)
             count = os.readv(descriptor, (place,))
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
     except OSError:
         return None
-    return after if count == size and same_times(before, after) else None
+    return (after, quiet) if count == size and same_times(before, after) else None

@@ -1,0 +1,89 @@
+"""Writes through a mapping, which a file's times do not always tell.
+
+A page that a program has mapped for writing changes the file's times when it is written for the first time. Until the
+kernel has written it back, further writes to it leave no trace in any stat: for half a minute or so on a disk, for ever
+on a file system that lives in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import functools
+import signal
+import sys
+import time
+from pathlib import Path
+
+from dsv.fs.system import magic
+
+_IN_MEMORY = {0x01021994, 0x858458F6, 0x958458F6}  # tmpfs, ramfs, hugetlbfs
+_NFS = 0x6969
+_PLAIN = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010}  # ext2 to ext4, XFS, btrfs, F2FS
+_AGE = 3  # times what the kernel aims at
+_USUAL = 35.0  # seconds: the kernel's own defaults
+
+
+class Notice(enum.Enum):
+    """When the times of a file tell that it was written."""
+
+    NEVER = "never"
+    """Not for sure, ever."""
+    WRITTEN_BACK = "written back"
+    """Once its pages were written back."""
+    UNMAPPED = "unmapped"
+    """As above, or if nobody had it open for writing, or mapped so, when it was read: a new mapping is noticed."""
+    ALWAYS = "always"
+    """Whoever asks for the times of a file has its pages written back first."""
+
+
+def notice(path: Path) -> Notice:
+    """Of the file system that a path is on."""
+    try:
+        found = magic(path)
+    except OSError:
+        return Notice.WRITTEN_BACK
+    if found in _IN_MEMORY:
+        return Notice.NEVER
+    if found == _NFS:
+        return Notice.ALWAYS
+    return Notice.UNMAPPED if found in _PLAIN else Notice.WRITTEN_BACK
+
+
+@functools.cache
+def write_back_ns() -> int | None:
+    """The age in ns at which a written page has long been written back; None where nothing writes it back by itself."""
+    try:
+        settings = Path("/proc/sys/vm")
+        expire, interval = (
+            int((settings / f"dirty_{name}_centisecs").read_text("ascii")) for name in ("expire", "writeback")
+        )
+    except (OSError, ValueError):
+        return int(_AGE * _USUAL * 1e9)
+    return _AGE * (expire + interval) * 10_000_000 if interval else None
+
+
+def is_old(ctime_ns: int) -> bool:
+    """Whether a file that changed then has long been written back."""
+    age = write_back_ns()
+    return age is not None and ctime_ns < time.time_ns() - age
+
+
+def has_writers(descriptor: int) -> bool:
+    """Whether anybody has the file, which is open for reading alone, open for writing or mapped so.
+
+    True also where that can't be known: of another user's file, and on most file systems that are no plain disk.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        # A read lease is only granted where nobody writes. Whoever opens the file in this moment waits for its end; the
+        # signal that announces this has to be one that does nothing.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return True
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

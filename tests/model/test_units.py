@@ -44,7 +44,8 @@ def test_bad_durations(text: str) -> None:
     ("text", "count"),
     [
         ("0", 0),
-        ("1234", 1234),
+        ("1234B", 1234),
+        ("1234567", 1234567),
         ("500M", 500_000_000),
         ("1T", 10**12),
         ("1.5GiB", 3 << 29),
@@ -62,7 +63,10 @@ def test_sizes(text: str, count: int) -> None:
     assert parse_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "M", "-1M", "1.M", "10%", "1Mb", "1X", "1iB", "1e9", "1,5G", "٣M"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "M", "-1M", "1.M", "10%", "1Mb", "1X", "1iB", "1e9", "1,5G", "٣M", "10", " 10 ", "1.5", "999999"],
+)
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(UsageError):
         parse_size(text)

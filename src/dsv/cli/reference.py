@@ -28,7 +28,8 @@ id, with `~N` for the N-th commit before it. A dataset without REV means the hea
 a workspace the dataset may be left out: `@v1`, `:train/`, or nothing at all, which is the
 workspace's base.
 
-Durations are written `30m`, `12h`, `1d`, `2w`; sizes `500M`, `1T`, `1.5GiB`.
+Durations are written `30m`, `12h`, `1d`, `2w`; sizes `500M`, `1T`, `1.5GiB`, `10B`, and a small
+number without a unit is refused.
 """
 
 SETTINGS = """\

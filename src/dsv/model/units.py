@@ -14,6 +14,7 @@ LONGEST: Final = 36525 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
+_PLAIN = 1_000_000  # from so many on a number without a unit is one of bytes
 _EARLIEST, _LATEST = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((1000, 1, 2), (9999, 12, 30)))
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
@@ -32,11 +33,18 @@ def parse_duration(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `500M` (10^6), `1.5GiB` (2^30) or `1234`. Raises `UsageError`."""
+    """Bytes in `500M` (10^6), `1.5GiB` (2^30), `10B` or `5000000`. Raises `UsageError`.
+
+    A small number without a unit is refused: who writes 10 hardly means ten bytes.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a size", subject=text, hint="write it like 500M, 1T or 1.5GiB")
     number, prefix, binary = match.groups()
+    if text.strip().replace(".", "").isdecimal() and 0 < float(number) < _PLAIN:
+        raise UsageError(
+            f"the size {text} has no unit", subject=text, hint=f"write {number}G, {number}M or {number}B"
+        )
     factor = int((1024 if binary else 1000) ** (_POWERS[prefix.upper()] if prefix else 0))
     whole, _, fraction = number.partition(".")
     return int(whole) * factor + int(fraction or "0") * factor // int(10 ** len(fraction))

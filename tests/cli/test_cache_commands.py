@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dsv.cache.claims.owners import Owner
 from dsv.cli.app import load
 from tests.cli.conftest import FILES
 from tests.cli.runner import PROGRAM, Dsv, Result, assert_documented, name_of, write_files
@@ -230,6 +231,8 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
     for arguments in (
         ["evict", "pets@v1", "--all"],
         ["evict", "--max-size", "lots"],
+        ["evict", "--max-size", "10"],
+        ["evict", "--min-free", "10"],
         ["evict", "--min-free", "x"],
         ["cache", "pets@v1", "--hold", "0m"],
         ["cache", "pets@v1", "--hold", "9999999d"],
@@ -283,7 +286,9 @@ def test_what_cannot_be_evicted_is_told(pets: Dsv, undeletable: set[str]) -> Non
     assert pets.ok("evict", "--all").out.startswith(f"evicted {name_of(stays)}: ")
 
 
-def test_what_is_half_removed_is_told(pets: Dsv, undeletable: set[str]) -> None:
+def test_what_is_half_removed_is_told(
+    pets: Dsv, undeletable: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     half, goes = (Path(pets.ok("cache", f"pets@{tag}").lines[0]) for tag in ("v1", "v2"))
     (goes / "a.txt").rename(goes / "b.txt")
     undeletable.add("a.txt")
@@ -295,6 +300,21 @@ def test_what_is_half_removed_is_told(pets: Dsv, undeletable: set[str]) -> None:
     assert result.json["kept"] == [] and not half.exists() and not goes.exists()
     trash = half.parents[1] / ".dsv/trash"
     assert [path.name for path in trash.rglob("a.txt")] == ["a.txt"]
+
+    shown = pets.ok("cached", "--json").json
+    (left,) = shown["trash"]
+    assert left["files"] == 1 and left["bytes"] > 0 and Path(left["path"]).parent == trash
+    assert f"in 1 file of an evicted commit not deleted yet, in {left['path']}" in pets.ok("cached").err
+    # Elsewhere each command is a process of its own.
+    monkeypatch.setattr(Owner, "surely_dead", lambda owner: True)
+    later = pets("evict", "--all", "--json")
+    assert later.code == 8
+    (stuck,) = later.json["stuck"]
+    assert {key: stuck[key] for key in left if key != "counted"} == {
+        key: left[key] for key in left if key != "counted"
+    }
+    assert stuck["problem"].startswith(f"cannot delete {left['path']}: Operation not permitted; an earlier ")
+    assert stuck["problem"] in later.err
 
     undeletable.clear()
     again = pets.ok("cache", "pets@v1").lines[0]

@@ -10,13 +10,16 @@ from dsv.api.cache_stage import CacheItem, NoLease, Stager, cache
 from dsv.api.cached import CachedReport, cached
 from dsv.api.claims import ClaimItem, opened_cache, pin, release, unpin
 from dsv.api.context import Context
+from dsv.cache.disk import explain
 from dsv.cache.eviction import evict as _evict
 from dsv.cache.eviction.policy import Due, Wish
+from dsv.cache.eviction.sweep import Stuck
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.errors import Conflict, DsvError, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
+from dsv.model.units import format_bytes, format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,19 @@ class FailedItem:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckItem:
+    """What an earlier eviction left in the trash, and this one could not delete either. of: the commit that it was of,
+    None where that isn't known. bytes, files: room on disk that it takes.
+    """
+
+    path: Path
+    of: str | None
+    bytes: int
+    files: int
+    error: DsvError
+
+
+@dataclass(frozen=True, slots=True)
 class EvictionReport:
     """exceeded: the limits that do not hold even now; `exit_code` is 7 then, and that of the first error where
     something failed. freed_bytes: leftovers of what was killed included."""
@@ -67,11 +83,13 @@ class EvictionReport:
     exceeded: tuple[str, ...]
     dry_run: bool
     failed: tuple[FailedItem, ...] = ()
+    stuck: tuple[StuckItem, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        if self.failed:
-            return self.failed[0].error.exit_code
+        errors = [failed.error for failed in self.failed] + [stuck.error for stuck in self.stuck]
+        if errors:
+            return errors[0].exit_code
         return 7 if self.exceeded else 0
 
 
@@ -124,6 +142,7 @@ def evict(
             FailedItem(root.visible(place), _dataset(place), place.commit, error, place in result.halved)
             for place, error in result.failures.items()
         ),
+        stuck=tuple(_stuck(one) for one in result.stuck),
     )
 
 
@@ -151,6 +170,19 @@ def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictedItem:
         aliens=one.aliens,
         alien_paths=one.alien_paths,
     )
+
+
+def _stuck(one: Stuck) -> StuckItem:
+    of = None if one.place is None else str(one.place)
+    cause = explain(one.error, one.path, "delete")
+    size = f"{format_bytes(one.room.bytes)} in {format_count(one.room.files, 'file')}"
+    earlier = f"an earlier eviction of {of}" if of else "an earlier eviction"
+    error = type(cause)(
+        f"{cause.message}; {earlier} left it, {size}",
+        subject=str(one.path),
+        hint=f"see what keeps it (lsattr -R {one.path}, or who owns it), then: dsv evict",
+    )
+    return StuckItem(one.path, of, one.room.bytes, one.room.files, error)
 
 
 def _kept(root: CacheRoot, due: Due) -> KeptItem:

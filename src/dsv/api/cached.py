@@ -10,6 +10,7 @@ from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import disk_now
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Planner
+from dsv.cache.eviction.trash import Trash, find_trash
 from dsv.cache.filling import room, site
 from dsv.cache.filling.plan import estimated_room
 from dsv.cache.filling.workers import read_workers
@@ -114,13 +115,16 @@ class RoomItem:
 
 @dataclass(frozen=True, slots=True)
 class CachedReport:
-    """aliens: names in the cache that dsv did not put there; they are never touched."""
+    """aliens: names in the cache that dsv did not put there; they are never touched. trash: what evictions have taken
+    out of sight and not deleted.
+    """
 
     folder: Path
     items: tuple[CachedItem, ...]
     fills: tuple[FillItem, ...]
     room: RoomItem
     aliens: tuple[str, ...]
+    trash: tuple[Trash, ...] = ()
 
 
 def cached(folder: Path) -> CachedReport:
@@ -139,7 +143,14 @@ def cached(folder: Path) -> CachedReport:
             _item(root, item, names.of(item), own[item.place], settings, inventory.now)
             for item in sorted(inventory.visible, key=lambda one: (one.place.dataset, -one.last_use))
         )
-        return CachedReport(root.path, items, fills, _room(root, inventory, settings), inventory.aliens)
+        return CachedReport(
+            root.path,
+            items,
+            fills,
+            _room(root, inventory, settings),
+            inventory.aliens,
+            tuple(find_trash(root)),
+        )
     except OSError as error:
         raise explain(error, root.path, "read") from error
 

@@ -19,7 +19,7 @@ from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import explain
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
-from dsv.cache.eviction.sweep import Sweeper, remove_empty
+from dsv.cache.eviction.sweep import Stuck, Sweeper, remove_empty
 from dsv.cache.filling import room
 from dsv.cache.filling.request import Need, NoRoomBeside
 from dsv.cache.filling.writer import FILE_TIME
@@ -60,6 +60,7 @@ class EvictionResult:
     """evicted in order; kept with reasons; exceeded: limits that do not hold even so; failures by place: of those
     in `halved` the rest is in the trash, the others stay.
 
+    stuck: what lies in the trash since an earlier eviction, and still can't be deleted.
     leftovers: what was freed besides, of killed evictors, of fills that nobody goes on with and of the halved.
     """
 
@@ -69,6 +70,7 @@ class EvictionResult:
     failures: dict[Place, DsvError] = field(default_factory=dict)
     halved: set[Place] = field(default_factory=set)
     leftovers: Extent = field(default_factory=Extent)
+    stuck: list[Stuck] = field(default_factory=list)
 
     @property
     def freed(self) -> Extent:
@@ -88,20 +90,23 @@ def evict(
     """
     if not root.exists():
         return EvictionResult()
-    leftovers = sweep(root, settings, wish)
+    swept = sweep(root, settings, wish)
     inventory = take_inventory(root)
     planner = _planner(root, inventory, settings, wish)
     executor = _Executor(root, {item.place: item for item in inventory.visible})
     result = _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
-    result.leftovers += leftovers
+    result.leftovers += swept.freed
+    result.stuck = swept.stuck
     return result
 
 
-def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish) -> Extent:
-    """Deletes what killed evictors left, and fills that nobody goes on with; what that freed. Raises as `evict`."""
+def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish) -> Sweeper:
+    """Deletes what killed evictors left, and fills that nobody goes on with. Raises as `evict`."""
     check_writable(root, settings)
+    sweeper = Sweeper(root, settings, wish)
     try:
-        return Sweeper(root, settings, wish).run()
+        sweeper.run()
+        return sweeper
     except OSError as error:
         raise explain(error, root.path, "clean up") from error
 
@@ -175,7 +180,7 @@ def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Ne
     )
     if not _planner(root, take_inventory(root), settings, wish).finish().exceeded:
         return EvictionResult()
-    leftovers = sweep(root, settings, wish)
+    leftovers = sweep(root, settings, wish).freed
     # Exactly: by the records a commit goes free with all that it wrote, also where others that stay link it.
     foreseen = preview(root, settings, wish)
     if foreseen.exceeded:

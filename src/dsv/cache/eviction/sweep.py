@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,11 +37,22 @@ _OLD_DRAFT = 86400.0
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """What lies in the trash and could not be deleted. place: what it was a part of, None where that isn't known."""
+
+    path: Path
+    place: Place | None
+    room: Extent
+    error: OSError
+
+
 class Sweeper:
-    """One clearing up. freed: what that left free."""
+    """One clearing up. freed: what that left free; stuck: what it could not delete of the trash."""
 
     def __init__(self, root: CacheRoot, settings: CacheSettings, wish: Wish) -> None:
         self.freed = Extent()
+        self.stuck: list[Stuck] = []
         self._root = root
         self._settings = settings
         self._wish = wish
@@ -49,7 +61,7 @@ class Sweeper:
         self._busy: set[str] = set()
         self._now = 0.0
 
-    def run(self) -> Extent:
+    def run(self) -> None:
         """Raises `OSError` where the cache can't be written at all; what can't be cleared stays."""
         self._now = self._root.now()
         for place in find_all(self._root.dot / "fill"):
@@ -61,7 +73,6 @@ class Sweeper:
             self._quietly(self._trash, name)
         self._drafts()
         self._probes()
-        return self.freed
 
     def _quietly(self, clear: Callable[[_T], None], what: _T) -> None:
         with contextlib.suppress(OSError):
@@ -135,8 +146,7 @@ class Sweeper:
 
     def _end_intent(self, place: Place, name: str) -> None:
         if not intents.void(self._root, place, name):
-            folder = self._root.trash / name.removeprefix(intents.PREFIX)
-            self.freed += self._remover.remove(folder).room
+            self._remove(self._root.trash / name.removeprefix(intents.PREFIX), place)
             self._unlink(place, name)
 
     def _trash(self, name: str) -> None:
@@ -151,7 +161,20 @@ class Sweeper:
         young = _recent(folder, self._now)
         if young and (empty or not self._hurry or name in self._busy):
             return
-        self.freed += self._remover.remove(folder).room
+        if folder not in {one.path for one in self.stuck}:  # which is told with its place
+            self._remove(folder, None)
+
+    def _remove(self, folder: Path, place: Place | None) -> None:
+        try:
+            self._remover.remove(folder)
+        except OSError as error:
+            rest = Remover(FILE_TIME * 10**9, dry=True)
+            with contextlib.suppress(OSError):  # then what could be looked at is counted
+                rest.remove(folder)
+            self.stuck.append(Stuck(folder, place, rest.removed.room, error))
+            raise
+        finally:
+            self.freed += self._remover.removed.room
 
     def _drafts(self) -> None:
         for path in self._root.temporary.iterdir():

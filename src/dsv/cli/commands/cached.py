@@ -59,6 +59,10 @@ from dsv.model.units import format_bytes, format_count, format_duration
         "room": "used_bytes, used_files, reserved_bytes, free_bytes, total_bytes; the limits max_size, max_files, "
         "min_free and unused_for (seconds); exceeded: limits that do not hold",
         "foreign": "names in the cache that dsv did not put there",
+        "trash.path": "a folder of what an eviction took out of sight and has not deleted (yet)",
+        "trash.bytes": "room on disk that it takes",
+        "trash.files": "files in it",
+        "trash.counted": "false where it has more than that",
         "checked.path": "with --check only: a folder that was read",
         "checked.dataset": "its dataset",
         "checked.commit": "its commit",
@@ -106,6 +110,12 @@ def cached(
     call.line(_room(report))
     for limit in report.room.exceeded:
         call.line(f"exceeded: {limit}")
+    for trash in report.trash:
+        size = f"{format_bytes(trash.room.bytes)} in {format_count(trash.room.files, 'file')}"
+        call.warn(
+            f"{'' if trash.counted else 'more than '}{size} of an evicted commit not deleted yet, in {trash.path}: "
+            "'dsv evict' does it, or says what keeps it"
+        )
     for name in report.aliens:
         call.warn(f"{report.folder / name} is not dsv's, and is left alone")
 
@@ -221,6 +231,15 @@ def _document(report: CachedReport) -> dict[str, object]:
             "exceeded": list(room.exceeded),
         },
         "foreign": list(report.aliens),
+        "trash": [
+            {
+                "path": str(trash.path),
+                "bytes": trash.room.bytes,
+                "files": trash.room.files,
+                "counted": trash.counted,
+            }
+            for trash in report.trash
+        ],
     }
 
 

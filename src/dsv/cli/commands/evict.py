@@ -42,6 +42,11 @@ from dsv.model.units import format_bytes, format_count, parse_duration, parse_si
         "failed.commit": "a commit that was to go, and could not",
         "failed.problem": "why",
         "failed.half_removed": "true where it is no longer cached, and the next evict removes the rest",
+        "stuck.path": "a folder in the trash that an earlier eviction left, and that still can't be deleted",
+        "stuck.of": "the commit that it was of; null where that isn't known",
+        "stuck.bytes": "room on disk that it takes",
+        "stuck.files": "files in it",
+        "stuck.problem": "why it can't be deleted",
         "freed_bytes": "room on disk that is free now: blocks of files whose last link went",
         "exceeded": "limits that do not hold even so",
         "dry_run": "true where nothing was done",
@@ -119,6 +124,8 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
             call.say(f"kept {_name(kept)}: {kept.reason}")
     for failed in report.failed:
         call.complain(of_error(failed.error))
+    for stuck in report.stuck:
+        call.complain(of_error(stuck.error))
     for limit in report.exceeded:
         call.warn(f"still exceeded: {limit}")
 
@@ -164,6 +171,16 @@ def _document(report: EvictionReport) -> dict[str, object]:
                 "half_removed": item.half_removed,
             }
             for item in report.failed
+        ],
+        "stuck": [
+            {
+                "path": str(item.path),
+                "of": item.of,
+                "bytes": item.bytes,
+                "files": item.files,
+                "problem": item.error.message,
+            }
+            for item in report.stuck
         ],
         "freed_bytes": report.freed_bytes,
         "exceeded": list(report.exceeded),

@@ -1,0 +1,56 @@
+"""What evictions have taken out of sight and not deleted: because they still do, were killed, or could not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.cache.disk import list_names
+from dsv.cache.layout import CacheRoot
+from dsv.cache.usage import Extent
+
+_MOST = 10_000  # files that are looked at: a look at a cache takes no time for a large commit that is on its way out
+
+
+@dataclass(frozen=True, slots=True)
+class Trash:
+    """room: what it takes on disk; counted: whether that is all of it."""
+
+    path: Path
+    room: Extent
+    counted: bool
+
+
+def find_trash(root: CacheRoot) -> list[Trash]:
+    """Raises `OSError`."""
+    found = []
+    for name in list_names(root.trash):
+        folder = root.trash / name
+        if folder == root.spare_folder or folder.is_symlink() or not folder.is_dir():
+            continue
+        trash = _measure(folder)
+        if trash is not None:
+            found.append(trash)
+    return found
+
+
+def _measure(folder: Path) -> Trash | None:
+    """None where nothing is in it."""
+    room, seen = Extent(), 0
+    links: set[tuple[int, int]] = set()
+    empty = True
+    for below, folders, files in os.walk(folder):
+        empty = empty and not folders and not files
+        for name in files:
+            seen += 1
+            if seen > _MOST:
+                return Trash(folder, room, counted=False)
+            try:
+                status = (Path(below) / name).lstat()
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            if (status.st_dev, status.st_ino) not in links:
+                links.add((status.st_dev, status.st_ino))
+                room += Extent(status.st_blocks * 512, 1)
+    return None if empty else Trash(folder, room, counted=True)

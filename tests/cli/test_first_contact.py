@@ -143,3 +143,20 @@ def test_a_reader_who_may_not_write_is_told_so(
 
 def test_version_is_a_command_too(dsv: Dsv) -> None:
     assert dsv.process("version").out == dsv.process("--version").out
+
+
+def test_without_the_store_the_hint_says_what_the_cache_can_do(pets: Dsv) -> None:
+    store = pets.home / ".local/share/dsv/store"
+    there = pets.ok("cache", "@main").out
+    store.rename(pets.home / "away")
+    done = pets("cache", "@main")
+    assert done.code == 6
+    assert "hint: the cache knows @main: --offline takes it as it last was; " in done.err
+    assert pets.ok("cache", "@main", "--offline").out == there
+    assert "--offline" not in pets("cache", "@never").err
+    for line in (["ls", "@main"], ["cat", "@main:labels.csv"]):
+        done = pets(*line)
+        assert done.code == 6
+        assert f"if a cache has it: dsv cache --offline {line[1]} prints its folder" in done.err
+    folder = Path(pets.ok("cache", "@main", "--offline").out.strip())
+    assert (folder / "labels.csv").read_bytes() == b"a,b\n"

@@ -216,8 +216,9 @@ class Targets:
             repository = self._open(target)
             resolved = self._context.resolve(repository, target)
         except Unreachable as error:
-            if error.hint is None:
-                error.hint = f"--offline takes what the cache last knew of {target}"
+            if self._known(target, selection, branches=True) is not None:
+                offline = f"the cache knows {target}: --offline takes it as it last was"
+                error.hint = f"{offline}; {error.hint}" if error.hint else offline
             raise
         return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved)
 

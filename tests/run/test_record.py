@@ -92,6 +92,36 @@ def test_bytes_that_are_no_record(data: bytes) -> None:
         RunRecord.decode(data, "the-key")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"started_ms": 1 << 63},
+        {"started_ms": -(10**400)},
+        {"ended_ms": 10**400},
+        {"stage_bytes": 10**400},
+        {"exit_code": 10**400},
+        {"log": {"bytes": 10**400, "kept_bytes": 1}},
+    ],
+)
+def test_numbers_that_no_run_has(change: dict[str, object]) -> None:
+    document = json.loads(RECORD.encode()) | change
+    with pytest.raises(IntegrityError, match="a number in it is impossible"):
+        RunRecord.decode(json.dumps(document).encode(), "key")
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity", b"1" * 1001, b"1" * 5000])
+def test_numbers_that_json_can_not_carry_on(number: bytes) -> None:
+    data = RECORD.encode()
+    assert data.count(b'"acc": 1') == 1
+    with pytest.raises(IntegrityError, match="is no JSON"):
+        RunRecord.decode(data.replace(b'"acc": 1', b'"acc": ' + number), "key")
+
+
+def test_a_number_with_too_many_digits_in_the_metrics() -> None:
+    with pytest.raises(ValueError, match="a number in it has 5000 digits"):
+        parse_json('{"a": %s}' % ("1" * 5000))
+
+
 def test_a_newer_record() -> None:
     document = json.loads(RECORD.encode())
     assert RunRecord.decode(json.dumps({**document, "invented": 1}).encode(), "key") == RECORD

@@ -30,6 +30,8 @@ MAX_RECORD: Final = 32 << 20
 """Bytes of one record: a MiB of metrics, and commands as long as a kernel takes, several bytes for each."""
 MAX_DEPTH: Final = 64
 """How deep parameters and metrics may nest."""
+MAX_DIGITS: Final = 1000
+"""Digits of a whole number in parameters and metrics."""
 
 START, LOG, RECORD = "start", "log", "record"
 """The parts of a run in the store: what was launched, its log, and all there is to know once it has ended."""
@@ -197,13 +199,17 @@ class RunRecord:
             record = msgspec.convert(document, cls, dec_hook=_convert)
         except msgspec.ValidationError as error:
             raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
+        if _has_odd_number(record):
+            raise IntegrityError(
+                f"{subject} is no record of a run: a number in it is impossible", subject=subject
+            )
         return record
 
 
 def parse_json(text: str) -> Json:
     """JSON of a job's: NaN and the infinities become strings, as JSON has none. Raises `ValueError`."""
     try:
-        value = json.loads(text, parse_constant=str)
+        value = json.loads(text, parse_constant=str, parse_int=_integer)
     except RecursionError:
         raise ValueError("it nests too deep") from None
     return check_json(value)
@@ -228,11 +234,42 @@ def check_json(value: Json, depth: int = 0) -> Json:
     raise ValueError(f"a {type(value).__name__} is no JSON")
 
 
+def _integer(text: str) -> int:
+    """Of a length that every reader of JSON takes in good time: Python itself stops at 4,300 digits."""
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number in it has {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    """No record has another number: it could not be written as JSON again."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no number of JSON")
+    return value
+
+
+def _has_odd_number(record: RunRecord) -> bool:
+    """Whether a number has more than 64 bits, which no dsv writes."""
+    counts = [
+        record.started_ms,
+        record.ended_ms or 0,
+        record.stage_bytes,
+        record.shm_bytes or 0,
+        record.exit_code or 0,
+    ]
+    counts += [number for each in record.data for number in (each.files, each.bytes)]
+    counts += [] if record.log is None else [record.log.bytes, record.log.kept_bytes]
+    if record.usage is not None:
+        counts += [record.usage.peak_memory_bytes or 0, *(gpu.peak_memory_bytes for gpu in record.usage.gpus)]
+    return any(abs(each) >= 1 << 63 for each in counts)
+
+
 def _load(data: bytes, subject: str) -> dict[str, Json]:
     if len(data) > MAX_RECORD:
         raise IntegrityError(f"{subject} is larger than a record of a run may be", subject=subject)
     try:
-        document = json.loads(data)
+        document = json.loads(data, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
     if not isinstance(document, dict):

@@ -236,6 +236,10 @@ def test_no_packages_import_each_other() -> None:
     report(circles(graph(SOURCES, package_of)))
 
 
+def test_no_modules_import_each_other() -> None:
+    report(circles(graph(SOURCES, lambda module: module)))
+
+
 def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) in (
         ["a -> b -> c -> a"],

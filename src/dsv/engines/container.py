@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-import subprocess
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from shutil import which
 from typing import Any, ClassVar
 
-from dsv.engines.base import Facts, Handle, ImageIdentity, Job, Mount, NoEngine, Plan, PrivateFile
+from dsv.engines.base import Facts, Handle, Job, Mount, NoEngine, Plan, PrivateFile
+from dsv.engines.container_program import ContainerProgram, first_line, load_json
+from dsv.engines.container_run import ContainerRun
 from dsv.engines.output import Output
 from dsv.errors import LaunchError, UsageError
 
 PROBE_SECONDS = 5.0
-CALL_SECONDS = 20.0
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)
-_NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
 _CLIENTS_OWN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|ENV|BASH_ENV|IFS|NOTIFY_SOCKET|.*_proxy|.*_PROXY|GO[A-Z]+"
     r"|_?(?:LD|XDG|DOCKER|BUILDKIT|BUILDX|COMPOSE|CONTAINERS?|PODMAN|BUILDAH|STORAGE|REGISTRY|REGISTRIES|CNI"
@@ -33,15 +31,11 @@ _CLIENTS_OWN = re.compile(
 )
 
 
-class ContainerEngine(ABC):
-    """docker or podman, called through its program. environ: the caller's; PATH in it finds the program."""
+class ContainerEngine(ContainerProgram):
+    """docker or podman, called through its program."""
 
-    name: ClassVar[str]
     takes_image: ClassVar[bool] = True
     gpu_hint: ClassVar[str]
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
 
     @abstractmethod
     def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
@@ -55,20 +49,16 @@ class ContainerEngine(ABC):
     def gpu_options(self, wanted: int, facts: Facts) -> list[str]:
         """Options that give the job its GPUs."""
 
-    @abstractmethod
-    def read_image(self, image: dict[str, Any]) -> ImageIdentity:
-        """From what `image inspect` answers."""
-
     def probe(self) -> Facts | NoEngine:
         if which(self.name, path=self.environ.get("PATH")) is None:
             return NoEngine(f"there is no {self.name} program")
         done = self.call("info", "--format", "{{json .}}", seconds=PROBE_SECONDS)
         if done is None:
             return NoEngine(f"{self.name} did not answer in {PROBE_SECONDS:.0f} s")
-        info = _load(done.stdout)
+        info = load_json(done.stdout)
         if done.returncode != 0 or not isinstance(info, dict):
             return NoEngine(
-                f"{self.name} does not answer: {_first_line(done) or f'exit code {done.returncode}'}"
+                f"{self.name} does not answer: {first_line(done) or f'exit code {done.returncode}'}"
             )
         return self.read_facts(info)
 
@@ -127,46 +117,11 @@ class ContainerEngine(ABC):
         )
 
     def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
-        from dsv.engines.container_run import ContainerRun
-
         return ContainerRun(self, plan, output, on_end)
 
     def still_runs(self, run: str) -> bool:
         done = self.call("ps", "--quiet", "--filter", f"label=dsv.run={run}")
         return done is not None and bool(done.stdout.strip())
-
-    def find_image(self, reference: str) -> ImageIdentity | None:
-        if reference.startswith("-"):
-            return None
-        image = _one(self.call("image", "inspect", reference))
-        return None if image is None else self.read_image(image)
-
-    def call(
-        self, *arguments: str, seconds: float | None = CALL_SECONDS
-    ) -> subprocess.CompletedProcess[bytes] | None:
-        """Runs the program, away from the terminal's signals; None where it can't be had or is too slow."""
-        try:
-            return subprocess.run(
-                [self.name, *arguments],
-                env=dict(self.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=seconds,
-                check=False,
-                start_new_session=True,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-
-    def inspect(self, container: str) -> dict[str, Any] | None:
-        """What the engine knows about a container: nothing where it says that there is none of that id.
-
-        None where it gave no answer, because its daemon is down for instance.
-        """
-        done = self.call("container", "inspect", container)
-        if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:
-            return {}
-        return _one(done)
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
         """What goes by the program's own environment, and what by a file."""
@@ -218,22 +173,3 @@ def mount_option(mount: Mount) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(fields)
     return text.getvalue()
-
-
-def _load(data: bytes) -> object:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _one(done: subprocess.CompletedProcess[bytes] | None) -> dict[str, Any] | None:
-    """The only element of what `inspect` answers: without a format both programs answer with a list."""
-    found = _load(done.stdout) if done is not None and done.returncode == 0 else None
-    one = found[0] if isinstance(found, list) and found else None
-    return one if isinstance(one, dict) else None
-
-
-def _first_line(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines: Sequence[str] = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return lines[0] if lines else ""

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity, Plan, State
 from dsv.engines.cgroup import CgroupSampler
-from dsv.engines.container import ContainerEngine
+from dsv.engines.container_program import ContainerProgram
 from dsv.engines.guard import Guard
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
@@ -45,7 +45,7 @@ class ContainerRun:
     """A `Handle`."""
 
     def __init__(
-        self, engine: ContainerEngine, plan: Plan, output: Output, on_end: Callable[[], None]
+        self, engine: ContainerProgram, plan: Plan, output: Output, on_end: Callable[[], None]
     ) -> None:
         self._engine = engine
         self._plan = plan

@@ -9,12 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.api.run import RunResult, dry_run, run
-from dsv.api.run_again import Again, again
-from dsv.api.run_place import RunPlace
-from dsv.api.run_records import RunRecords
-from dsv.api.run_request import RunRequest
-from dsv.api.staged import Staged
 from dsv.engines.base import Plan
 from dsv.engines.signals import Signals
 from dsv.errors import NotFound
@@ -23,6 +17,12 @@ from dsv.model.names import DatasetName, Target
 from dsv.model.run import RunId, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.again import Again, again
+from dsv.runs.life import RunResult, dry_run, run
+from dsv.runs.place import RunPlace
+from dsv.runs.records import RunRecords
+from dsv.runs.spec import RunRequest
+from dsv.runs.staged import Staged
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 

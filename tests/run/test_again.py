@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.run_request import parse_data, parse_env, parse_gpus, parse_params
 from dsv.errors import UsageError
 from dsv.model.names import Target
+from dsv.runs.spec import parse_data, parse_env, parse_gpus, parse_params
 from tests.run.shop import Shop
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dsv.api.runs import run_log
 from dsv.engines import container_run
 from dsv.engines.log import LogKeeper
 from dsv.engines.supervise import Outcome, supervise
 from dsv.model.run import RunState
 from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
+from dsv.runs.listing import run_log
 from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import SCANS, Shop
 
@@ -56,7 +56,7 @@ def test_a_run_ends_with_its_job_and_not_with_its_readers(
         time.sleep(0.05)
         return outcome
 
-    monkeypatch.setattr("dsv.api.run.supervise", deliver_late)
+    monkeypatch.setattr("dsv.runs.life.supervise", deliver_late)
     ended = shop.run("true").record.ended_ms
     assert ended is not None and ended <= delivered[0]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.runs import list_runs, run_log, show_run
 from dsv.engines.signals import Signals
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.model.names import Target
 from dsv.model.run import LOG, RECORD, START, RunState
+from dsv.runs.listing import list_runs, run_log, show_run
 from dsv.store.base import Put
 from tests.run.shop import SCANS, Shop
 from tests.waiting import until

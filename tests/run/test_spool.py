@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.runs import list_runs, show_run
 from dsv.errors import DsvError, NotFound, Unreachable
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, START, RunId, RunState
 from dsv.repo.run_spool import Spool
+from dsv.runs.listing import list_runs, show_run
 from tests.run.shop import SCANS, Shop
 
 STORE = StoreId(b"s" * 16)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
-from dsv.api.staged import Staged
 from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
@@ -25,6 +24,7 @@ from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
+from dsv.runs.staged import Staged
 
 if TYPE_CHECKING:
     from dsv.model.run import RunId

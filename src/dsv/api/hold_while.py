@@ -11,13 +11,13 @@ from pathlib import Path
 
 from dsv.api.cache_stage import CacheItem, NoLease, Stager
 from dsv.api.context import Context
-from dsv.api.staged import Staged
 from dsv.cache.disk import explain
 from dsv.cache.keeping.order import Keeper, Order
 from dsv.cache.layout import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
 from dsv.model.names import Target
+from dsv.runs.staged import Staged
 
 _ANSWERS_WITHIN = 600.0
 """Seconds for a keeper to take its leases: a file server that is away is waited for, but not for ever."""
@@ -111,7 +111,7 @@ def cache_while(
 
 def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:
     """The variables that tell a command where its data is; as in a run."""
-    from dsv.api.run_plan import data_variable
+    from dsv.runs.plan import data_variable
 
     variables = {
         "DSV_DATASET": str(staged.dataset),

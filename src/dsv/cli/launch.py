@@ -11,17 +11,7 @@ from pathlib import Path
 
 from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.context import Context
-from dsv.api.run import RunResult
-from dsv.api.run import dry_run as plan_run
-from dsv.api.run import run as execute
-from dsv.api.run_again import again
-from dsv.api.run_marks import Marks
-from dsv.api.run_place import RunPlace
-from dsv.api.run_records import RunRecords
-from dsv.api.run_request import RunRequest, parse_data, parse_env, parse_gpus, parse_params
 from dsv.api.run_store import LateRunStore
-from dsv.api.runs import show_run, waiting_run
-from dsv.api.staged import Staged
 from dsv.cache.claims.leases import Lease
 from dsv.cache.layout import CacheRoot
 from dsv.cli.call import Call
@@ -36,6 +26,16 @@ from dsv.model.run import RunId, RunRecord
 from dsv.model.units import format_duration, parse_size
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.again import again
+from dsv.runs.life import RunResult
+from dsv.runs.life import dry_run as plan_run
+from dsv.runs.life import run as execute
+from dsv.runs.listing import show_run, waiting_run
+from dsv.runs.marks import Marks
+from dsv.runs.place import RunPlace
+from dsv.runs.records import RunRecords
+from dsv.runs.spec import RunRequest, parse_data, parse_env, parse_gpus, parse_params
+from dsv.runs.staged import Staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

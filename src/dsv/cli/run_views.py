@@ -7,13 +7,13 @@ import io
 import shlex
 from collections.abc import Mapping, Sequence
 
-from dsv.api.run_query import as_text, flattened
-from dsv.api.runs import RunView
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
 from dsv.cli.table import GAP, Column, width
 from dsv.model.run import Json, RunRecord, RunState
 from dsv.model.units import format_bytes, format_count, format_duration
+from dsv.runs.listing import RunView
+from dsv.runs.query import as_text, flattened
 
 _WIDEST = 24
 """Columns that a parameter or a metric gets on a terminal, unless it is a number."""

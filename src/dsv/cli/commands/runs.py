@@ -9,9 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.run_marks import Marks, record_cut_off
-from dsv.api.run_query import Filter, choose_runs, differences
-from dsv.api.runs import RunView, list_runs, run_log, show_run
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
@@ -20,6 +17,9 @@ from dsv.model.names import DatasetName
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.listing import RunView, list_runs, run_log, show_run
+from dsv.runs.marks import Marks, record_cut_off
+from dsv.runs.query import Filter, choose_runs, differences
 
 SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""

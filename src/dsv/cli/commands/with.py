@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
-from dsv.api.run_request import parse_data
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.launch import as_launch_error
 from dsv.errors import UsageError
 from dsv.model.names import Target
+from dsv.runs.spec import parse_data
 
 _ATTENDANT = "dsv.cache.keeping.attendant"
 

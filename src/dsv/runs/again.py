@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.api.run_place import RunPlace, code_state
-from dsv.api.run_request import RunRequest
 from dsv.engines.base import ALL_GPUS
 from dsv.engines.registry import ENGINES
 from dsv.errors import UsageError
 from dsv.model.names import Rev, Target
 from dsv.model.run import CodeState, Json, RunData, RunRecord
 from dsv.model.secret_shapes import HIDDEN
+from dsv.runs.place import RunPlace, code_state
+from dsv.runs.spec import RunRequest
 
 
 @dataclass(frozen=True, slots=True)

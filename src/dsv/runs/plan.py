@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv import __version__
-from dsv.api.run_place import RunPlace, code_folder, code_state, data_mounts, output_folder
-from dsv.api.run_request import RunRequest
-from dsv.api.staged import Staged
 from dsv.engines.base import ALL_GPUS, Job, Mount, Plan
 from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
 from dsv.model.run import CodeState, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
+from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, output_folder
+from dsv.runs.spec import RunRequest
+from dsv.runs.staged import Staged
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
-from dsv.api.run_marks import Marks
 from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable
 from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.marks import Marks
 
 _START_SECONDS: Final = 35.0
 """How long the end of a run waits for its start to be sent: a little more than a refused connection takes."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, Self
 
-from dsv.api.runs import RunView
 from dsv.errors import NotFound, UsageError
 from dsv.model.run import Json
+from dsv.runs.listing import RunView
 
 Item = Mapping[str, Json]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.api.run_place import remove_scratch, run_folder
 from dsv.engines.base import CANNOT_LAUNCH
 from dsv.engines.registry import ENGINES
 from dsv.errors import DsvError, NoRoom, UsageError
@@ -25,6 +24,7 @@ from dsv.model.names import DatasetName
 from dsv.model.run import RECORD, RunId, RunRecord, RunState
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.place import remove_scratch, run_folder
 
 GONE = "dsv was killed or its machine went down before the job had ended"
 

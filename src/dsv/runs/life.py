@@ -10,21 +10,6 @@ from pathlib import Path
 from signal import Signals as SignalName
 from typing import Protocol, TypeVar, cast
 
-from dsv.api.run_place import (
-    Metrics,
-    RunPlace,
-    first_time,
-    make_folder,
-    make_skeleton,
-    metrics_stamp,
-    read_metrics,
-    remove_scratch,
-    write_params,
-)
-from dsv.api.run_plan import Launch
-from dsv.api.run_records import RunRecords, Sent
-from dsv.api.run_request import RunRequest, check_request
-from dsv.api.staged import Staged
 from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Plan
 from dsv.engines.gpu import GpuWatch, names_of
 from dsv.engines.guard import GRACE
@@ -38,6 +23,21 @@ from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import GpuUse, Json, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.repo.repository import now_ms
+from dsv.runs.place import (
+    Metrics,
+    RunPlace,
+    first_time,
+    make_folder,
+    make_skeleton,
+    metrics_stamp,
+    read_metrics,
+    remove_scratch,
+    write_params,
+)
+from dsv.runs.plan import Launch
+from dsv.runs.records import RunRecords, Sent
+from dsv.runs.spec import RunRequest, check_request
+from dsv.runs.staged import Staged
 
 _T = TypeVar("_T")
 

@@ -183,6 +183,7 @@ def loaded(scene: Scene, synced: Mapping[str, bytes]) -> None:
         ["release", "set"],
         ["evict", "--all"],
         ["run", "set", "--image", "-", "--", "true"],
+        ["run", "set", "--no-log", "--", "true"],
         ["cache", "nothing"],
     ):
         person(*arguments)

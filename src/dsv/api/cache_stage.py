@@ -307,7 +307,7 @@ class Claim:
         except DsvError as error:
             return error
         except OSError as error:
-            refused = explain(error, self._root.path, "claim a commit in")
+            refused = explain(error, self._root.path, "hold data in")
             refused.__cause__ = error
             return refused
         return None

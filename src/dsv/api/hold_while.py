@@ -140,7 +140,7 @@ def _refusal(root: CacheRoot, said: str | None) -> DsvError:
     word, _, rest = (said or "").partition(" ")
     if word == "failed":
         number, _, path = rest.partition(" ")
-        return explain(OSError(int(number), os.strerror(int(number)), path), root.path, "claim a commit in")
+        return explain(OSError(int(number), os.strerror(int(number)), path), root.path, "hold data in")
     if word == "gone":
         return Unreachable(f"{rest} went from {root.path} before it could be held", subject=rest)
     return Unreachable(f"what is to hold commits in {root.path} does not start", subject=str(root.path))

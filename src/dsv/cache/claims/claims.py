@@ -197,8 +197,8 @@ class LeaseName:
 
 
 def at(moment: float) -> str:
-    """A time as people and programs read it: UTC, to the second."""
+    """A time for people to read, to the minute."""
     try:
-        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError, OSError):
         return "for ever"

@@ -197,7 +197,7 @@ class Planner:
         if self._wish.only is not None:
             return "named" if one.place in self._wish.only else None
         if self._wish.everything:
-            return "everything goes"
+            return "asked for by --all"
         age = self._settings.unused_for(one.dataset)
         if self._wish.need is None and age is not None and self._now - one.last_use > age:
             return f"unused for {format_duration(self._now - one.last_use)}"

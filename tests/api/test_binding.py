@@ -56,7 +56,7 @@ def test_a_clone_on_a_full_disk_is_done_once_there_is_room(ann: Person, tmp_path
 
         files, base = 0, None
         while base is None:
-            disk.limit(files=files)  # so many files and folders find room
+            disk.limit(files=1 + files // 3)  # so many more files and folders find room
             run_killed(work, None, inside=disk.path)  # in a process of its own, whose end frees the lock
             found = Workspace.find(disk.path / "work")
             base = None if found is None else found.base()

@@ -14,7 +14,7 @@ from dsv.model.names import Target
 
 @command(
     "cat",
-    unused=["--cache", "--json"],
+    unused=["--cache"],
     examples=[
         ("dsv cat chest-xray@v1:labels.csv | head", "without materializing anything else"),
         ("dsv cat :notes.txt", "as the base commit of this workspace has it"),
@@ -28,6 +28,7 @@ def cat(
 
     TARGET is [DATASET][@REV]:PATH. Every byte is checked against its id before it is printed. A file of
     more than 32 MiB is printed while it arrives; where that fails half way, the exit code says so.
+    With --json only a failure is JSON: stdout is the file's.
     """
     call.out.stream_when_large()
     with call.context() as context, open_file(context, Target.parse(target)) as pieces:

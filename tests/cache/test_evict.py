@@ -19,7 +19,8 @@ from dsv.cache.claims.intents import Intent, IntentRecord
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
 from dsv.cache.eviction import sweep
-from dsv.cache.eviction.evict import Evicted, disk_now, ensure_room, evict, preview
+from dsv.cache.eviction.ensure_room import ensure_room
+from dsv.cache.eviction.evict import Evicted, disk_now, evict, preview
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.request import Need

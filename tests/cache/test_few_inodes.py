@@ -12,7 +12,8 @@ from tests.cache.places import make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.eviction.evict import disk_now, ensure_room, evict, preview
+from dsv.cache.eviction.ensure_room import ensure_room
+from dsv.cache.eviction.evict import disk_now, evict, preview
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling import room
 from dsv.cache.filling.fill import fill

@@ -15,7 +15,7 @@ from tests.cache.places import make_root, place, publish
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.eviction.evict import ensure_room
+from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.filling import room
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need

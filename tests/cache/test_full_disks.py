@@ -14,7 +14,7 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import make_root
 from tests.cache.steps import watched
 
-from dsv.cache.eviction.evict import ensure_room
+from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.filling import room, syncing
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need

@@ -14,7 +14,8 @@ from tests.cache.places import make_root, place, publish
 
 from dsv.api.cached import cached
 from dsv.cache.bindings import bind
-from dsv.cache.eviction.evict import ensure_room, evict
+from dsv.cache.eviction.ensure_room import ensure_room
+from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.fill import fill

@@ -177,13 +177,14 @@ class Stager:
         )
 
     def _make(self, found: Found) -> FillResult:
+        from dsv.cache.eviction.ensure_room import RoomMaker
         from dsv.cache.filling.fill import fill
 
         return fill(
             self.root,
             FillRequest(found.place.dataset, found.commit, found.store, found.selection),
             self.targets.source(),
-            ensure_room=_RoomMaker(self.root, found.dataset),
+            ensure_room=RoomMaker(self.root, found.dataset),
             jobs=self._jobs,
             progress=self._context.progress,
             helper=self.targets.helper(),
@@ -238,21 +239,6 @@ def cache(
         return [stager.cache(target, hold=hold, job=job) for target in targets]
 
 
-@dataclass(frozen=True, slots=True)
-class _RoomMaker:
-    """What a fill calls for room; the owner's limits are read anew each time, as they may change
-    meanwhile.
-    """
-
-    root: CacheRoot
-    dataset: DatasetName
-
-    def __call__(self, need: Need, /) -> None:
-        from dsv.cache.eviction.evict import ensure_room
-
-        ensure_room(self.root, load_settings(self.root), self.dataset, need)
-
-
 class Claim:
     """A lease for as long as a block lasts, unless `keep` takes it out.
 
@@ -292,8 +278,10 @@ class Claim:
         if usable and lookup(self._root, self._found.place) is not None:
             return self
         if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
+            from dsv.cache.eviction.ensure_room import RoomMaker
+
             place = self._found.place
-            _RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))
+            RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))
             refused = self._take()
         if refused is not None:
             raise refused

@@ -141,6 +141,11 @@ class CacheSettings:
             return None
         return rule.unused_for if rule.unused_for is not None else self.limits.unused_for
 
+    def limits_content(self, dataset: str) -> bool:
+        """Whether it depends on what is cached already, and not on the disk alone, if more of a dataset may be."""
+        limited = (self.limits.max_size, self.limits.max_files, self.rule(dataset).max_size)
+        return any(one is not None for one in limited)
+
     def tightened(self, limits: Limits) -> CacheSettings:
         """With limits that a command gave; they hold for every dataset, where they are stricter."""
         rules = {name: rule.tightened(limits) for name, rule in self.datasets.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,8 @@ from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import explain
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
-from dsv.cache.eviction.sweep import Stuck, Sweeper, remove_empty
+from dsv.cache.eviction.sweep import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.filling import room
-from dsv.cache.filling.request import Need, NoRoomBeside
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import record_path
@@ -29,7 +28,6 @@ from dsv.cache.removal import Removed, Remover
 from dsv.cache.settings import CacheSettings, check_writable
 from dsv.cache.usage import USED, Extent, add_share, last_used
 from dsv.errors import DsvError
-from dsv.model.units import format_bytes
 
 _FILE_TIME_NS = FILE_TIME * 10**9
 
@@ -91,34 +89,71 @@ def evict(
     if not root.exists():
         return EvictionResult()
     swept = sweep(root, settings, wish)
-    inventory = take_inventory(root)
-    planner = _planner(root, inventory, settings, wish)
-    executor = _Executor(root, {item.place: item for item in inventory.visible})
-    result = _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
+    result = evict_from(root, settings, wish, take_stock(root, wish, swept.claims), on_evicted)
     result.leftovers += swept.freed
     result.stuck = swept.stuck
     return result
 
 
-def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish) -> Sweeper:
+def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish) -> Swept:
     """Deletes what killed evictors left, and fills that nobody goes on with. Raises as `evict`."""
     check_writable(root, settings)
-    sweeper = Sweeper(root, settings, wish)
     try:
-        sweeper.run()
-        return sweeper
+        return Sweeper(root, settings, wish).run()
     except OSError as error:
         raise explain(error, root.path, "clean up") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What an eviction is planned from: what is cached, and the disk as it was right afterwards.
+
+    It may be old when it is acted upon: each commit is looked at again before it goes.
+    """
+
+    inventory: Inventory
+    disk: Disk
+
+    def planner(self, settings: CacheSettings, wish: Wish) -> Planner:
+        now = self.inventory.now
+        candidates = [item.candidate(now) for item in self.inventory.visible]
+        return Planner(candidates, settings, self.disk, now, wish)
+
+
+def take_stock(root: CacheRoot, wish: Wish, claims: Mapping[Place, Claims] | None = None) -> Stock:
+    """`claims`: as of `take_inventory`. Raises `Denied`, `Unreachable`."""
+    inventory = take_inventory(root, claims)
+    return Stock(inventory, disk_now(root, wish.place if wish.need is not None else None))
+
+
+def evict_from(
+    root: CacheRoot,
+    settings: CacheSettings,
+    wish: Wish,
+    stock: Stock,
+    on_evicted: Callable[[Evicted], None] = lambda _: None,
+) -> EvictionResult:
+    """`evict` without the sweep, by what is known already."""
+    planner = stock.planner(settings, wish)
+    executor = _Executor(root, {item.place: item for item in stock.inventory.visible})
+    return _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
 
 
 def preview(root: CacheRoot, settings: CacheSettings, wish: Wish, *, exact: bool = True) -> EvictionResult:
     """What `evict` would do now; nothing is touched.
 
-    `exact` looks at every file that would go, as only its links tell what is freed; else the records' word
-    is taken.
+    `exact` looks at every file that would go, because only its links tell what is freed; otherwise the records are
+    believed.
     """
     if not root.exists():
         return EvictionResult()
+    return preview_from(root, settings, wish, take_stock(root, wish), exact=exact)
+
+
+def preview_from(
+    root: CacheRoot, settings: CacheSettings, wish: Wish, stock: Stock, *, exact: bool = True
+) -> EvictionResult:
+    """`preview` by what is known already."""
     remover = Remover(_FILE_TIME_NS, dry=True)
 
     def measure(due: Due) -> Evicted:
@@ -126,12 +161,7 @@ def preview(root: CacheRoot, settings: CacheSettings, wish: Wish, *, exact: bool
             return Evicted(due.candidate, due.reason, due.candidate.room)
         return _evicted(due, remover.remove(root.visible(due.candidate.place)))
 
-    return _carry_out(_planner(root, take_inventory(root), settings, wish), measure, lambda _: None)
-
-
-def _planner(root: CacheRoot, inventory: Inventory, settings: CacheSettings, wish: Wish) -> Planner:
-    without = wish.place if wish.need is not None else None
-    return Planner(_candidates(inventory), settings, disk_now(root, without), inventory.now, wish)
+    return _carry_out(stock.planner(settings, wish), measure, lambda _: None)
 
 
 def _carry_out(
@@ -165,49 +195,6 @@ def _carry_out(
     return result
 
 
-def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Need) -> EvictionResult:
-    """Returns when the need fits the disk and the owner's limits beside all other fills, evicting where
-    that helps. Where it would not help enough nothing is evicted.
-
-    dataset: the name of what is to be cached. Raises `NoRoomBeside` with the figures.
-    """
-    wish = Wish(
-        need=Extent(need.bytes, need.files),
-        dataset=dataset,
-        place=need.place,
-        keep=need.keep | {need.place},
-        folders=need.folders,
-    )
-    if not _planner(root, take_inventory(root), settings, wish).finish().exceeded:
-        return EvictionResult()
-    leftovers = sweep(root, settings, wish).freed
-    # Exactly: by the records a commit goes free with all that it wrote, also where others that stay link it.
-    foreseen = preview(root, settings, wish)
-    if foreseen.exceeded:
-        raise _no_room(settings, need, foreseen)
-    result = evict(root, settings, wish)
-    if result.exceeded:
-        raise _no_room(settings, need, result)
-    result.leftovers += leftovers
-    return result
-
-
-def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
-    kept = [due.candidate for due in result.kept]
-    stays = [one for one in kept if one.claim]
-    used = f"; {len(stays)} cached commits are in use or pinned" if stays else ""
-    refusal = NoRoomBeside(
-        f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
-        f"{result.exceeded[0]}{used}",
-        subject=str(need.place),
-        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
-    )
-    wanted = [one for one in kept if one.place in need.keep and one.place != need.place]
-    free = [one for one in wanted if one.claim is None and not settings.is_protected(one.dataset)]
-    refusal.spare = tuple(one.place for one in sorted(free, key=lambda one: (one.last_use, one.place)))
-    return refusal
-
-
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
     """The file system's figures, and what fills have written and still will, less the one of `without`."""
     try:
@@ -233,10 +220,6 @@ def _nearest(folder: Path) -> Path:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
-
-
-def _candidates(inventory: Inventory) -> list[Candidate]:
-    return [item.candidate(inventory.now) for item in inventory.visible]
 
 
 class _Executor:

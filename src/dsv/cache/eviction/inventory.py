@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
 from dsv.model.names import DatasetName
 
-_THREADS = 16  # reads in flight: over NFS each is a round trip
+THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +65,34 @@ class Inventory:
         return [item for item in self.items if item.visible]
 
 
-def take_inventory(root: CacheRoot) -> Inventory:
-    """Raises `Denied`, `Unreachable`; a cache that is not there is empty."""
+def take_inventory(root: CacheRoot, claims: Mapping[Place, Claims] | None = None) -> Inventory:
+    """Raises `Denied`, `Unreachable`; a cache that is not there is empty.
+
+    claims: those that were read a moment ago; the others are read. Nobody may rely on them for more than a plan.
+    """
+    read = claims or {}
     try:
         now = server_now(root)
-        seen, closed, aliens = _visible(root)
-        known = set(find_all(root.dot / "claims"))
-        places = sorted(seen | known)
+        seen = find_visible(root)
+        places = sorted(seen.places | set(find_all(root.dot / "claims")))
 
         def look(place: Place) -> Item:
-            item = read_item(root, place, visible=place in seen)
-            shut = place.dataset in closed and item.record is not None
+            item = read_item(root, place, visible=place in seen.places, claims=read.get(place))
+            shut = place.dataset in seen.closed and item.record is not None
             return replace(item, visible=True, closed=True) if shut else item
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-inventory") as pool:
-            return Inventory(now, tuple(pool.map(look, places)), tuple(aliens))
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-inventory") as pool:
+            return Inventory(now, tuple(pool.map(look, places)), tuple(seen.aliens))
     except OSError as error:
         raise explain(error, root.path, "read") from error
 
 
-def read_item(root: CacheRoot, place: Place, *, visible: bool) -> Item:
+def read_item(root: CacheRoot, place: Place, *, visible: bool, claims: Claims | None = None) -> Item:
     """Raises `OSError`."""
-    claims = read_claims(root, place)
-    record = read_record(root, place, claims.names)
+    record = None if claims is None else read_record(root, place, claims.names)
+    if claims is None or record is None:  # also if the commit went, or was filled anew, since they were read
+        claims = read_claims(root, place)
+        record = read_record(root, place, claims.names)
     room = Extent()
     if record is not None:
         room = Extent(record.own_bytes, record.own_files) + usage.shares(
@@ -123,8 +129,17 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     return [place for place in places if place is not None]
 
 
-def _visible(root: CacheRoot) -> tuple[set[Place], set[str], list[str]]:
-    """What can be seen, the datasets whose folders this user may not read, and the names that are not dsv's."""
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """What can be seen. closed: datasets whose folders this user may not read. aliens: as of `Inventory`."""
+
+    places: set[Place]
+    closed: set[str]
+    aliens: list[str]
+
+
+def find_visible(root: CacheRoot) -> Visible:
+    """By listing the folders of the datasets, without a look at any commit. Raises `OSError`."""
     places: set[Place] = set()
     closed: set[str] = set()
     aliens: list[str] = []
@@ -150,7 +165,7 @@ def _visible(root: CacheRoot) -> tuple[set[Place], set[str], list[str]]:
                 places.add(place)
             elif not one.name.startswith("."):
                 aliens.append(f"{folder.name}/{one.name}")
-    return places, closed, sorted(aliens)
+    return Visible(places, closed, sorted(aliens))
 
 
 def find_all(folder: Path) -> list[Place]:

@@ -176,8 +176,12 @@ class Planner:
                 self.plan.kept.append(Due(one, self._claim(one) or f"used {used} ago"))
         self._waiting = []
         if self._wish.only is None:
-            self.plan.exceeded = [*self._exceeded(), *self._datasets_over().values()]
+            self.plan.exceeded = self.exceeded()
         return self.plan
+
+    def exceeded(self) -> list[str]:
+        """Each limit that does not hold now, in a sentence."""
+        return [*self._exceeded(), *self._datasets_over().values()]
 
     def _answer(self) -> Due:
         assert self._given is not None, "nothing was asked"

@@ -8,17 +8,27 @@ fired or was renamed away can't come back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from dsv.cache import usage
 from dsv.cache.claims import intents
-from dsv.cache.claims.claims import Claims, LeaseName, read_claims
+from dsv.cache.claims.claims import (
+    PIN,
+    Claims,
+    LeaseName,
+    LeaseRecord,
+    PinRecord,
+    Unknown,
+    read_claims,
+)
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import list_names
-from dsv.cache.eviction.inventory import find_all
+from dsv.cache.eviction.inventory import THREADS, find_all, find_visible
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling import site
 from dsv.cache.filling.publish import bury
@@ -39,7 +49,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """What lies in the trash and could not be deleted. place: what it was a part of, None where that isn't known."""
+    """What lies in the trash and could not be deleted. place: what it was a part of; None if that isn't known."""
 
     path: Path
     place: Place | None
@@ -47,36 +57,62 @@ class Stuck:
     error: OSError
 
 
+@dataclass(slots=True)
+class Swept:
+    """freed: what that left free. stuck: what could not be deleted of the trash.
+
+    claims: those read on the way of all places at which nothing was cleared away.
+    """
+
+    freed: Extent = field(default_factory=Extent)
+    stuck: list[Stuck] = field(default_factory=list)
+    claims: dict[Place, Claims] = field(default_factory=dict)
+
+
 class Sweeper:
-    """One clearing up. freed: what that left free; stuck: what it could not delete of the trash."""
+    """Clears up once. Places are visited by several threads: over NFS each visit is some round trips."""
 
     def __init__(self, root: CacheRoot, settings: CacheSettings, wish: Wish) -> None:
-        self.freed = Extent()
-        self.stuck: list[Stuck] = []
         self._root = root
         self._settings = settings
         self._wish = wish
         self._hurry = wish.everything or wish.need is not None
-        self._remover = Remover(FILE_TIME * 10**9)
+        self._deleting = (
+            threading.Lock()
+        )  # only one remover at a time can tell which name of a file was the last
+        self._turn = threading.Lock()  # the threads write the next two
+        self._swept = Swept()
         self._busy: set[str] = set()
         self._now = 0.0
+        self._visible: frozenset[Place] = frozenset()
 
-    def run(self) -> None:
-        """Raises `OSError` where the cache can't be written at all; what can't be cleared stays."""
-        self._now = self._root.now()
-        for place in find_all(self._root.dot / "fill"):
-            if self._wish.only is None and place not in self._wish.keep:
-                self._quietly(self._fill, place)
-        for place in find_all(self._root.dot / "claims"):
-            self._quietly(self._claims, place)
-        for name in list_names(self._root.trash):
-            self._quietly(self._trash, name)
-        self._drafts()
-        self._probes()
+    def run(self) -> Swept:
+        """Raises `OSError` if the cache can't be written at all; what can't be cleared stays."""
+        root, wish = self._root, self._wish
+        self._now = root.now()
+        self._visible = frozenset(find_visible(root).places)
+        fills = find_all(root.dot / "fill") if wish.only is None else []
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-sweep") as pool:
+            self._visit(pool, self._fill, [place for place in fills if place not in wish.keep])
+            self._visit(pool, self._claims, find_all(root.dot / "claims"))
+            self._visit(pool, self._trash, list_names(root.trash))
+            self._visit(pool, self._draft, list(root.temporary.iterdir()))
+            self._visit(pool, self._remove_probes, self._folders_of_probes())
+        return self._swept
 
-    def _quietly(self, clear: Callable[[_T], None], what: _T) -> None:
-        with contextlib.suppress(OSError):
-            clear(what)
+    def _visit(
+        self, pool: ThreadPoolExecutor, clear: Callable[[_T], None], all_of_them: Iterable[_T]
+    ) -> None:
+        def quietly(one: _T) -> None:
+            with contextlib.suppress(OSError):
+                clear(one)
+
+        for _ in pool.map(quietly, all_of_them):
+            pass  # raises what is no `OSError`
+
+    def _free(self, room: Extent) -> None:
+        with self._turn:
+            self._swept.freed += room
 
     def _fill(self, place: Place) -> None:
         """Gives up a fill that nobody has worked on for as long as a commit may stay unused."""
@@ -96,8 +132,7 @@ class Sweeper:
             if self._now - last > ABANDONED:
                 bury(found)
         elif (self._hurry or self._now - last > allowed) and site.give_up(found):
-            written = (Extent(worker.written, worker.made) for worker in workers.values())
-            self.freed += sum(written, Extent())
+            self._free(sum((Extent(worker.written, worker.made) for worker in workers.values()), Extent()))
 
     def _claims(self, place: Place) -> None:
         """Ends intents of the dead, and removes what protects nobody any more."""
@@ -106,35 +141,48 @@ class Sweeper:
             if self._is_dead(place, name):
                 self._end_intent(place, name)
             else:
-                self._busy.add(name.removeprefix(intents.PREFIX))
-        self._expired(place, claims)
-        visible = self._root.visible(place).is_dir()
-        if not visible and visible_identity(self._root, place) is None:
-            # Who publishes makes it visible first and records then: what these names tell of has gone.
+                with self._turn:
+                    self._busy.add(name.removeprefix(intents.PREFIX))
+        expired = self._expired(claims)
+        self._clear_expired(place, claims, expired)
+        if place not in self._visible:
+            self._clear_invisible(place, claims)
+        elif not claims.intents and not expired:
+            with self._turn:
+                self._swept.claims[place] = claims
+
+    def _clear_invisible(self, place: Place, claims: Claims) -> None:
+        if self._root.visible(place).is_dir():
+            return
+        if visible_identity(self._root, place) is None:
+            # A commit is visible before it is recorded, so the one that these names tell of has gone.
             for name in claims.names:
                 if name.startswith((ENTRY, usage.SHARE)):
                     self._unlink(place, name)
-        if not visible:
-            if self._hurry or not _recent(self._root.claims(place), self._now):
-                self._unlink(place, usage.USED)
-            remove_empty(self._root, place)
+        if self._hurry or not _recent(self._root.claims(place), self._now):
+            self._unlink(place, usage.USED)
+        remove_empty(self._root, place)
 
-    def _expired(self, place: Place, claims: Claims) -> None:
-        for lease in claims.leases:
-            if lease.valid(self._now):
-                continue
-            if lease.purpose == "run":
-                usage.used_until(self._root, place, lease.renewed)
-            for name in claims.names:
-                found = LeaseName.parse(name)
-                if found is not None and found.holder == lease.owner.id:
-                    self._unlink(place, name)
-        for pin in claims.pins:
-            if not pin.valid(self._now):
-                self._unlink(place, f"pin-{pin.id}")
-        for unknown in claims.unknown:
-            if not unknown.valid(self._now):
-                self._unlink(place, unknown.name)
+    def _expired(self, claims: Claims) -> list[LeaseRecord | PinRecord | Unknown]:
+        every: tuple[LeaseRecord | PinRecord | Unknown, ...]
+        every = (*claims.leases, *claims.pins, *claims.unknown)
+        return [one for one in every if not one.valid(self._now)]
+
+    def _clear_expired(
+        self, place: Place, claims: Claims, expired: Iterable[LeaseRecord | PinRecord | Unknown]
+    ) -> None:
+        for one in expired:
+            if isinstance(one, PinRecord):
+                self._unlink(place, f"{PIN}{one.id}")
+            elif isinstance(one, Unknown):
+                self._unlink(place, one.name)
+            else:
+                if one.purpose == "run":
+                    usage.used_until(self._root, place, one.renewed)
+                for name in claims.names:
+                    found = LeaseName.parse(name)
+                    if found is not None and found.holder == one.owner.id:
+                        self._unlink(place, name)
 
     def _is_dead(self, place: Place, name: str) -> bool:
         record = intents.read_intent(self._root, place, name)
@@ -161,40 +209,39 @@ class Sweeper:
         young = _recent(folder, self._now)
         if young and (empty or not self._hurry or name in self._busy):
             return
-        if folder not in {one.path for one in self.stuck}:  # which is told with its place
+        if folder not in {one.path for one in self._swept.stuck}:  # which is told with its place
             self._remove(folder, None)
 
     def _remove(self, folder: Path, place: Place | None) -> None:
+        remover = Remover(FILE_TIME * 10**9)
         try:
-            self._remover.remove(folder)
+            with self._deleting:
+                remover.remove(folder)
         except OSError as error:
             rest = Remover(FILE_TIME * 10**9, dry=True)
             with contextlib.suppress(OSError):  # then what could be looked at is counted
                 rest.remove(folder)
-            self.stuck.append(Stuck(folder, place, rest.removed.room, error))
+            with self._turn:
+                self._swept.stuck.append(Stuck(folder, place, rest.removed.room, error))
             raise
         finally:
-            self.freed += self._remover.removed.room
+            self._free(remover.removed.room)
 
-    def _drafts(self) -> None:
-        for path in self._root.temporary.iterdir():
-            with contextlib.suppress(OSError):
-                if self._now - path.lstat().st_ctime > _OLD_DRAFT:
-                    if path.is_dir() and not path.is_symlink():
-                        self._remover.remove(path)
-                    else:
-                        path.unlink()
+    def _draft(self, path: Path) -> None:
+        if self._now - path.lstat().st_ctime > _OLD_DRAFT:
+            if path.is_dir() and not path.is_symlink():
+                Remover(FILE_TIME * 10**9).remove(path)
+            else:
+                path.unlink()
 
-    def _probes(self) -> None:
-        """What somebody left who died while asking for the time; it would keep a dataset's folders for ever."""
+    def _folders_of_probes(self) -> list[Path]:
         root = self._root
-        self._quietly(self._remove_probes, root.path)
-        self._quietly(self._remove_probes, root.room)
-        for dataset in list_names(root.dot / "datasets"):
-            for above in (root.path, root.dot / "fill", root.dot / "claims"):
-                self._quietly(self._remove_probes, above / dataset)
+        above = (root.path, root.dot / "fill", root.dot / "claims")
+        datasets = list_names(root.dot / "datasets")
+        return [root.path, root.room, *(folder / dataset for dataset in datasets for folder in above)]
 
     def _remove_probes(self, folder: Path) -> None:
+        """Left by anyone who died while asking for the time; they would keep a dataset's folders for ever."""
         found = [path for path in folder.iterdir() if path.name.startswith(PROBE)]
         for path in found:
             if not _recent(path, self._now):

@@ -1,0 +1,126 @@
+"""Making room for a fill, within the disk and the owner's limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dsv.cache.eviction.evict import (
+    EvictionResult,
+    Stock,
+    disk_now,
+    evict_from,
+    preview_from,
+    sweep,
+    take_stock,
+)
+from dsv.cache.eviction.policy import Planner, Wish
+from dsv.cache.filling.request import Need, NoRoomBeside
+from dsv.cache.layout import CacheRoot
+from dsv.cache.settings import CacheSettings, load_settings
+from dsv.cache.usage import Extent
+from dsv.model.units import format_bytes
+
+_REST = 100  # all commits are looked at again once this takes at most so small a part of the time
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was cached when there was room for the fill. until: by the clock; after that it is too old."""
+
+    stock: Stock
+    until: float
+
+
+class RoomMaker:
+    """Makes room for one fill, each time that it asks.
+
+    A fill asks every few seconds, and to look at all commits of a large cache on a file server takes seconds. Most
+    times a look at the disk and at the reservations tells that there is room. All commits are looked at if it does
+    not, and also, if the owner limits how much may be cached, the first time and once in a while. The limits are read
+    each time, as they may change.
+    """
+
+    def __init__(self, root: CacheRoot, dataset: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._dataset = dataset
+        self._clock = clock
+        self._known: _Known | None = None
+
+    def __call__(self, need: Need, /) -> None:
+        """Raises `NoRoomBeside` with the figures."""
+        settings = load_settings(self._root)
+        wish = _wish(self._dataset, need)
+        if self._has_room_at_a_glance(settings, wish):
+            return
+        self._known = None
+        began = self._clock()
+        stock = take_stock(self._root, wish)
+        if stock.planner(settings, wish).exceeded():
+            _evict_for(self._root, settings, wish, need)
+        else:
+            now = self._clock()
+            self._known = _Known(stock, now + _REST * (now - began))
+
+    def _has_room_at_a_glance(self, settings: CacheSettings, wish: Wish) -> bool:
+        """By what was cached a while ago: a fill that has ended since then had counted this one before it began."""
+        disk = disk_now(self._root, wish.place)
+        if not settings.limits_content(self._dataset):
+            return not Planner((), settings, disk, 0.0, wish).exceeded()
+        known = self._known
+        if known is None or self._clock() >= known.until:
+            return False
+        return not replace(known.stock, disk=disk).planner(settings, wish).exceeded()
+
+
+def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Need) -> EvictionResult:
+    """Returns when the need fits the disk and the owner's limits beside all other fills.
+
+    Evicts for that, unless it would not help enough. dataset: of what is to be cached. Raises `NoRoomBeside` with the
+    figures.
+    """
+    wish = _wish(dataset, need)
+    if not take_stock(root, wish).planner(settings, wish).exceeded():
+        return EvictionResult()
+    return _evict_for(root, settings, wish, need)
+
+
+def _evict_for(root: CacheRoot, settings: CacheSettings, wish: Wish, need: Need) -> EvictionResult:
+    swept = sweep(root, settings, wish)
+    stock = take_stock(root, wish, swept.claims)
+    # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
+    foreseen = preview_from(root, settings, wish, stock)
+    if foreseen.exceeded:
+        raise _no_room(settings, need, foreseen)
+    result = evict_from(root, settings, wish, stock)
+    if result.exceeded:
+        raise _no_room(settings, need, result)
+    result.leftovers += swept.freed
+    return result
+
+
+def _wish(dataset: str, need: Need) -> Wish:
+    return Wish(
+        need=Extent(need.bytes, need.files),
+        dataset=dataset,
+        place=need.place,
+        keep=need.keep | {need.place},
+        folders=need.folders,
+    )
+
+
+def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
+    kept = [due.candidate for due in result.kept]
+    stays = [one for one in kept if one.claim]
+    used = f"; {len(stays)} cached commits are in use or pinned" if stays else ""
+    refusal = NoRoomBeside(
+        f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {need.files} files: "
+        f"{result.exceeded[0]}{used}",
+        subject=str(need.place),
+        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+    )
+    wanted = [one for one in kept if one.place in need.keep and one.place != need.place]
+    free = [one for one in wanted if one.claim is None and not settings.is_protected(one.dataset)]
+    refusal.spare = tuple(one.place for one in sorted(free, key=lambda one: (one.last_use, one.place)))
+    return refusal

@@ -21,7 +21,7 @@ from dsv.runs.again import Again, again
 from dsv.runs.life import RunResult, dry_run, run
 from dsv.runs.place import RunPlace
 from dsv.runs.records import RunRecords
-from dsv.runs.spec import RunRequest
+from dsv.runs.spec import JobSpec
 from dsv.runs.staged import Staged
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
@@ -134,15 +134,15 @@ class Shop:
     def runs(self) -> RunStore:
         return RunStore(self.store)
 
-    def request(self, *command: str, target: str = "team/scans@v1", **more: Any) -> RunRequest:
-        return RunRequest(target=Target.parse(target), command=command, **more)
+    def request(self, *command: str, target: str = "team/scans@v1", **more: Any) -> JobSpec:
+        return JobSpec(target=Target.parse(target), command=command, **more)
 
     def run(self, *command: str, offline: bool = False, **more: Any) -> RunResult:
         return self.launch(self.request(*command, **more), offline=offline)
 
     def launch(
         self,
-        request: RunRequest,
+        spec: JobSpec,
         *,
         offline: bool = False,
         signals: Signals | None = None,
@@ -151,7 +151,7 @@ class Shop:
         records = RunRecords(self.spool, None if offline else self.runs)
         with self.output() as (stdout, stderr):
             return run(
-                request, place=self.place, staging=self.data, records=records, stdout=stdout, stderr=stderr,
+                spec, place=self.place, staging=self.data, records=records, stdout=stdout, stderr=stderr,
                 signals=signals, progress=self.notes, grace=grace,
             )  # fmt: skip
 

@@ -25,7 +25,7 @@ def test_the_same_again(shop: Shop) -> None:
         "cat", "x", target="team/scans@v1:train/", data={"m": Target.parse("masks@v2")}, params={"a": [1]}
     ).record
     repeated = shop.again(first)
-    request = repeated.request
+    request = repeated.spec
     assert repeated.cannot == ()
     assert str(request.target) == f"team/scans@{first.commit.hex()}:train/"
     assert str(request.data["m"]) == f"masks@{first.data[1].commit.hex()}"
@@ -36,18 +36,18 @@ def test_hidden_arguments_must_be_given_anew(shop: Shop) -> None:
     first = shop.run("echo", "--token", "abc").record
     with pytest.raises(UsageError, match="secrets"):
         shop.again(first)
-    assert shop.again(first, command=("echo", "x")).request.command == ("echo", "x")
+    assert shop.again(first, command=("echo", "x")).spec.command == ("echo", "x")
     with_args = replace(first, command=("echo",), engine_args=("--env=A=***",))
     with pytest.raises(UsageError):
         shop.again(with_args, command=("echo",))
-    assert shop.again(with_args, engine_args=("--cpus=1",)).request.engine_args == ("--cpus=1",)
+    assert shop.again(with_args, engine_args=("--cpus=1",)).spec.engine_args == ("--cpus=1",)
 
 
 def test_values_of_variables_are_those_of_today(shop: Shop) -> None:
     first = shop.run("true", env={"A": "1", "B": "2", "C": "3"}).record
     shop.environ["B"] = "new"
     repeated = shop.again(first, env={"A": "1"})
-    assert repeated.request.env == {"A": "1", "B": "new"}
+    assert repeated.spec.env == {"A": "1", "B": "new"}
     assert [text.split(" ")[0] for text in repeated.cannot] == ["the", "C"]
 
 
@@ -126,4 +126,4 @@ def test_a_secret_parameter_is_given_anew(shop: Shop) -> None:
     with pytest.raises(UsageError, match="the parameter lr"):
         shop.again(first, params={"lr": 0.2})
     repeated = shop.again(first, params={"api_key": "swordfish-2"})
-    assert repeated.request.params == {"api_key": "swordfish-2", "lr": 0.1}
+    assert repeated.spec.params == {"api_key": "swordfish-2", "lr": 0.1}

@@ -124,7 +124,7 @@ def test_a_run_is_repeated_on_the_same_image(shop: Shop, lab: ContainerEngine) -
     ).record
     repeated = shop.again(first)
     assert repeated.cannot == ()
-    second = shop.launch(repeated.request).record
+    second = shop.launch(repeated.spec).record
     assert (second.image_id, second.command, second.params, second.shm_bytes, second.commit) == (
         first.image_id, first.command, first.params, first.shm_bytes, first.commit,
     )  # fmt: skip
@@ -135,12 +135,12 @@ def test_a_run_is_repeated_on_the_same_image(shop: Shop, lab: ContainerEngine) -
 def test_an_image_that_has_changed_its_name_is_found_by_its_id(shop: Shop, lab: ContainerEngine) -> None:
     first = shop.run("true", image=lab.busybox, engine=name_of(lab)).record
     renamed = shop.again(replace(first, image="dsv-labs/was-called:otherwise"))
-    assert renamed.cannot == () and renamed.request.image == first.image_id
-    assert shop.launch(renamed.request).exit_code == 0
+    assert renamed.cannot == () and renamed.spec.image == first.image_id
+    assert shop.launch(renamed.spec).exit_code == 0
     gone = shop.again(replace(first, image_id="sha256:" + "0" * 64))
-    assert gone.request.image == lab.busybox
+    assert gone.spec.image == lab.busybox
     assert len(gone.cannot) == 1 and "another image" in gone.cannot[0]
     pulled = shop.again(
         replace(first, image="x/y:1", image_id="sha256:" + "0" * 64, image_digest="x/y@sha256:1")
     )
-    assert pulled.request.image == "x/y@sha256:1"
+    assert pulled.spec.image == "x/y@sha256:1"

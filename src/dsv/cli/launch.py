@@ -2,75 +2,51 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import FileIO
-from pathlib import Path
+from typing import Any
 
-from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.context import Context
-from dsv.api.run_store import LateRunStore
-from dsv.cache.claims.leases import Lease
-from dsv.cache.layout import CacheRoot
+from dsv.api.run import dry_run, recorded_run, run
 from dsv.cli.call import Call
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.output import document, to_json
 from dsv.engines.base import Plan
 from dsv.engines.signals import Signals, spared
-from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
-from dsv.fs.process import host_name, user_name
-from dsv.model.names import Rev, Target
-from dsv.model.run import RunId, RunRecord
-from dsv.model.units import format_duration, parse_size
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
+from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.model.names import Target
+from dsv.model.units import format_duration
 from dsv.runs.again import again
-from dsv.runs.life import RunResult
-from dsv.runs.life import dry_run as plan_run
-from dsv.runs.life import run as execute
-from dsv.runs.listing import show_run, waiting_run
-from dsv.runs.marks import Marks
+from dsv.runs.life import RunResult, as_launch_error
 from dsv.runs.place import RunPlace
-from dsv.runs.records import RunRecords
-from dsv.runs.spec import RunRequest, parse_data, parse_env, parse_gpus, parse_params
-from dsv.runs.staged import Staged
+from dsv.runs.spec import OPTIONS, JobSpec, parse_env, parse_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What was typed; None for what was left out."""
+class Typed:
+    """What was typed; None for what was left out. options: of the run, by the field of `JobSpec`; env: as typed."""
 
     target: str | None
-    data: tuple[str, ...]
-    image: str | None
-    engine: str | None
-    code: str | None
-    out: str | None
-    gpus: str | None
-    shm_size: str | None
-    env: tuple[str, ...]
-    param: tuple[str, ...]
-    name: str | None
-    engine_arg: tuple[str, ...]
     again: str | None
+    env: tuple[str, ...]
+    options: Mapping[str, Any]
     offline: bool
     jobs: int | None
-    no_log: bool
     json_file: str | None
     dry_run: bool
 
 
 @spared()
-def launch(call: Call, options: RunOptions) -> int:
+def launch(call: Call, typed: Typed) -> int:
     """Runs it, and returns the exit code. What keeps it from being launched is a `LaunchError`."""
-    _check(call, options)
+    _check(call, typed)
     # Opened before anything else happens, so that a result can't be lost for a name that can't be written.
-    file = None if options.json_file is None or options.dry_run else _JsonFile.open(options.json_file)
+    file = None if typed.json_file is None or typed.dry_run else _JsonFile.open(typed.json_file)
     try:
-        with as_launch_error():
-            result = _launch(call, options)
+        with launching():
+            result = _launch(call, typed)
     except DsvError as error:
         if file is not None:
             _write(call, file, of_error(error).json())
@@ -78,144 +54,52 @@ def launch(call: Call, options: RunOptions) -> int:
     return 0 if result is None else _tell(call, result, file)
 
 
-def _launch(call: Call, options: RunOptions) -> RunResult | None:
-    """None where it was only shown."""
+def _launch(call: Call, typed: Typed) -> RunResult | None:
+    """None if it was only shown."""
     with call.context() as context:
-        place = _place(call)
-        request = _request(call, options, context, place)
-        root = CacheRoot(call.settings.cache().path)
-        with Stager(context, root, offline=options.offline, jobs=options.jobs) as stager:
-            if not options.dry_run:
-                return _run(call, options, context, place, request, stager)
-            _show_plan(call, plan_run(request, place=place, staging=stager))
-    return None
+        place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
+        spec = _spec(call, typed, context, place)
+        cache = call.settings.cache().path
+        if typed.dry_run:
+            _show_plan(call, dry_run(context, cache, spec, place, offline=typed.offline))
+            return None
+        return run(context, cache, spec, place, offline=typed.offline, jobs=typed.jobs, signals=Signals())
 
 
-def _run(
-    call: Call, options: RunOptions, context: Context, place: RunPlace, request: RunRequest, stager: Stager
-) -> RunResult:
-    staging = _Fixed(stager, [request.target, *request.data.values()])
-    store = staging.store
-    with LateRunStore(context, store) as runs:
-        return execute(
-            request,
-            place=place,
-            staging=staging,
-            records=RunRecords(
-                Spool(place.spool, store), None if options.offline else runs, Marks(place.state, store)
-            ),
-            signals=Signals(),
-            progress=context.progress,
-        )
-
-
-class _Fixed:
-    """Finds each target once: what a branch names may change between looking and staging."""
-
-    def __init__(self, stager: Stager, targets: list[Target]) -> None:
-        found = {target: stager.targets.find(target) for target in targets}
-        self.store = found[targets[0]].store
-        self._stager = stager
-        self._found = found
-        self._whole = {
-            target: Target(one.dataset, Rev(str(one.commit)), target.path) for target, one in found.items()
-        }
-
-    def locate(self, target: Target) -> Staged:
-        return self._stager.locate(self._whole[target])
-
-    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease | NoLease]:
-        staged = self._stager.stage(self._whole[target], run)
-        self._stager.targets.remember(self._found[target])
-        return staged
-
-
-def _check(call: Call, options: RunOptions) -> None:
-    if call.json and not options.dry_run:
+def _check(call: Call, typed: Typed) -> None:
+    if call.json and not typed.dry_run:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
-    if options.again is None and options.target is None:
+    if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
-    if options.again is not None and options.target is not None:
-        raise UsageError("a repeated run has its target already", hint=f"dsv run --again {options.again}")
+    if typed.again is not None and typed.target is not None:
+        raise UsageError("a repeated run has its target already", hint=f"dsv run --again {typed.again}")
 
 
-def _request(call: Call, options: RunOptions, context: Context, place: RunPlace) -> RunRequest:
-    env, unset = parse_env(options.env, call.around.environ)
+def _spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobSpec:
+    env, unset = parse_env(typed.env, call.around.environ)
     for name in unset:
         call.warn(f"{name} has no value here, so the job doesn't get it")
-    if options.again is not None:
-        return _again(call, options, context, place, env)
-    assert options.target is not None  # _check looked
-    return RunRequest(
-        target=Target.parse(options.target),
-        command=call.words,
-        data=parse_data(options.data),
-        image=options.image,
-        engine=options.engine,
-        code=None if options.code is None else Path(options.code),
-        out=None if options.out is None else Path(options.out),
-        gpus=None if options.gpus is None else parse_gpus(options.gpus),
-        shm_bytes=None if options.shm_size is None else parse_size(options.shm_size),
-        env=env,
-        params=parse_params(options.param),
-        name=options.name,
-        engine_args=options.engine_arg,
-        log=not options.no_log,
-    )
+    if typed.again is not None:
+        return _again(call, typed, context, place, env)
+    assert typed.target is not None  # _check looked
+    target = Target.parse(typed.target)
+    return JobSpec(target=target, command=call.words, env=env, **parse_options(typed.options))
 
 
-def _again(
-    call: Call, options: RunOptions, context: Context, place: RunPlace, env: Mapping[str, str]
-) -> RunRequest:
-    given = {
-        "--data": options.data,
-        "--image": options.image,
-        "--engine": options.engine,
-        "--code": options.code,
-        "--gpus": options.gpus,
-        "--shm-size": options.shm_size,
-    }
-    for option, value in given.items():
-        if value:
+def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Mapping[str, str]) -> JobSpec:
+    assert typed.again is not None
+    for option in OPTIONS:
+        if option.field in typed.options and not option.anew:
             raise UsageError(
-                f"{option} of a repeated run is what it was", hint=f"dsv run --again {options.again}"
+                f"{option.flag} of a repeated run is what it was", hint=f"dsv run --again {typed.again}"
             )
-    repeated = again(
-        _recorded(call, options, context, place),
-        place,
-        command=call.words,
-        engine_args=options.engine_arg,
-        env=env,
-        params=parse_params(options.param),
-        out=None if options.out is None else Path(options.out),
-        log=not options.no_log,
-    )
+    record = recorded_run(context, place, typed.again, offline=typed.offline)
+    if typed.offline:
+        call.say(f"run {record.run} as it waits here to be sent: with --offline the store is not asked")
+    repeated = again(record, place, command=call.words, env=env, **parse_options(typed.options))
     for sentence in repeated.cannot:
         call.warn(sentence)
-    return repeated.request if options.name is None else replace(repeated.request, name=options.name)
-
-
-def _recorded(call: Call, options: RunOptions, context: Context, place: RunPlace) -> RunRecord:
-    """The run that is to be repeated."""
-    assert options.again is not None
-    if options.offline:
-        record = waiting_run(place.spool, options.again)
-        call.say(f"run {record.run} as it waits here to be sent: with --offline the store is not asked")
-        return record
-    with context.repository() as repository:
-        spool = Spool(place.spool, repository.id)
-        runs = RunStore(repository.store)
-        return show_run(runs, spool, options.again, list(repository.refs.datasets())).record
-
-
-def _place(call: Call) -> RunPlace:
-    return RunPlace(
-        environ=call.around.environ,
-        state=call.settings.state,
-        cwd=call.settings.cwd,
-        host=host_name(),
-        user=user_name(os.getuid()),
-    )
+    return repeated.spec
 
 
 def _show_plan(call: Call, plan: Plan) -> None:
@@ -290,14 +174,11 @@ def _write(call: Call, to: _JsonFile, text: str) -> None:
 
 
 @contextmanager
-def as_launch_error() -> Iterator[None]:
-    """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
-    try:
-        yield
-    except (UsageError, LaunchError, Interrupted, Terminated):
-        raise
-    except DsvError as error:
-        raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
-    except OSError as error:
-        failure: Failure = of_error(error)
-        raise LaunchError(failure.message, subject=failure.subject, hint=failure.hint) from error
+def launching() -> Iterator[None]:
+    """As `as_launch_error`, for errors of the system too."""
+    with as_launch_error():
+        try:
+            yield
+        except OSError as error:
+            failure: Failure = of_error(error)
+            raise LaunchError(failure.message, subject=failure.subject, hint=failure.hint) from error

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
@@ -52,25 +52,40 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Task:
+    """The options of a run that an engine carries out as they are.
+
+    gpus: how many, `ALL_GPUS`, or None; shm_bytes: None for half of the machine's memory; engine_args: further
+    options of the engine's own.
+    """
+
+    command: tuple[str, ...] = ()
+    image: str | None = None
+    gpus: int | None = None
+    shm_bytes: int | None = None
+    engine_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Task):
     """What is to be run, in terms that fit every engine.
 
-    run: the id of the run, a label; name: of the container; env: beside what the engine gives a job anyway;
-    workdir: as the job sees it, None for the engine's own; gpus: how many, `ALL_GPUS`, or None; shm_bytes:
-    None for half of the machine's memory; scratch: an empty folder of this run's, for the engine's files.
+    run: the id of the run, a label; name: of the container; env: added to what the engine gives every job;
+    workdir: as the job sees it, None for the engine's own; scratch: an empty folder of this run, for the
+    engine's files.
     """
 
     run: str
     name: str
-    command: tuple[str, ...]
-    image: str | None = None
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     workdir: str | None = None
-    gpus: int | None = None
-    shm_bytes: int | None = None
-    engine_args: tuple[str, ...] = ()
     scratch: Path
+
+    @classmethod
+    def of(cls, task: Task, **more: Any) -> Job:
+        """The job of a task. more: the fields that a task has not."""
+        return cls(**{each.name: getattr(task, each.name) for each in fields(Task)}, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.engines.base import ALL_GPUS
 from dsv.engines.registry import ENGINES
 from dsv.errors import UsageError
 from dsv.model.names import Rev, Target
 from dsv.model.run import CodeState, Json, RunData, RunRecord
 from dsv.model.secret_shapes import HIDDEN
 from dsv.runs.place import RunPlace, code_state
-from dsv.runs.spec import RunRequest
+from dsv.runs.spec import JobSpec, restored
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The request that repeats a run; cannot: what will differ, or may, a sentence each."""
+    """The spec that repeats a run; cannot: what will differ, or may, a sentence each."""
 
-    request: RunRequest
+    spec: JobSpec
     cannot: tuple[str, ...]
 
 
@@ -34,6 +33,7 @@ def again(
     env: Mapping[str, str] | None = None,
     params: Mapping[str, Json] | None = None,
     out: Path | None = None,
+    name: str | None = None,
     log: bool = True,
 ) -> Again:
     """The same commits, image, engine, code folder, command and parameters.
@@ -52,7 +52,7 @@ def again(
                 subject=record.run,
                 hint=f"dsv run --again {record.run} {again_with}",
             )
-    request = RunRequest(
+    spec = JobSpec(
         target=_target(record.data[0]) if record.data else Target(record.dataset, Rev(record.commit.hex())),
         command=command or record.command,
         data={each.name: _target(each) for each in record.data[1:]},
@@ -60,17 +60,18 @@ def again(
         engine=record.engine,
         code=_code(record.code, place, cannot),
         out=out,
-        gpus=None if record.gpus is None else ALL_GPUS if record.gpus == "all" else int(record.gpus),
         shm_bytes=record.shm_bytes,
         env=_env(record, place, dict(env or {}), cannot),
         params=_params(record, params or {}),
         engine_args=engine_args or record.engine_args,
         log=log,
+        name=name,
         again_of=record.run,
+        **restored(record),
     )
     if record.host != place.host:
         cannot.append(f"it ran on {record.host}, and this is {place.host}")
-    return Again(request, tuple(cannot))
+    return Again(spec, tuple(cannot))
 
 
 def _target(data: RunData) -> Target:

@@ -36,7 +36,7 @@ from dsv.runs.place import (
 )
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords, Sent
-from dsv.runs.spec import RunRequest, check_request
+from dsv.runs.spec import JobSpec, check_spec
 from dsv.runs.staged import Staged
 
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ class RunResult:
 
 
 def run(
-    request: RunRequest,
+    spec: JobSpec,
     *,
     place: RunPlace,
     staging: Staging,
@@ -103,12 +103,12 @@ def run(
     gets to end after one. Raises `LaunchError` for what kept it from being started, but `UsageError`,
     `Interrupted` and `Terminated` as they are.
     """
-    check_request(request)
+    check_spec(spec)
     watcher = progress if progress is not None else NoProgress()
     unharmed = spared() if signals is not None else nullcontext()
-    with ExitStack() as leases, _as_launch_error(), unharmed:
-        launch, held = _prepare(request, place, staging, watcher, leases)
-        log = LogKeeper() if request.log else None
+    with ExitStack() as leases, as_launch_error(), unharmed:
+        launch, held = _prepare(spec, place, staging, watcher, leases)
+        log = LogKeeper() if spec.log else None
         supervision = _Supervision(held, signals or Signals(), watcher.note, grace)
         with signals.caught() if signals is not None else nullcontext():
             done = _execute(launch, records, Output(stdout, stderr, log), log, supervision)
@@ -119,15 +119,15 @@ def run(
         return RunResult(record, record.exit_code, launch.out, _error(launch, done.outcome), sent)
 
 
-def dry_run(request: RunRequest, *, place: RunPlace, staging: Staging) -> Plan:
+def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
     """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
-    check_request(request)
-    with _as_launch_error():
-        return _decide(request, place, staging).plan()
+    check_spec(spec)
+    with as_launch_error():
+        return _decide(spec, place, staging).plan()
 
 
 @contextmanager
-def _as_launch_error() -> Iterator[None]:
+def as_launch_error() -> Iterator[None]:
     """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
     try:
         yield
@@ -137,17 +137,17 @@ def _as_launch_error() -> Iterator[None]:
         raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
 
 
-def _decide(request: RunRequest, place: RunPlace, staging: Staging) -> Launch:
-    chosen = choose(place.environ, request.engine, request.image)
-    located = {name: staging.locate(target) for name, target in _targets(request).items()}
-    return Launch.of(request, place, chosen, RunId.make(now_ms(), os.urandom(4)), located)
+def _decide(spec: JobSpec, place: RunPlace, staging: Staging) -> Launch:
+    chosen = choose(place.environ, spec.engine, spec.image)
+    located = {name: staging.locate(target) for name, target in _targets(spec).items()}
+    return Launch.of(spec, place, chosen, RunId.make(now_ms(), os.urandom(4)), located)
 
 
 def _prepare(
-    request: RunRequest, place: RunPlace, staging: Staging, progress: Progress, leases: ExitStack
+    spec: JobSpec, place: RunPlace, staging: Staging, progress: Progress, leases: ExitStack
 ) -> tuple[Launch, list[Lease]]:
     """Everything that can be found wrong is found before the first byte is fetched."""
-    decided = _decide(request, place, staging)
+    decided = _decide(spec, place, staging)
     plan = decided.plan()
     note = decided.chosen.note
     notes = plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
@@ -155,7 +155,7 @@ def _prepare(
         progress.note(text)
     staged: dict[str, Staged] = {}
     held: list[Lease] = []
-    for name, target in _targets(request).items():
+    for name, target in _targets(spec).items():
         staged[name], lease = staging.stage(target, decided.run)
         leases.callback(lease.release)
         held.append(lease)
@@ -183,7 +183,7 @@ def _execute(
         make_folder(launch.out)
         if launch.skeleton is not None:
             make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
-        write_params(launch.out, launch.request.params)
+        write_params(launch.out, launch.spec.params)
         before = metrics_stamp(launch.out)
         plan = launch.plan()
         first = launch.record(plan, now_ms())
@@ -304,14 +304,14 @@ def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
     return LaunchError(
         f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
         subject=launch.run,
-        hint=engine.gpu_hint if launch.request.gpus is not None else None,
+        hint=engine.gpu_hint if launch.spec.gpus is not None else None,
     )
 
 
 def _gpu_watch(launch: Launch) -> GpuWatch | None:
-    if launch.request.gpus is None:
+    if launch.spec.gpus is None:
         return None
-    watch = GpuWatch(names_of(launch.request.gpus, launch.chosen.facts.machine))
+    watch = GpuWatch(names_of(launch.spec.gpus, launch.chosen.facts.machine))
     watch.start()
     return watch
 
@@ -326,6 +326,6 @@ def _masked(launch: Launch, text: str | None) -> str | None:
     return None if text is None else launch.masker.text(text)
 
 
-def _targets(request: RunRequest) -> dict[str, Target]:
+def _targets(spec: JobSpec) -> dict[str, Target]:
     """By name; the target itself has none and comes first."""
-    return {"": request.target, **request.data}
+    return {"": spec.target, **spec.data}

@@ -11,11 +11,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from dsv.engines.base import Mount
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.files import replace_file
+from dsv.fs.process import host_name, user_name
 from dsv.model.names import DatasetName
 from dsv.model.run import CodeState, Json, RunId, parse_json
 from dsv.worktree.workspace import Workspace
@@ -36,6 +37,11 @@ class RunPlace:
     cwd: Path
     host: str
     user: str
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str], state: Path, cwd: Path) -> Self:
+        """For a run by this process, on this machine."""
+        return cls(environ, state, cwd, host_name(), user_name(os.getuid()))
 
     def folder(self, dataset: DatasetName, run: RunId) -> Path:
         """Of one run: its output, unless that goes elsewhere, and its scratch."""

@@ -1,4 +1,4 @@
-"""From a request and staged data to the job that an engine plans, and to what the record says before it starts."""
+"""From a spec and staged data to the job that an engine plans, and to what the record says before it starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv import __version__
-from dsv.engines.base import ALL_GPUS, Job, Mount, Plan
+from dsv.engines.base import Job, Mount, Plan
 from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
 from dsv.model.run import CodeState, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
 from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, output_folder
-from dsv.runs.spec import RunRequest
+from dsv.runs.spec import JobSpec, recorded
 from dsv.runs.staged import Staged
 
 
@@ -23,7 +23,7 @@ from dsv.runs.staged import Staged
 class Launch:
     """One run, decided upon. own: the folder of this run among the user's state."""
 
-    request: RunRequest
+    spec: JobSpec
     place: RunPlace
     chosen: Chosen
     run: RunId
@@ -35,20 +35,20 @@ class Launch:
 
     @classmethod
     def of(
-        cls, request: RunRequest, place: RunPlace, chosen: Chosen, run: RunId, staged: Mapping[str, Staged]
+        cls, spec: JobSpec, place: RunPlace, chosen: Chosen, run: RunId, staged: Mapping[str, Staged]
     ) -> Launch:
         """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
         own = place.folder(staged[""].dataset, run)
         return cls(
-            request=request,
+            spec=spec,
             place=place,
             chosen=chosen,
             run=run,
             staged=staged,
             own=own,
-            out=output_folder(place, request.out, own),
-            code=None if request.code is None else code_folder(place, request.code),
-            masker=_masker(request, place),
+            out=output_folder(place, spec.out, own),
+            code=None if spec.code is None else code_folder(place, spec.code),
+            masker=_masker(spec, place),
         )
 
     @property
@@ -74,39 +74,39 @@ class Launch:
 
     def record(self, plan: Plan, started_ms: int) -> RunRecord:
         """What is known when the job starts."""
-        request, facts = self.request, self.chosen.facts
-        command = self.masker.argv(request.command)
-        options = plan.argv[: len(plan.argv) - len(request.command)]
-        params = self.masker.value(request.params, surely=True)
+        spec, facts = self.spec, self.chosen.facts
+        command = self.masker.argv(spec.command)
+        options = plan.argv[: len(plan.argv) - len(spec.command)]
+        params = self.masker.value(spec.params, surely=True)
         assert isinstance(params, dict)  # as it went in
         return RunRecord(
             run=self.run,
             dataset=self.main.dataset,
             commit=self.main.commit,
-            target=str(request.target),
+            target=str(spec.target),
             data=tuple(self._run_data(name, each) for name, each in self.staged.items()),
             state=RunState.RUNNING,
             engine=plan.engine,
             engine_version=facts.version,
-            image=None if request.image is None else self.masker.name(request.image),
+            image=None if spec.image is None else self.masker.name(spec.image),
             command=command,
-            engine_args=self.masker.argv(hide_env_values(request.engine_args)),
+            engine_args=self.masker.argv(hide_env_values(spec.engine_args)),
             argv=self.masker.argv(hide_env_values(options)) + command,
-            env=tuple(sorted(request.env)),
+            env=tuple(sorted(spec.env)),
             params=params,
-            gpus=None if request.gpus is None else "all" if request.gpus == ALL_GPUS else str(request.gpus),
             shm_bytes=plan.shm_bytes,
             code=None if self.code is None else self._code_state(self.code),
             out=self.masker.name(str(self.out)),
-            name=None if request.name is None else self.masker.name(request.name),
+            name=None if spec.name is None else self.masker.name(spec.name),
             host=self.place.host,
             user=self.place.user,
             started_ms=started_ms,
             cache_hit=all(each.hit for each in self.staged.values()),
             stage_seconds=round(sum(each.seconds for each in self.staged.values()), 3),
             stage_bytes=sum(each.fetched_bytes for each in self.staged.values()),
-            again_of=request.again_of,
+            again_of=spec.again_of,
             dsv=__version__,
+            **recorded(spec),
         )
 
     def _code_state(self, folder: Path) -> CodeState:
@@ -128,13 +128,13 @@ class Launch:
         mounts = [*own, *others]
         out = Mount(self.out, "/out", writable=True)
         env = {
-            **self.request.env,
+            **self.spec.env,
             "DSV_RUN": str(self.run),
             "DSV_DATASET": str(self.main.dataset),
             "DSV_COMMIT": self.main.commit.hex(),
             "DSV_DATA": engine.place(own[0]),
             "DSV_OUT": engine.place(out),
-            "DSV_PARAMS": json.dumps(self.request.params),
+            "DSV_PARAMS": json.dumps(self.spec.params),
         }
         for name, mount in zip(self.further, others, strict=True):
             variable = data_variable(name)
@@ -146,30 +146,26 @@ class Launch:
             code = Mount(self.code, "/code")
             mounts.append(code)
             workdir = engine.place(code)
-        return Job(
+        return Job.of(
+            self.spec,
             run=self.run,
-            name=self.request.name or f"dsv-{self.run}",
-            command=self.request.command,
-            image=self.request.image,
+            name=self.spec.name or f"dsv-{self.run}",
             mounts=(*mounts, out),
             env=env,
             workdir=workdir,
-            gpus=self.request.gpus,
-            shm_bytes=self.request.shm_bytes,
-            engine_args=self.request.engine_args,
             scratch=self.scratch,
         )
 
     def _run_data(self, name: str, staged: Staged) -> RunData:
-        target = self.request.data[name] if name else self.request.target
+        target = self.spec.data[name] if name else self.spec.target
         path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
         return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
 
 
-def _masker(request: RunRequest, place: RunPlace) -> Masker:
-    given = {**env_values(request.engine_args), **request.env}
-    options = hide_env_values(request.engine_args)
-    return Masker.of(given, place.environ, (*options, *request.command), request.params)
+def _masker(spec: JobSpec, place: RunPlace) -> Masker:
+    given = {**env_values(spec.engine_args), **spec.env}
+    options = hide_env_values(spec.engine_args)
+    return Masker.of(given, place.environ, (*options, *spec.command), spec.params)
 
 
 def data_variable(name: str) -> str:

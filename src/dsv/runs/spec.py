@@ -1,45 +1,42 @@
-"""What a run is asked for, read from the words of a command line and checked before anything happens."""
+"""The options of a run: what they are, how each is read from a command line, and how it is recorded."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
-from dsv.engines.base import ALL_GPUS
+from dsv.engines.base import ALL_GPUS, Task
 from dsv.engines.container import check_image
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.run import Json, RunId, check_json
+from dsv.model.run import Json, RunId, RunRecord, check_json
+from dsv.model.units import parse_size
 
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENV_NAME = re.compile(r"[^=\s\0]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """One run to be made. Paths are as the caller's working directory has them.
+class JobSpec(Task):
+    """One run to be made. Paths are relative to the caller's working directory.
 
-    data: further targets by the name below `/data`. env: values and all, which no record shows. params: JSON
-    values. gpus: how many, or `engines.base.ALL_GPUS`. out: None for a folder of the run's own among the
-    user's state. log: whether what the job writes is kept.
+    data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
+    JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
+    job is kept.
     """
 
     target: Target
-    command: tuple[str, ...] = ()
     data: Mapping[str, Target] = field(default_factory=dict)
-    image: str | None = None
     engine: str | None = None
     code: Path | None = None
     out: Path | None = None
-    gpus: int | None = None
-    shm_bytes: int | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     params: Mapping[str, Json] = field(default_factory=dict)
     name: str | None = None
-    engine_args: tuple[str, ...] = ()
     log: bool = True
     again_of: RunId | None = None
 
@@ -107,23 +104,23 @@ def parse_gpus(text: str) -> int:
     return int(text)
 
 
-def check_request(request: RunRequest) -> None:
+def check_spec(spec: JobSpec) -> None:
     """What can be seen to be wrong before anything is resolved. Raises `UsageError`."""
-    for name in request.env:
+    for name in spec.env:
         if name.startswith("DSV_"):
             raise UsageError(f"{name} is set by dsv itself", subject=name)
         if _ENV_NAME.fullmatch(name) is None:
             raise UsageError(f"{name!r} is no name of a variable", subject=name)
-    for name in request.data:
+    for name in spec.data:
         if _DATA_NAME.fullmatch(name) is None or ".." in name:
             raise UsageError(f"{name!r} is no name for data", subject=name)
     try:
-        check_json(request.params)
+        check_json(spec.params)
     except ValueError as error:
         raise UsageError(f"the parameters can't be JSON: {error}") from error
-    if request.image is not None:
-        check_image(request.image)
-    elif not request.command:
+    if spec.image is not None:
+        check_image(spec.image)
+    elif not spec.command:
         raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
 
 
@@ -135,3 +132,67 @@ def _param(text: str) -> Json:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
         return text
+
+
+def _gpus_text(gpus: int | None) -> str | None:
+    return None if gpus is None else "all" if gpus == ALL_GPUS else str(gpus)
+
+
+def _recorded_gpus(text: str | None) -> int | None:
+    return None if text is None else parse_gpus(text)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of `dsv run`.
+
+    field: of `JobSpec`. parse: makes the value of that field from what was typed. record: the field of `RunRecord`
+    that holds the value, which `write` makes of it and `read` makes into it again; None if it is recorded in
+    another way, or not at all. anew: whether a run that is repeated may be given another value.
+    """
+
+    flag: str
+    field: str
+    parse: Callable[[Any], Any] = _as_it_is
+    record: str | None = None
+    write: Callable[[Any], Any] = _as_it_is
+    read: Callable[[Any], Any] = _as_it_is
+    anew: bool = False
+
+
+OPTIONS: Final = (
+    Option("--data", "data", parse_data),
+    Option("--image", "image"),
+    Option("--engine", "engine"),
+    Option("--code", "code", Path),
+    Option("--gpus", "gpus", parse_gpus, "gpus", _gpus_text, _recorded_gpus),
+    Option("--shm-size", "shm_bytes", parse_size),
+    Option("--out", "out", Path, anew=True),
+    Option("--param", "params", parse_params, anew=True),
+    Option("--name", "name", anew=True),
+    Option("--engine-arg", "engine_args", tuple, anew=True),
+    Option("--no-log", "log", anew=True),
+)
+"""All but `--env`, whose values may be the caller's. To add one: a parameter of the command, a field of `JobSpec`
+(of `Task`, if engines carry it out) with its row here, and a field of `RunRecord`."""
+
+
+def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `JobSpec` from what was typed for each. Raises `UsageError`."""
+    return {each.field: each.parse(typed[each.field]) for each in OPTIONS if each.field in typed}
+
+
+def recorded(spec: JobSpec) -> dict[str, Any]:
+    """The fields of a `RunRecord` that hold options as they are."""
+    return {each.record: each.write(getattr(spec, each.field)) for each in OPTIONS if each.record is not None}
+
+
+def restored(record: RunRecord) -> dict[str, Any]:
+    """The fields of a `JobSpec` that a record holds as they are."""
+    return {
+        each.field: each.read(getattr(record, each.record)) for each in OPTIONS if each.record is not None
+    }

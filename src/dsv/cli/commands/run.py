@@ -115,11 +115,11 @@ def run(
     code: Code = None,
     out: Out = None,
     gpus: Gpus = None,
-    shm_size: ShmSize = None,
+    shm_bytes: ShmSize = None,
     env: Env = None,
-    param: Param = None,
+    params: Param = None,
     name: Name = None,
-    engine_arg: EngineArg = None,
+    engine_args: EngineArg = None,
     again: Again = None,
     offline: Offline = False,
     jobs: Jobs = None,
@@ -134,26 +134,23 @@ def run(
     launched. DSV_DATASET, DSV_COMMIT, DSV_DATA, DSV_OUT and DSV_PARAMS tell the job what it got; what it writes
     to /out/metrics.json goes into the record that 'dsv runs' shows.
     """
-    from dsv.cli.launch import RunOptions, launch
+    typed = {
+        name: value for name, value in locals().items() if value
+    }  # by the names of the fields of JobSpec
+    from dsv.cli.launch import Typed, launch
 
-    options = RunOptions(
-        target=target,
-        data=tuple(data or ()),
-        image=image,
-        engine=engine,
-        code=code,
-        out=out,
-        gpus=gpus,
-        shm_size=shm_size,
-        env=tuple(env or ()),
-        param=tuple(param or ()),
-        name=name,
-        engine_arg=tuple(engine_arg or ()),
-        again=again,
-        offline=offline,
-        jobs=jobs,
-        no_log=no_log,
-        json_file=json_file,
-        dry_run=dry_run,
+    if no_log:
+        typed["log"] = False
+    return launch(
+        call,
+        Typed(
+            target=target,
+            again=again,
+            env=tuple(env or ()),
+            options=typed,
+            offline=offline,
+            jobs=jobs,
+            json_file=json_file,
+            dry_run=dry_run,
+        ),
     )
-    return launch(call, options)

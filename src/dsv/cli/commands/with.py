@@ -13,7 +13,7 @@ import typer
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
-from dsv.cli.launch import as_launch_error
+from dsv.cli.launch import launching
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.runs.spec import parse_data
@@ -66,7 +66,7 @@ def with_(
     if not call.words or not call.words[0]:
         raise UsageError("there is no command to run", hint="dsv with TARGET -- CMD...")
     wanted = [Target.parse(target), *further.values()]
-    with as_launch_error(), call.context() as context:
+    with launching(), call.context() as context:
         held = hold_while(
             context,
             call.settings.cache().path,
@@ -77,7 +77,7 @@ def with_(
             jobs=jobs,
         )
     variables = environment_of(held.staged[0], dict(zip(further, held.staged[1:], strict=True)))
-    with as_launch_error():
+    with launching():
         _become_attendant(held, call.words, {**call.around.environ, **variables})
     raise AssertionError("unreachable")
 

@@ -1,0 +1,103 @@
+"""Running a command on a commit: the cache, leases on it, an engine, and the records of the store put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsv.api.cache_stage import NoLease, Stager
+from dsv.api.context import Context
+from dsv.api.run_store import LateRunStore
+from dsv.cache.claims.leases import Lease
+from dsv.cache.layout import CacheRoot
+from dsv.engines.base import Plan
+from dsv.engines.guard import GRACE
+from dsv.engines.signals import Signals
+from dsv.model.names import Rev, Target
+from dsv.model.run import RunId, RunRecord
+from dsv.repo.run_spool import Spool
+from dsv.repo.runs import RunStore
+from dsv.runs import life
+from dsv.runs.life import RunResult
+from dsv.runs.listing import show_run, waiting_run
+from dsv.runs.marks import Marks
+from dsv.runs.place import RunPlace
+from dsv.runs.records import RunRecords
+from dsv.runs.spec import JobSpec
+from dsv.runs.staged import Staged
+
+
+def run(
+    context: Context,
+    cache: Path,
+    spec: JobSpec,
+    place: RunPlace,
+    *,
+    offline: bool = False,
+    jobs: int | None = None,
+    stdout: int | None = 1,
+    stderr: int | None = 2,
+    signals: Signals | None = None,
+    grace: float = GRACE,
+) -> RunResult:
+    """Makes sure that the data is in this cache, runs the job, and leaves its record. Waits for all of it.
+
+    offline: the store is not asked, and the record is sent by a later run. jobs: processes that fill the cache.
+    stdout, stderr: descriptors for what the job writes, None for nowhere. signals, grace: as of `runs.life.run`.
+    Raises `LaunchError` for whatever keeps the job from being started, but `UsageError`, `Interrupted` and
+    `Terminated` as they are.
+    """
+    with life.as_launch_error(), Stager(context, CacheRoot(cache), offline=offline, jobs=jobs) as stager:
+        staging = _Fixed(stager, spec)
+        with LateRunStore(context, staging.store) as runs:
+            spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
+            return life.run(
+                spec,
+                place=place,
+                staging=staging,
+                records=RunRecords(spool, None if offline else runs, marks),
+                stdout=stdout,
+                stderr=stderr,
+                signals=signals,
+                progress=context.progress,
+                grace=grace,
+            )
+
+
+def dry_run(context: Context, cache: Path, spec: JobSpec, place: RunPlace, *, offline: bool = False) -> Plan:
+    """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
+    with life.as_launch_error(), Stager(context, CacheRoot(cache), offline=offline) as stager:
+        return life.dry_run(spec, place=place, staging=_Fixed(stager, spec))
+
+
+def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:
+    """The record of the run that `text` names: an id, part of one, or a name.
+
+    offline: only records that wait here to be sent are looked at. Raises `NotFound`, `UsageError`.
+    """
+    if offline:
+        return waiting_run(place.spool, text)
+    with context.repository() as repository:
+        spool = Spool(place.spool, repository.id)
+        return show_run(RunStore(repository.store), spool, text, list(repository.refs.datasets())).record
+
+
+class _Fixed:
+    """A `Staging` that finds each target once: a branch may move between looking and staging."""
+
+    def __init__(self, stager: Stager, spec: JobSpec) -> None:
+        targets = (spec.target, *spec.data.values())
+        found = {target: stager.targets.find(target) for target in targets}
+        self.store = found[spec.target].store
+        self._stager = stager
+        self._found = found
+        self._whole = {
+            target: Target(one.dataset, Rev(str(one.commit)), target.path) for target, one in found.items()
+        }
+
+    def locate(self, target: Target) -> Staged:
+        return self._stager.locate(self._whole[target])
+
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease | NoLease]:
+        staged = self._stager.stage(self._whole[target], run)
+        self._stager.targets.remember(self._found[target])
+        return staged

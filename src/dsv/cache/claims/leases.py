@@ -1,4 +1,4 @@
-"""Taking, renewing and ending leases. The protocol, with its reasons, is in docs/cache.md.
+"""Taking, renewing and ending leases: rules L1 to L9 of docs/cache-protocol.md, which says why they hold.
 
 A lease is a file `lease-<owner>.<number>.<renewed>` that goes by two names, the last and the one before.
 Renewing renames the older one to the next: a name is never used twice, so that whoever clears away an

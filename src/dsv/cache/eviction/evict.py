@@ -1,7 +1,7 @@
 """Carrying out evictions: intent first, then a look at the claims, then out of sight in one rename, then
 deletion.
 
-The protocol, with its reasons, is in docs/cache.md.
+docs/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
 def bar_drafts(folder: Path, part: int, below: int) -> None:
     """Removes the private folders of this part's generations under `below`, and sees to it that they can't come back.
 
-    From then on nothing that these do can replace a file of the tree. Raises `OSError`; ENOTEMPTY where one of them
-    keeps adding to its folder.
+    Rule W3 of docs/cache-protocol.md: nothing that these do later can replace a file of the tree. Raises `OSError`;
+    ENOTEMPTY if one of them keeps adding to its folder.
     """
     for generation in range(1, below):
         _bar(folder / draft_name(part, generation))

@@ -9,7 +9,7 @@ All of it is names in one folder, made by symlink(2), which is atomic, exclusive
 Only the newest generation of a part counts. A claimer of a further generation looks for `done` after its own claim,
 and who publishes makes a change in the folder before it lists it: so either the publisher sees the new claim, or the
 claimer sees that there was nothing left to take over. Even then it removes the drafts of those before it: one of them
-may be about to rename a file into the tree.
+may be about to rename a file into the tree. These are rules F5, W4 and W5 of docs/cache-protocol.md.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Corpus:
     """The objects of real stores, by kind, and what a store is made of."""
 
     def __init__(self) -> None:
-        self.stores: list[Keys] = [golden(), synced()]
+        self.stores: list[Keys] = [golden("store"), golden("store-named"), synced()]
         self.samples: dict[str, list[bytes]] = {name: [] for name in DECODERS}
         for store in self.stores:
             for key, data in store.items():
@@ -107,8 +107,8 @@ class Corpus:
             self.samples[kind].append(data)
 
 
-def golden() -> Keys:
-    store = DirectoryStore(Path(__file__).parent / "golden/store")
+def golden(name: str) -> Keys:
+    store = DirectoryStore(Path(__file__).parent / "golden" / name)
     try:
         return {item.key: store.get(item.key) for item in store.list("")}
     finally:
@@ -229,10 +229,9 @@ def _stored(
     commit = sealed(commit[:-8])
     commit_id = CommitId.hash(commit)
     out[keys.commit_key(commit_id)] = commit
-    entry = RefEntry(commit_id, False, Nonce(bytes(16)), 0, "", "")
-    first = RefEntry(None, False, Nonce(bytes(16)), 0, "", "")
-    out[keys.branch_key(SET, MAIN, 0)] = first.encode()
-    out[keys.branch_key(SET, MAIN, 1)] = entry.encode()
+    for number, named in enumerate((None, commit_id)):
+        entry = RefEntry(named, False, Nonce(bytes(16)), 0, "", "", SET, MAIN, number)
+        out[keys.branch_key(SET, MAIN, number)] = entry.encode()
     return out
 
 

@@ -65,7 +65,7 @@ OBJECT_MAX = {
 FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
 RECORD_MAX = 1 << 20
 # A branch's moves are all listed here, so order is nothing to rely on.
-KNOWN_FEATURES = ("unordered-listing",)
+KNOWN_FEATURES = ("named-records", "unordered-listing")
 ID, ID_OR_NIL = "an id of 32 bytes", "an id or nil"
 FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
 
@@ -139,9 +139,9 @@ def derived(context: str, data: bytes) -> bytes:
     return blake3(data, derive_key_context=context).digest()
 
 
-def body_of(data: bytes, kind: str) -> bytes:
+def body_of(data: bytes, kind: str, version: int = 1) -> bytes:
     """What follows the line that says what this is."""
-    line = f"dsv {kind} 1\n".encode()
+    line = f"dsv {kind} {version}\n".encode()
     if data.startswith(line):
         return data[len(line) :]
     if re.match(rb"dsv %b [0-9]+\n" % kind.encode(), data):
@@ -149,10 +149,16 @@ def body_of(data: bytes, kind: str) -> bytes:
     raise StoreError(f"a {kind} is damaged: it does not begin as one")
 
 
-def record(data: bytes | None, kind: str, *expected: object) -> list[Any]:
-    """The fields of a small record, each of the type expected: a Python type, `ID` or `ID_OR_NIL`."""
+def record(data: bytes | None, kind: str, *expected: object, names: tuple[type, ...] = ()) -> list[Any]:
+    """The fields of a small record, each of the type expected: a Python type, `ID` or `ID_OR_NIL`.
+
+    names: the types of what version 2 of this kind of record has behind the fields of version 1.
+    """
+    version = 1
+    if names and (data or b"").startswith(f"dsv {kind} 2\n".encode()):
+        version, expected = 2, (*expected, *names)
     try:
-        body = body_of(data or b"", kind)[:-8]
+        body = body_of(data or b"", kind, version)[:-8]
         if data is None or blake3(data[:-8]).digest(8) != data[-8:]:
             raise StoreError(f"a {kind} is damaged: its check is not that of its bytes")
         fields = decode_msgpack(body)
@@ -163,6 +169,12 @@ def record(data: bytes | None, kind: str, *expected: object) -> list[Any]:
     if not all(map(fits, fields, expected)):
         raise StoreError(f"a {kind} is damaged: a field is not what it should be")
     return fields
+
+
+def check_names(kind: str, carried: list[Any], *expected: object) -> None:
+    """Whether an entry of version 2 was written for the key that it was found under."""
+    if carried and carried != list(expected):
+        raise StoreError(f"a {kind} is damaged: it was written for {carried}, not for {list(expected)}")
 
 
 def fits(value: object, expected: object) -> bool:
@@ -296,7 +308,9 @@ def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
     if not seqs:
         return None
     data = store.get(f"{prefix}/{seqs[0]}")
-    commit, deleted, *_ = record(data, "ref", ID_OR_NIL, bool, bytes, int, str, str)
+    fields = record(data, "ref", ID_OR_NIL, bool, bytes, int, str, str, names=(str, str, int))
+    check_names("ref", fields[6:], dataset, branch, 0xFFFF_FFFF_FFFF_FFFF - int(seqs[0], 16))
+    commit, deleted = fields[:2]
     if commit is None and not deleted:
         raise StoreError(f"branch {branch} of {dataset} names no commit yet")
     return None if deleted else bytes(commit)
@@ -307,7 +321,9 @@ def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
     data = store.get(f"{prefix}/value")
     if data is None or store.get(f"{prefix}/deleted") is not None:
         return None
-    commit: bytes = record(data, "tag", ID, bytes, int, str, str)[0]
+    fields = record(data, "tag", ID, bytes, int, str, str, names=(str, str))
+    check_names("tag", fields[5:], dataset, tag)
+    commit: bytes = fields[0]
     return commit
 
 
@@ -327,6 +343,9 @@ def resolve(store: Store, target: str) -> bytes:
         if len(found) != 1:
             raise StoreError(f"{len(found)} commits begin with {name}")
         commit = bytes.fromhex(found[0])
+        made_for = read_commit(store, commit)[9:]
+        if made_for and made_for[0] != dataset:
+            raise StoreError(f"commit {name} is none of dataset {dataset}, but of {made_for[0]}")
     else:
         commit = branch_head(store, dataset, name) or tag_commit(store, dataset, name)
     if commit is None:
@@ -340,13 +359,13 @@ def resolve(store: Store, target: str) -> bytes:
 
 
 def read_commit(store: Store, commit_id: bytes) -> list[Any]:
-    """Root, level, parents, author, time, message, files, bytes, entries."""
+    """Root, level, parents, author, time, message, files, bytes, entries; in version 2 also dataset and branch."""
     data = store.get(f"commits/{commit_id.hex()}")
     if data is None:
         raise StoreError(f"there is no commit {commit_id.hex()}")
     if derived(COMMIT_CONTEXT, data) != commit_id:
         raise StoreError(f"commit {commit_id.hex()} is damaged")
-    fields = record(data, "commit", ID, int, list, str, int, str, int, int, int)
+    fields = record(data, "commit", ID, int, list, str, int, str, int, int, int, names=(str, str))
     if not all(fits(parent, ID) for parent in fields[2]):
         raise StoreError(f"commit {commit_id.hex()} is damaged: a parent is no id")
     return fields

@@ -34,6 +34,7 @@ from dsv.model.ids import (
 from dsv.model.index import IndexBuilder
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
+from dsv.model.names import BranchName, DatasetName
 from dsv.model.pack import PackBuilder
 from dsv.model.recipe import Recipe, build_recipe
 from dsv.model.segment import Segment
@@ -89,11 +90,14 @@ class StoreMaker:
     """Collects keys; every commit gets a pack of chunks, a pack of metadata and an index of its own.
 
     With `every`, segments, nodes and recipes are cut after so many entries instead of by the format's rule: small
-    inputs then have several levels. Readers don't care.
+    inputs then have several levels. Readers don't care. With `dataset` and `branch`, commits carry them.
     """
 
-    def __init__(self, every: int | None = None) -> None:
+    def __init__(
+        self, every: int | None = None, dataset: DatasetName | None = None, branch: BranchName | None = None
+    ) -> None:
         self._every = every
+        self._dataset, self._branch = dataset, branch
         self.keys: dict[str, bytes] = {}
         self._known: dict[tuple[ObjectKind, bytes], Location] = {}
         self._rows: list[tuple[ObjectKind, Id, Location]] = []
@@ -132,7 +136,10 @@ class StoreMaker:
         self._rows.clear()
         self.put(keys.index_key(name_of(f"index {self._commits}").index), index.finish())
         size, count, total = totals
-        commit = Commit(root, level, tuple(parents), author, time_ms, message, count, size, total)
+        commit = Commit(
+            root, level, tuple(parents), author, time_ms, message, count, size, total,
+            self._dataset, self._branch,
+        )  # fmt: skip
         self.put(keys.commit_key(commit.id), commit.encode())
         self.put(keys.locator_key(commit.id), frame(zstandard.decompress(Locator.of(locator).encode())))
         return commit.id

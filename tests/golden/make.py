@@ -1,6 +1,9 @@
-"""Makes the golden store: a small one with every kind of object, the same bytes every time.
+"""Makes the golden stores: small ones with every kind of object, the same bytes every time.
 
-    python -m tests.golden.make        writes tests/golden/store and tests/golden/vectors.json anew
+    python -m tests.golden.make        writes tests/golden/store, store-named and vectors.json anew
+
+`store-named` has what dsv writes into a new store: refs, tags and commits carry the names that they were made for.
+`store` is as stores were made before that, and stays readable for ever.
 
 The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a
 change of these files, and must not happen without a new version of what changed.
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -64,44 +68,50 @@ SECOND = {
 }
 
 
-def build() -> dict[str, bytes]:
-    """Every key of the golden store with its bytes."""
-    made = StoreMaker()
+def build(*, named: bool = False) -> dict[str, bytes]:
+    """Every key of a golden store with its bytes."""
+    made = StoreMaker(dataset=LETTERS, branch=MAIN) if named else StoreMaker()
     first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
     second = made.commit(SECOND, (first,), AUTHOR, TIME + 1000, "Larger letters\n\nas asked for")
     made.put(keys.README_KEY, readme_text().encode())
-    _format(made)
-    _refs(made, first, second)
+    _format(made, (Feature("named-records", FeatureRule.REFUSE),) if named else ())
+    _refs(made, first, second, named=named)
     _sessions(made, second)
     return dict(sorted(made.keys.items()))
 
 
-def _format(made: StoreMaker) -> None:
-    entry = FormatEntry(name_of("store").store, name_of("format 0").nonce, TIME, AUTHOR, "golden 1")
+def _format(made: StoreMaker, features: tuple[Feature, ...]) -> None:
+    entry = FormatEntry(
+        name_of("store").store, name_of("format 0").nonce, TIME, AUTHOR, "golden 1", features=features
+    )
     made.put(keys.format_key(0), entry.encode())
-    features = tuple(Feature(f"{rule}-me", rule) for rule in (FeatureRule.IGNORE, FeatureRule.READ_ONLY))
+    unknown = (Feature(f"{rule}-me", rule) for rule in (FeatureRule.IGNORE, FeatureRule.READ_ONLY))
     later = FormatEntry(
         entry.store_id,
         name_of("format 1").nonce,
         TIME,
         AUTHOR,
         "golden 2",
-        features=features,
+        features=tuple(sorted((*features, *unknown), key=lambda one: one.name)),
         single_writer=True,
     )
     made.put(keys.format_key(1), later.encode())
 
 
-def _refs(made: StoreMaker, first: CommitId, second: CommitId) -> None:
+def _refs(made: StoreMaker, first: CommitId, second: CommitId, *, named: bool) -> None:
     def moves(branch: BranchName, *entries: tuple[CommitId | None, bool, str]) -> None:
         for number, (commit, deleted, action) in enumerate(entries):
             entry = RefEntry(commit, deleted, _nonce(f"{branch} {number}"), TIME + number, AUTHOR, action)
+            if named:
+                entry = replace(entry, dataset=LETTERS, branch=branch, number=number)
             made.put(keys.branch_key(LETTERS, branch, number), entry.encode())
 
     moves(MAIN, (None, False, "init"), (first, False, "sync"), (second, False, "sync"))
     moves(BranchName.parse("old/try"), (first, False, "sync"), (None, True, "delete"))
     for tag in ("v1", "gone"):
         value = TagValue(first, _nonce(f"tag {tag}"), TIME, AUTHOR, "worth a name")
+        if named:
+            value = replace(value, dataset=LETTERS, tag=TagName.parse(tag))
         made.put(keys.tag_key(LETTERS, TagName.parse(tag)), value.encode())
     deleted = TagDeleted(_nonce("tag deleted"), TIME + 5, AUTHOR, "was wrong")
     made.put(keys.tag_deleted_key(LETTERS, TagName.parse("gone")), deleted.encode())
@@ -161,11 +171,12 @@ def vectors() -> dict[str, object]:
 
 def write(folder: Path) -> None:
     """Replaces the golden files in `folder`."""
-    shutil.rmtree(folder / "store", ignore_errors=True)
-    for key, data in build().items():
-        path = folder / "store" / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    for store, named in (("store", False), ("store-named", True)):
+        shutil.rmtree(folder / store, ignore_errors=True)
+        for key, data in build(named=named).items():
+            path = folder / store / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
     (folder / "vectors.json").write_text(json.dumps(vectors(), indent=1) + "\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,16 @@ from dsv.model.tree import Node
 from tests.golden import make
 
 STORE = Path(__file__).parent / "store"
-GOLDEN = {str(path.relative_to(STORE)): path.read_bytes() for path in STORE.rglob("*") if path.is_file()}
+NAMED_STORE = Path(__file__).parent / "store-named"
+
+
+def keys_of(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+
+
+GOLDEN = keys_of(STORE)
+NAMED = keys_of(NAMED_STORE)
+both = pytest.mark.parametrize("golden", [GOLDEN, NAMED], ids=["old", "named"])
 HASHES = {
     ObjectKind.CHUNK: ChunkId.hash,
     ObjectKind.RECIPE: RecipeId.hash,
@@ -41,28 +51,32 @@ RECORDS = [
 ]  # fmt: skip
 
 
-def test_the_code_still_writes_the_golden_store() -> None:
-    made = make.build()
-    assert sorted(made) == sorted(GOLDEN)
+@both
+def test_the_code_still_writes_the_golden_store(golden: dict[str, bytes]) -> None:
+    made = make.build(named=golden is NAMED)
+    assert sorted(made) == sorted(golden)
     for key, data in made.items():
-        assert data == GOLDEN[key], f"{key} is written differently now"
+        assert data == golden[key], f"{key} is written differently now"
 
 
 def test_files_trees_and_recipes_are_still_cut_alike() -> None:
     assert make.vectors() == json.loads((STORE.parent / "vectors.json").read_text())
 
 
-def test_every_kind_of_object_is_there() -> None:
-    found = {row.kind for key, data in GOLDEN.items() if key.startswith("packs/") for row in verify(data)}
+@both
+def test_every_kind_of_object_is_there(golden: dict[str, bytes]) -> None:
+    found = {row.kind for key, data in golden.items() if key.startswith("packs/") for row in verify(data)}
     assert found == set(ObjectKind)
-    lines = {data.split(b" 1\n")[0] for data in GOLDEN.values() if data.startswith(b"dsv ")}
-    assert lines == {b"dsv " + kind.encode() for kind in RECORDS}
+    lines = {data.split(b"\n")[0].decode() for data in golden.values() if data.startswith(b"dsv ")}
+    second = ("ref", "tag", "commit") if golden is NAMED else ()
+    assert lines == {f"dsv {kind} {2 if kind in second else 1}" for kind in RECORDS}
 
 
-def test_every_object_has_its_id_and_the_index_finds_it() -> None:
-    indexes = [Index.parse(data) for key, data in GOLDEN.items() if key.startswith("index/")]
+@both
+def test_every_object_has_its_id_and_the_index_finds_it(golden: dict[str, bytes]) -> None:
+    indexes = [Index.parse(data) for key, data in golden.items() if key.startswith("index/")]
     rows = 0
-    for key, data in GOLDEN.items():
+    for key, data in golden.items():
         pack = keys.parse_pack_key(key)
         if pack is None:
             continue
@@ -77,23 +91,24 @@ def test_every_object_has_its_id_and_the_index_finds_it() -> None:
     assert rows == sum(map(len, indexes)) > 10
 
 
-def test_the_commits_locators_say_where_nodes_and_segments_lie() -> None:
+@both
+def test_the_commits_locators_say_where_nodes_and_segments_lie(golden: dict[str, bytes]) -> None:
     def object_at(place: reader.Any) -> bytes:
-        stored = GOLDEN[keys.pack_key(place.pack)][place.offset : place.offset + place.stored]
+        stored = golden[keys.pack_key(place.pack)][place.offset : place.offset + place.stored]
         return unpack(place.codec, stored, place.length)
 
     seen = 0
-    for key, data in GOLDEN.items():
+    for key, data in golden.items():
         commit_id = keys.parse_locator_key(key)
         if commit_id is None:
             continue
         root, segment = Locator.decode(data).locations()
-        commit = Commit.decode(GOLDEN[keys.commit_key(commit_id)])
+        commit = Commit.decode(golden[keys.commit_key(commit_id)])
         assert NodeId.hash(object_at(root)) == commit.root
         (child,) = Node.decode(object_at(root)).children
         assert SegmentId.hash(object_at(segment)) == child.id
         own = segment.offset + segment.stored
-        pack = GOLDEN[keys.pack_key(segment.pack)]
+        pack = golden[keys.pack_key(segment.pack)]
         contents = Locator.decode(pack[own : own + segment.tail])
         files = [entry for entry in Segment.decode(object_at(segment)).entries() if entry.size]
         assert len(contents) == len(files)
@@ -106,10 +121,13 @@ def test_the_commits_locators_say_where_nodes_and_segments_lie() -> None:
     assert seen == 2
 
 
-def files_of(folder: Path) -> dict[bytes, make.File]:
+def files_of(folder: Path, but: bytes = b"\0") -> dict[bytes, make.File]:
+    """but: what the names begin with that are left out."""
     found: dict[bytes, make.File] = {}
     for path in folder.rglob("*"):
         name = os.fsencode(path.relative_to(folder))
+        if (name + b"/").startswith(but):
+            continue
         if path.is_symlink():
             found[name] = Kind.SYMLINK, os.fsencode(path.readlink())
         elif path.is_file():
@@ -120,6 +138,7 @@ def files_of(folder: Path) -> dict[bytes, make.File]:
     return found
 
 
+@pytest.mark.parametrize("store", [STORE, NAMED_STORE], ids=["old", "named"])
 @pytest.mark.parametrize(
     ("target", "files"),
     [
@@ -129,13 +148,15 @@ def files_of(folder: Path) -> dict[bytes, make.File]:
         ("demo/letters@v1", make.FIRST),
     ],
 )
-def test_the_reader_restores_it(tmp_path: Path, target: str, files: dict[bytes, make.File]) -> None:
+def test_the_reader_restores_it(
+    tmp_path: Path, target: str, files: dict[bytes, make.File], store: Path
+) -> None:
     """As a program, in a Python that can't import dsv."""
     program = Path(reader.__file__).resolve()
     copy = tmp_path / "reader.py"
     copy.write_bytes(program.read_bytes())
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(copy), str(STORE), target, str(tmp_path / "out")],
+        [sys.executable, "-c", BLOCKED, str(copy), str(store), target, str(tmp_path / "out")],
         capture_output=True,
         text=True,
         check=False,
@@ -143,6 +164,33 @@ def test_the_reader_restores_it(tmp_path: Path, target: str, files: dict[bytes, 
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert files_of(tmp_path / "out") == files
+
+
+@pytest.mark.parametrize("store", [STORE, NAMED_STORE], ids=["old", "named"])
+def test_dsv_reads_it_and_goes_on_writing_as_the_store_was_made(tmp_path: Path, store: Path) -> None:
+    """A store that was made before refs carried names goes on without them, so an older dsv can still read it."""
+    copy = shutil.copytree(store, tmp_path / "store")
+    for entry in (copy / "format").iterdir():
+        if entry.name != f"{0:016x}":
+            entry.unlink()  # it forbids to write, for the tests of features
+    environ = {**os.environ, "HOME": str(tmp_path), "DSV_STORE": str(copy)}
+
+    def dsv(*arguments: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "dsv.cli.main", *arguments], env=environ, cwd=tmp_path, check=True
+        )
+
+    dsv("clone", "-q", "demo/letters", "here")
+    assert files_of(tmp_path / "here", but=b".dsv/") == make.SECOND
+    (tmp_path / "here/new").write_bytes(b"new\n")
+    dsv("-C", "here", "sync", "-q")
+    dsv("-C", "here", "tag", "v2")
+    before, after = keys_of(store), keys_of(copy)
+    written = [key for key in after if key not in before and key.startswith(("refs/", "commits/"))]
+    assert len(written) == 3
+    version = 2 if store == NAMED_STORE else 1
+    for key in written:
+        assert after[key].split(b"\n")[0].endswith(b" %d" % version), key
 
 
 # Runs a program with dsv made impossible to import.

@@ -15,12 +15,12 @@ from dsv import reader
 from dsv.model import keys, wire
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, DatasetName, TagName
+from dsv.model.names import MAIN, BranchName, DatasetName, TagName
 from dsv.model.records import Feature, FeatureRule, FormatEntry
 from dsv.reader import StoreError
 from tests.golden.building import StoreMaker, name_of
-from tests.golden.stores import named, refused, stored
-from tests.golden.test_golden import GOLDEN, STORE
+from tests.golden.stores import SET, named, refused, stored
+from tests.golden.test_golden import GOLDEN, NAMED, STORE
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,32 @@ def test_a_commit_whose_parent_is_missing(tmp_path: Path) -> None:
     reader.restore(stored(tmp_path, found), "set", tmp_path / "out")
 
 
+LETTERS = DatasetName.parse("demo/letters")
+
+
+@pytest.mark.parametrize(
+    ("copied", "onto", "target"),
+    [
+        (keys.branch_key(LETTERS, MAIN, 1), keys.branch_key(LETTERS, MAIN, 3), "demo/letters"),
+        (keys.branch_key(LETTERS, MAIN, 2), keys.branch_key(LETTERS, BranchName("b"), 2), "demo/letters@b"),
+        (keys.branch_key(LETTERS, MAIN, 2), keys.branch_key(SET, MAIN, 2), "set"),
+        (keys.tag_key(LETTERS, TagName("v1")), keys.tag_key(LETTERS, TagName("v2")), "demo/letters@v2"),
+    ],
+)
+def test_an_entry_that_was_copied_to_another_key(tmp_path: Path, copied: str, onto: str, target: str) -> None:
+    refused(tmp_path, {**NAMED, onto: NAMED[copied]}, "it was written for", target)
+
+
+def test_a_commit_of_another_dataset(tmp_path: Path) -> None:
+    commit = CommitId.parse(next(key for key in NAMED if key.startswith("commits/")).removeprefix("commits/"))
+    refused(
+        tmp_path,
+        {**NAMED, **named(commit)},
+        f"{commit} is none of dataset set, but of demo/letters",
+        f"set@{commit}",
+    )
+
+
 def test_no_store(tmp_path: Path) -> None:
     refused(tmp_path, {"README.txt": b""}, "is no dsv store")
 
@@ -76,7 +102,7 @@ def test_features(tmp_path: Path, rule: str, fine: bool) -> None:
 
 def test_a_newer_version_is_named_as_such(tmp_path: Path) -> None:
     key = keys.branch_key(DatasetName.parse("demo/letters"), MAIN, 2)
-    refused(tmp_path, {**GOLDEN, key: b"dsv ref 2\n..."}, "newer version", "demo/letters")
+    refused(tmp_path, {**GOLDEN, key: b"dsv ref 3\n..."}, "newer version", "demo/letters")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from dsv.model import (
 from dsv.model import location as place
 from dsv.model.location import ObjectKind
 from dsv.model.segment import Segment
-from tests.golden.test_golden import GOLDEN
+from tests.golden.test_golden import GOLDEN, NAMED
 
 DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
 Row = tuple[str, str]
@@ -111,7 +111,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row"}
-    assert len(RECORDS) == 11
+    assert len(RECORDS) == 11 + 3
     assert all(len(table) >= 2 for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -240,18 +240,20 @@ def plain(value: Any) -> Any:
         return [plain(getattr(value, name)) for name in value.__slots__]
     if isinstance(value, tuple):
         return list(map(plain, value))
-    return bytes(value) if isinstance(value, bytes) else value
+    return bytes(value) if isinstance(value, bytes) else str(value) if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("kind", RECORDS)
-def test_records(kind: str) -> None:
-    line = f"dsv {kind} 1\n".encode()
-    golden = [data for data in GOLDEN.values() if data.startswith(line)]
+@pytest.mark.parametrize("title", RECORDS)
+def test_records(title: str) -> None:
+    """A table of a second version has what comes behind the fields of the first."""
+    kind, second, version = title.partition(", version ")
+    line = f"dsv {kind} {version or 1}\n".encode()
+    golden = [data for data in (*GOLDEN.values(), *NAMED.values()) if data.startswith(line)]
     assert golden
     for data in golden:
         assert blake3(data[:-8]).digest(8) == data[-8:]
         fields = msgspec.msgpack.decode(data[len(line) : -8])
-        table = RECORDS[kind]
+        table = RECORDS[kind] + (RECORDS[title] if second else [])
         decoded = RECORD_TYPES[kind].decode(data)
         assert len(fields) == len(table)
         for (name, expected), value in zip(table, fields, strict=True):

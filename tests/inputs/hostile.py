@@ -128,7 +128,7 @@ class Maker:
 
 
 def named(commit: CommitId | None, number: int = 0, branch: BranchName = MAIN) -> dict[str, bytes]:
-    entry = RefEntry(commit, False, Nonce(bytes(16)), 0, "mallory", "sync")
+    entry = RefEntry(commit, False, Nonce(bytes(16)), 0, "mallory", "sync", SET, branch, number)
     return {keys.branch_key(SET, branch, number): entry.encode()}
 
 

@@ -132,10 +132,10 @@ def test_the_last_entry_counts(scene: Scene, synced: Keys) -> None:
     assert restores(scene)
 
 
-def version_2(data: bytes) -> bytes:
+def version_9(data: bytes) -> bytes:
     """What a newer program would write: the same kind, another version, a body that nobody here knows."""
     kind = data.split(b" ", 2)[1]
-    return b"dsv %b 2\n" % kind + b"\xc1\xff and more"
+    return b"dsv %b 9\n" % kind + b"\xc1\xff and more"
 
 
 HEAD = keys.branch_key(DatasetName.parse("set"), MAIN, 1)
@@ -144,13 +144,13 @@ HEAD = keys.branch_key(DatasetName.parse("set"), MAIN, 1)
 @pytest.mark.parametrize("key", ["format/0000000000000000", HEAD])
 def test_a_record_of_a_newer_version(scene: Scene, synced: Keys, key: str) -> None:
     here = workspace(scene, synced)
-    scene.reset({**synced, key: version_2(synced[key])})
+    scene.reset({**synced, key: version_9(synced[key])})
     before = scene.contents()
     for arguments in (*READS, *WRITES[:1]):
-        refused(here(*arguments), 9, "version 2")
+        refused(here(*arguments), 9, "version 9")
     for use in (CACHE, CLONE):
         person = scene.newcomer()
-        refused(use(person, "set"), 9, "version 2")
+        refused(use(person, "set"), 9, "version 9")
         nothing_partial(person)
     assert scene.contents() == before
     assert not restores(scene)
@@ -159,12 +159,12 @@ def test_a_record_of_a_newer_version(scene: Scene, synced: Keys, key: str) -> No
 
 def test_a_commit_of_a_newer_version(scene: Scene, synced: Keys) -> None:
     """With the right id."""
-    commit = version_2(b"dsv commit 1\n")
+    commit = version_9(b"dsv commit 1\n")
     commit_id = CommitId.hash(commit)
     scene.reset({**synced, keys.commit_key(commit_id): commit, **named(commit_id, 2)})
     for use in (CACHE, CLONE):
         person = scene.newcomer()
-        refused(use(person, "set"), 9, "version 2")
+        refused(use(person, "set"), 9, "version 9")
         nothing_partial(person)
     assert not restores(scene)
 

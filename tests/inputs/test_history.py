@@ -10,7 +10,7 @@ import pytest
 from dsv import reader
 from dsv.model import keys
 from dsv.model.ids import CommitId, Nonce
-from dsv.model.names import MAIN, BranchName, DatasetName
+from dsv.model.names import MAIN, BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry
 from dsv.reader import StoreError
 from tests.cli.runner import Dsv
@@ -141,10 +141,6 @@ def head_key(number: int, branch: BranchName = MAIN) -> str:
     return keys.branch_key(SET, branch, number)
 
 
-def entry(commit: bytes | None) -> bytes:
-    return RefEntry(None if commit is None else CommitId(commit), False, Nonce.random(), 0, "", "").encode()
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -207,6 +203,100 @@ def test_a_move_without_the_one_before_it(scene: Scene, history: History) -> Non
         assert person("ls", "set@v1").code == 0
     scene.reset(whole)
     assert scene.newcomer()("ls", "set").code == 0
+
+
+@pytest.mark.parametrize(
+    ("copied", "onto", "target"),
+    [
+        (("set", "main", 1), ("set", "main", 4), "set"),  # an old move, as the newest
+        (("set", "main", 3), ("set", "b", 3), "set@b"),
+        (("other", "main", 1), ("set", "main", 4), "set"),
+    ],
+)
+def test_a_move_that_was_copied_to_another_key(
+    scene: Scene,
+    history: History,
+    copied: tuple[str, str, int],
+    onto: tuple[str, str, int],
+    target: str,
+) -> None:
+    """Copies of entries were accepted silently: `main` went back to an old commit, or to another dataset's."""
+
+    def key_of(dataset: str, branch: str, number: int) -> str:
+        return keys.branch_key(DatasetName.parse(dataset), BranchName.parse(branch), number)
+
+    another_dataset(scene)
+    person = scene.newcomer()
+    for number in range(onto[2] if onto[1] != "main" else 0):  # the moves before it are there
+        scene.put(key_of(*onto[:2], number), scene.contents()[key_of("set", "main", number)])
+    scene.put(key_of(*onto), scene.contents()[key_of(*copied)])
+    said = f"it was written for {' '.join(map(str, copied))}, not for {' '.join(map(str, onto))}"
+    for command in ("ls", "log", "resolve", "tag x"):
+        refused(person(*command.split(), target), 5, key_of(*onto), said)
+    for use in (CACHE, CLONE):
+        refused(use(person, target), 5, key_of(*onto))
+        nothing_partial(person)
+    assert person.ok("cat", "set@v1:a").out == "0"
+
+
+def test_a_tag_that_was_copied_to_another_key(scene: Scene, history: History) -> None:
+    key, copy = (keys.tag_key(SET, TagName.parse(name)) for name in ("v1", "v2"))
+    scene.put(copy, scene.contents()[key])
+    person = scene.newcomer()
+    refused(person("cat", "set@v2:a"), 5, copy, "it was written for set v1, not for set v2")
+    refused(history.ann("tag", "v2"), 5, copy)
+    assert person.ok("cat", "set@v1:a").out == "0"
+
+
+def test_a_move_without_names_in_a_store_whose_moves_have_them(scene: Scene, history: History) -> None:
+    """One from an older store, which would be accepted anywhere otherwise."""
+    key = keys.branch_key(SET, MAIN, 4)
+    commit = CommitId.parse(history.commits[0])
+    scene.put(key, RefEntry(commit, False, Nonce.random(), 0, "", "sync").encode())
+    refused(scene.newcomer()("ls", "set"), 5, key, "a store that keeps no names")
+
+
+def another_dataset(scene: Scene) -> str:
+    """Its commit."""
+    bob = scene.newcomer()
+    bob.ok("init", "other")
+    write(bob.cwd, {"b": b"bob's"})
+    return bob.ok("sync").out.strip()
+
+
+def test_a_commit_of_another_dataset_is_not_found(scene: Scene, history: History) -> None:
+    """It was taken for one of any dataset's, and a tag, a branch or a cache then had it under the wrong name."""
+    theirs = another_dataset(scene)
+    before = scene.contents()
+    person = scene.newcomer()
+    for rev in (theirs, theirs[:12]):
+        for arguments in (
+            ["ls", f"set@{rev}"],
+            ["resolve", f"set@{rev}"],
+            ["log", f"set@{rev}"],
+            ["tag", "x", f"set@{rev}"],
+            ["cache", f"set@{rev}"],
+            ["clone", f"set@{rev}", "c"],
+        ):
+            result = person(*arguments)
+            refused(result, 3, f"there is no commit {rev} in dataset set", "it belongs to other")
+            assert f"other@{rev}" in result.err.split("hint: ")[1]
+    refused(history.ann("restore", "--from", f"@{theirs}"), 3, "it belongs to other")
+    assert scene.contents() == before
+    assert person.ok("cat", f"other@{theirs[:12]}:b").out == "bob's"
+    assert person.ok("cat", f"set@{history.commits[0][:12]}:a").out == "0"
+
+
+def test_a_commit_that_is_cached_needs_no_store_and_belongs_to_its_dataset(
+    scene: Scene, history: History
+) -> None:
+    person = scene.newcomer()
+    head = history.commits[2]
+    path = person.ok("cache", f"set@{head}").out.strip()
+    scene.remove(f"commits/{head}")
+    for rev in (head, head[:12]):
+        assert person.ok("cache", "--offline", f"set@{rev}").out.strip() == path
+        refused(person("cache", "--offline", f"other@{rev}"), 3, "not known to the cache")
 
 
 def test_a_store_that_has_lost_its_format(scene: Scene, history: History) -> None:

@@ -8,6 +8,7 @@ from dsv.model.codec import Codec
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import EMPTY_FILE, ChunkId, CommitId, FileId, NodeId, Nonce, PackId, RecipeId, SegmentId
 from dsv.model.location import Location
+from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.paths import check_path
 
 SINGLE = 1 << 20
@@ -46,6 +47,9 @@ commit_ids, chunk_ids = ids_of(CommitId), ids_of(ChunkId)
 pack_ids, nonces = ids_of(PackId, 16), ids_of(Nonce, 16)
 millis = st.integers(0, (1 << 53) - 1)
 texts = st.text(max_size=40)
+datasets = st.sampled_from(["set", "demo/letters", "a-1.b_c", "x" * 200]).map(DatasetName.parse)
+branches = st.sampled_from(["main", "old/try", "m", "1.0"]).map(BranchName.parse)
+tags = branches.map(TagName.parse)
 
 
 def tree_order(found: set[bytes]) -> list[bytes]:

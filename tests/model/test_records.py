@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from dsv.errors import IntegrityError, Unsupported
 from dsv.model.commit import Commit
 from dsv.model.ids import StoreId
+from dsv.model.names import MAIN, DatasetName
 from dsv.model.records import (
     ChunkingParams,
     Feature,
@@ -45,6 +47,21 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
     "ref deleted": st.builds(
         RefEntry, st.none(), st.just(True), draw.nonces, draw.millis, draw.texts, draw.texts
     ),
+    "ref 2": st.builds(
+        RefEntry,
+        st.none() | draw.commit_ids,
+        st.just(False),
+        draw.nonces,
+        draw.millis,
+        draw.texts,
+        draw.texts,
+        draw.datasets,
+        draw.branches,
+        TOTALS,
+    ),
+    "tag 2": st.builds(
+        TagValue, draw.commit_ids, draw.nonces, draw.millis, draw.texts, draw.texts, draw.datasets, draw.tags
+    ),
     "tag": st.builds(TagValue, draw.commit_ids, draw.nonces, draw.millis, draw.texts, draw.texts),
     "tag-deleted": st.builds(TagDeleted, draw.nonces, draw.millis, draw.texts, draw.texts),
     "format": st.builds(
@@ -72,21 +89,28 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
         draw.texts,
     ),
     "gc-done": st.builds(GcDone, st.integers(0, 99), draw.nonces, draw.millis),
-    "commit": st.builds(
-        lambda root, level, parents, who, when, why, files, others, size: Commit(
-            root, level, tuple(parents), who, when, why, files, size if files else 0, files + others
-        ),
-        draw.node_ids,
-        st.integers(1, 8),
-        st.lists(draw.commit_ids, max_size=3, unique=True),
-        draw.texts,
-        draw.millis,
-        draw.texts,
-        TOTALS,
-        TOTALS,
-        TOTALS,
-    ),
 }
+COMMITS = st.builds(
+    lambda root, level, parents, who, when, why, files, others, size: Commit(
+        root, level, tuple(parents), who, when, why, files, size if files else 0, files + others
+    ),
+    draw.node_ids,
+    st.integers(1, 8),
+    st.lists(draw.commit_ids, max_size=3, unique=True),
+    draw.texts,
+    draw.millis,
+    draw.texts,
+    TOTALS,
+    TOTALS,
+    TOTALS,
+)
+RECORDS["commit"] = COMMITS
+RECORDS["commit 2"] = st.builds(
+    lambda commit, dataset, branch: replace(commit, dataset=dataset, branch=branch),
+    COMMITS,
+    draw.datasets,
+    draw.branches,
+)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -94,7 +118,8 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
 def test_round_trip(name: str, data: st.DataObject) -> None:
     record = data.draw(RECORDS[name])
     encoded = record.encode()
-    assert encoded.startswith(b"dsv " + name.split()[0].encode() + b" 1\n")
+    version = 2 if name.endswith(" 2") else 1
+    assert encoded.startswith(f"dsv {name.split()[0]} {version}\n".encode())
     assert type(record).decode(encoded) == record
     assert type(record).decode(memoryview(bytearray(encoded))) == record
 
@@ -165,6 +190,27 @@ def test_a_newer_version_is_told_apart_from_damage() -> None:
     assert caught.value.exit_code == 9
 
 
+@pytest.mark.parametrize("name", ["", "a//b", "../x", "deadbeef"])
+def test_a_record_carries_no_name_that_is_none(name: str) -> None:
+    ref = [bytes(32), False, bytes(16), 0, "", "", name, "main", 0]
+    tag = [bytes(32), bytes(16), 0, "", "", "set", name]
+    commit = [bytes(32), 1, [], "", 0, "", 0, 0, 0, "set", name]
+    for decode, line, fields in (
+        (RefEntry.decode, b"dsv ref 2\n", ref),
+        (TagValue.decode, b"dsv tag 2\n", tag),
+        (Commit.decode, b"dsv commit 2\n", commit),
+    ):
+        with pytest.raises(IntegrityError, match="is no name for"):
+            decode(sealed(line + msgspec.msgpack.encode(fields)))
+
+
+@pytest.mark.parametrize("decode", [RefEntry.decode, TagValue.decode, Commit.decode])
+def test_a_third_version_is_told_apart_from_damage(decode: Any) -> None:
+    kind = {RefEntry.decode: "ref", TagValue.decode: "tag", Commit.decode: "commit"}[decode]
+    with pytest.raises(Unsupported, match=f"{kind} has version 3, and this dsv knows version 2"):
+        decode(f"dsv {kind} 3\nwhat ever".encode())
+
+
 def test_text_that_is_not_utf8_is_damage() -> None:
     data = sealed(b"dsv gc-condemned 1\n\x95\x00\x90\xc4\x10" + bytes(16) + b"\x00\xa2\xff\xfe")
     with pytest.raises(IntegrityError, match="gc-condemned"):
@@ -176,6 +222,10 @@ def test_text_that_is_not_utf8_is_damage() -> None:
     [
         RefEntry(draw.CommitId(bytes(32)), True, draw.Nonce(bytes(16)), 0, "", ""),
         RefEntry(None, False, draw.Nonce(bytes(15)), 0, "", ""),
+        RefEntry(None, False, draw.Nonce(bytes(16)), 0, "", "", DatasetName("set"), MAIN),
+        RefEntry(None, False, draw.Nonce(bytes(16)), 0, "", "", number=3),
+        TagValue(draw.CommitId(bytes(32)), draw.Nonce(bytes(16)), 0, "", "", DatasetName("set")),
+        Commit(draw.NodeId(bytes(32)), 1, (), "", 0, "", 0, 0, 0, DatasetName("set")),
         RefEntry(None, False, draw.Nonce(bytes(16)), -1, "", ""),
         RefEntry(None, False, draw.Nonce(bytes(16)), 0, "x" * 1025, ""),
         TagValue(draw.CommitId(bytes(32)), draw.Nonce(bytes(16)), 0, "", "x" * 65537),

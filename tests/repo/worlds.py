@@ -73,7 +73,7 @@ def commit(repository: Repository, files: Files, removed: tuple[str, ...] = ()) 
             root=tree.root, level=tree.level, parents=parents, author=WRITER.author, time_ms=next(TIME),
             message="test", files=tree.files, bytes=tree.bytes, entries=tree.entries,
         )  # fmt: skip
-        commit_id = session.put_commit(made, tree.locator)
+        commit_id = session.put_commit(repository.named(made, DATASET, MAIN), tree.locator)
         publish(session, head, commit_id)
     return commit_id
 

@@ -100,6 +100,7 @@ class _Rollback:
             bytes=after.commit.bytes,
             entries=after.commit.entries,
         )
+        commit = self._repository.named(commit, self._head.dataset, self._head.branch)
         commit_id = CommitId.hash(commit.encode())
         with working(self._repository, self._workspace) as footing:
             goal = Goal(

@@ -288,6 +288,7 @@ class _Sync:
             bytes=written.bytes,
             entries=written.entries,
         )
+        commit = self._repository.named(commit, dataset, self._branch)
         commit_id = session.put_commit(commit, written.locator)
         number = 0 if head is None else head.number + 1
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dsv.model import chunking, wire
 from dsv.model.ids import CommitId, Nonce, PackId, StoreId
+from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.wire import Buffer, Count, Long, Millis, Raw16, Raw32, Record, Short
 
 HASH = "blake3"
@@ -18,7 +19,11 @@ CONDEMNED_MAX = (1 << 12) + 18 * MAX_CONDEMNED
 """Bytes of a `gc-condemned` record."""
 
 _REF = Record("ref", tuple[Raw32 | None, bool, Raw16, Millis, Short, Short])
+_NAMED_REF = Record(
+    "ref", tuple[Raw32 | None, bool, Raw16, Millis, Short, Short, Short, Short, Count], version=2
+)
 _TAG = Record("tag", tuple[Raw32, Raw16, Millis, Short, Long])
+_NAMED_TAG = Record("tag", tuple[Raw32, Raw16, Millis, Short, Long, Short, Short], version=2)
 _TAG_DELETED = Record("tag-deleted", tuple[Raw16, Millis, Short, Long])
 _CHUNKING = tuple[Short, Count, Count, Count, Count, Count]
 _FORMAT = Record(
@@ -39,7 +44,10 @@ _GC_DONE = Record("gc-done", tuple[Count, Raw16, Millis])
 
 @dataclass(frozen=True, slots=True)
 class RefEntry:
-    """One move of a branch. `commit` None and not `deleted`: the branch exists and names no commit yet."""
+    """One move of a branch. `commit` None and not `deleted`: the branch exists and names no commit yet.
+
+    dataset, branch, number: which move it is, all or none of them; see `repo.refs`.
+    """
 
     commit: CommitId | None
     deleted: bool
@@ -47,37 +55,68 @@ class RefEntry:
     time_ms: int
     author: str
     action: str
+    dataset: DatasetName | None = None
+    branch: BranchName | None = None
+    number: int | None = None
 
     def encode(self) -> bytes:
-        """Raises `ValueError` where a deleted branch names a commit."""
+        """Raises `ValueError` if a deleted branch names a commit, or only some of the names are given."""
         if self.deleted and self.commit is not None:
             raise ValueError("a deleted branch names no commit")
-        return _REF.encode((self.commit and bytes(self.commit), self.deleted, bytes(self.nonce), self.time_ms,
-                            self.author, self.action))  # fmt: skip
+        fields = (self.commit and bytes(self.commit), self.deleted, bytes(self.nonce), self.time_ms,
+                  self.author, self.action)  # fmt: skip
+        if self.dataset is None and self.branch is None and self.number is None:
+            return _REF.encode(fields)
+        if self.dataset is None or self.branch is None or self.number is None:
+            raise ValueError("a ref carries its dataset, its branch and its number, or none of them")
+        return _NAMED_REF.encode((*fields, str(self.dataset), str(self.branch), self.number))
 
     @classmethod
     def decode(cls, data: Buffer) -> RefEntry:
-        commit, deleted, nonce, time_ms, author, action = _REF.decode(data)
+        dataset = branch = number = None
+        if wire.version_of(data) == 1:
+            commit, deleted, nonce, time_ms, author, action = _REF.decode(data)
+        else:
+            commit, deleted, nonce, time_ms, author, action, *names, number = _NAMED_REF.decode(data)
+            dataset = wire.carried("ref", DatasetName.parse, names[0])
+            branch = wire.carried("ref", BranchName.parse, names[1])
         if deleted and commit is not None:
             raise wire.damaged("ref", "it is deleted and names a commit")
-        return cls(CommitId(commit) if commit else None, deleted, Nonce(nonce), time_ms, author, action)
+        return cls(CommitId(commit) if commit else None, deleted, Nonce(nonce), time_ms, author, action,
+                   dataset, branch, number)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TagValue:
+    """dataset, tag: which tag it is, both or neither; see `repo.refs`."""
+
     commit: CommitId
     nonce: Nonce
     time_ms: int
     author: str
     message: str
+    dataset: DatasetName | None = None
+    tag: TagName | None = None
 
     def encode(self) -> bytes:
-        return _TAG.encode((bytes(self.commit), bytes(self.nonce), self.time_ms, self.author, self.message))
+        """Raises `ValueError` if only one of both names is given."""
+        fields = (bytes(self.commit), bytes(self.nonce), self.time_ms, self.author, self.message)
+        if self.dataset is None and self.tag is None:
+            return _TAG.encode(fields)
+        if self.dataset is None or self.tag is None:
+            raise ValueError("a tag carries its dataset and its name, or neither")
+        return _NAMED_TAG.encode((*fields, str(self.dataset), str(self.tag)))
 
     @classmethod
     def decode(cls, data: Buffer) -> TagValue:
-        commit, nonce, time_ms, author, message = _TAG.decode(data)
-        return cls(CommitId(commit), Nonce(nonce), time_ms, author, message)
+        dataset = tag = None
+        if wire.version_of(data) == 1:
+            commit, nonce, time_ms, author, message = _TAG.decode(data)
+        else:
+            commit, nonce, time_ms, author, message, *names = _NAMED_TAG.decode(data)
+            dataset = wire.carried("tag", DatasetName.parse, names[0])
+            tag = wire.carried("tag", TagName.parse, names[1])
+        return cls(CommitId(commit), Nonce(nonce), time_ms, author, message, dataset, tag)
 
 
 @dataclass(frozen=True, slots=True)

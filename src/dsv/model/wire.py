@@ -9,6 +9,7 @@ Encodings are canonical: msgpack in its shortest forms, and a decoder refuses by
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -16,10 +17,11 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from dsv.errors import IntegrityError, Unsupported
+from dsv.errors import IntegrityError, Unsupported, UsageError
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T", bound=tuple[Any, ...])
+Name = TypeVar("Name", bound=str)
 
 _HEADER = re.compile(rb"dsv ([a-z-]{1,32}) ([1-9][0-9]{0,3})\n", re.ASCII)
 RECORD_MAX = 1 << 20  # bytes
@@ -55,6 +57,20 @@ def strip_header(data: Buffer, kind: str, version: int = 1) -> memoryview:
     if found != version:
         raise damaged(kind, f"there never was a version {found}")
     return view[match.end() :]
+
+
+def version_of(data: Buffer) -> int | None:
+    """The version that the header line gives, of whatever kind; None if there is no such line."""
+    match = _HEADER.match(bytes(memoryview(data)[:_MAX_HEADER]))
+    return None if match is None else int(match[2])
+
+
+def carried(kind: str, parse: Callable[[str], Name], text: str) -> Name:
+    """A name that a record carries. Raises `IntegrityError` if the text is none."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise damaged(kind, error.message) from None
 
 
 def sealed(data: bytes) -> bytes:

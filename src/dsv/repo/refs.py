@@ -1,15 +1,19 @@
-"""Branches and tags: names of commits, each move a new object, none ever overwritten."""
+"""Branches and tags: names of commits, each move a new object, none ever overwritten.
+
+Every entry carries the dataset, the branch or tag, and the number that it was written for, so that one that somebody
+copied to another key is not taken for what the key says. Stores that were made before that go on without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
-from dsv.model import keys
+from dsv.model import keys, wire
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
@@ -59,6 +63,7 @@ class Refs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.named = False  # until the store's format has said whether its entries carry their names
         self._listed: dict[tuple[DatasetName, BranchName], Listed] = {}
         self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
 
@@ -145,6 +150,8 @@ class Refs:
         """
         number = 0 if after is None else after.number + 1
         key = keys.branch_key(dataset, branch, number)
+        if self.named:
+            entry = replace(entry, dataset=dataset, branch=branch, number=number)
         if self._store.put_if_absent(key, entry.encode()) is Put.WON:
             self._check_kept(dataset, branch, number, entry)
             return Moved(Head(dataset, branch, number, entry))
@@ -189,6 +196,8 @@ class Refs:
 
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
+        if self.named:
+            value = replace(value, dataset=dataset, tag=tag)
         if self._store.put_if_absent(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
             existing = self._tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
@@ -219,8 +228,12 @@ class Refs:
         self._store.put_if_absent(keys.tag_deleted_key(dataset, tag), record.encode())
 
     def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
-        key = keys.tag_key(dataset, tag)
-        return read_record(TagValue.decode, self._store, key)
+        def decode(data: bytes) -> TagValue:
+            value = TagValue.decode(data)
+            self._check("tag", (value.dataset, value.tag), (dataset, tag))
+            return value
+
+        return read_record(decode, self._store, keys.tag_key(dataset, tag))
 
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
         try:
@@ -300,11 +313,25 @@ class Refs:
     def _read(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
         if number > keys.LAST_MOVE:
             return None
-        key = keys.branch_key(dataset, branch, number)
+
+        def decode(data: bytes) -> RefEntry:
+            entry = RefEntry.decode(data)
+            self._check("ref", (entry.dataset, entry.branch, entry.number), (dataset, branch, number))
+            return entry
+
         try:
-            return read_record(RefEntry.decode, self._store, key)
+            return read_record(decode, self._store, keys.branch_key(dataset, branch, number))
         except NotFound:
             return None
+
+    def _check(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
+        """Raises `IntegrityError` for an entry that was written for another key."""
+        if carried == expected or (carried[0] is None and not self.named):
+            return
+        made_for = (
+            " ".join(map(str, carried)) if carried[0] is not None else "a store that keeps no names in it"
+        )
+        raise wire.damaged(kind, f"it was written for {made_for}, not for {' '.join(map(str, expected))}")
 
 
 def _names(kind: type[Name], parts: Iterable[str]) -> list[Name]:

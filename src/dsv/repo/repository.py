@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import NoReturn
 
 from dsv.errors import UPGRADE, IntegrityError, NotFound, Unsupported
 from dsv.model import keys
+from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Nonce, StoreId
+from dsv.model.names import BranchName, DatasetName
 from dsv.model.readme import readme_text
 from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.model.wire import RECORD_MAX
@@ -25,7 +27,8 @@ from dsv.store.together import both, together
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
-KNOWN_FEATURES = frozenset((UNORDERED_LISTING,))
+NAMED_RECORDS = "named-records"
+KNOWN_FEATURES = frozenset((NAMED_RECORDS, UNORDERED_LISTING))
 
 Clock = Callable[[], int]
 MetadataFolder = Callable[[StoreId], Path]
@@ -50,6 +53,11 @@ class Format:
     def single_writer(self) -> bool:
         """The store could not prove put-if-absent, and somebody promised that only one writes at a time."""
         return self.entries[-1].single_writer
+
+    @property
+    def named_records(self) -> bool:
+        """Whether every ref, tag and commit carries the names that it was made for: decided when a store is made."""
+        return any(one.name == NAMED_RECORDS for one in self.entries[0].features)
 
     def has(self, feature: str) -> bool:
         return any(one.name == feature for one in self.entries[-1].features)
@@ -113,6 +121,7 @@ class Repository:
         layout.check(store.url, writing=False)
         if layout.has(UNORDERED_LISTING):
             store.ordered_listing = False
+        refs.named = layout.named_records
         folder = None if metadata is None else metadata(layout.store_id)
         repository = cls(store, layout, refs, MetadataCache(folder), clock)
         if commit is not None:
@@ -141,12 +150,19 @@ class Repository:
             time_ms=clock(),
             author=author,
             tool=tool,
-            features=() if ordered else (Feature(UNORDERED_LISTING, FeatureRule.REFUSE),),
+            features=tuple(
+                Feature(name, FeatureRule.REFUSE)
+                for name in (NAMED_RECORDS, *(() if ordered else (UNORDERED_LISTING,)))
+            ),
             single_writer=single_writer,
         )
         store.put_if_absent(keys.format_key(0), first.encode())
         store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
         return cls.open(store, metadata, clock)
+
+    def named(self, commit: Commit, dataset: DatasetName, branch: BranchName) -> Commit:
+        """The commit as this store keeps it: with the names that it is made for, but in an older store."""
+        return replace(commit, dataset=dataset, branch=branch) if self.format.named_records else commit
 
     @classmethod
     def exists(cls, store: Store) -> bool:

@@ -48,7 +48,7 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
     text = rev.text
     if rev.commit_prefix is not None:
         refs.require(dataset)
-        return Resolved(dataset, _by_prefix(objects, text))
+        return Resolved(dataset, _by_prefix(objects, dataset, text))
     meant = refs.branch_or_tag(dataset, text)
     if isinstance(meant, Head):
         return _branch_head(meant)
@@ -78,12 +78,22 @@ def _branch_head(head: Head) -> Resolved:
     return Resolved(head.dataset, head.commit, branch=head.branch)
 
 
-def _by_prefix(objects: Objects, text: str) -> CommitId:
-    if len(text) == CommitId.size * 2:
-        commit_id = CommitId.parse(text)
-        if objects.commit_or_none(commit_id) is None:
-            raise _no_commit(objects, text)
-        return commit_id
+def _by_prefix(objects: Objects, dataset: DatasetName, text: str) -> CommitId:
+    """The commit whose id begins so. One that says that it was made for another dataset is not in this one."""
+    commit_id = CommitId.parse(text) if len(text) == CommitId.size * 2 else _listed(objects, text)
+    commit = objects.commit_or_none(commit_id)
+    if commit is None:
+        raise _no_commit(objects, text)
+    if commit.dataset not in (None, dataset):
+        raise NotFound(
+            f"there is no commit {text} in dataset {dataset}; it belongs to {commit.dataset}",
+            subject=text,
+            hint=f"did you mean {commit.dataset}@{text}?",
+        )
+    return commit_id
+
+
+def _listed(objects: Objects, text: str) -> CommitId:
     found = [
         item.key.removeprefix(keys.COMMIT_PREFIX)
         for item in objects.store.list(keys.commit_search_prefix(text))

@@ -164,12 +164,14 @@ class Objects:
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location:
         """Where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by something."""
-        found = next(self._places(kind, object_id), None)
-        if found is None:
+        impossible: Location | None = None
+        for found in self._places(kind, object_id):
+            if is_possible(kind, found):
+                return found
+            impossible = impossible or found
+        if impossible is None:
             raise unlisted(kind, object_id, self.store.url)
-        if not is_possible(kind, found):
-            raise damaged(kind, object_id, found)
-        return found
+        raise damaged(kind, object_id, impossible)
 
     def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
         """An object's bytes from the store, checked; from `where` if it is there, else from where the index says."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable, UsageError
 from dsv.model import keys, wire
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
@@ -164,10 +164,18 @@ class Refs:
         """Raises `IntegrityError` if what was just won is not what the store has: then it does not keep its promise
         that one writer wins, and another writer's move took the place of this one.
         """
-        kept = self._read(dataset, branch, number)
+        key = keys.branch_key(dataset, branch, number)
+        try:
+            kept = self._read(dataset, branch, number)
+        except (Unreachable, Denied, IntegrityError) as error:
+            raise OutcomeUnknown(
+                f"this move of branch {branch} of {dataset} may have been published in {self._store.url}, but it could "
+                f"not be read back: {error.message}",
+                subject=key,
+                hint="run the same command again: it finds out by itself",
+            ) from error
         if kept is not None and kept.nonce == entry.nonce:
             return
-        key = keys.branch_key(dataset, branch, number)
         what = "has vanished" if kept is None else f"was overwritten by one of {kept.author}"
         raise IntegrityError(
             f"{self._store.url} no longer lets one writer win: this move of branch {branch} of {dataset} {what} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,3 +46,40 @@ def test_pages_about_the_protocol_cite_only_its_rules() -> None:
     )
     cited = set(re.findall(r"(?<![\w-])([A-Z]\d+)\b", text))
     assert cited <= set(rules())
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
+    known = set(texts())
+    quoted = messages()
+    assert len(quoted) > 50
+    assert [message for message in quoted if not any(_fits(message, text) for text in known)] == []
+
+
+def messages() -> list[str]:
+    """What stands in the first column of the tables of docs/troubleshooting.md."""
+    return re.findall(r"^\| `([^`]+)`", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+
+
+def texts() -> Iterator[str]:
+    """Each string of the code that is no docstring, with … for what an f-string puts in."""
+    for file in ROOT.glob("src/dsv/**/*.py"):
+        tree = ast.parse(file.read_text("utf-8"))
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+                yield node.value
+
+
+def _fits(message: str, text: str) -> bool:
+    """Whether the words of the message stand in the text, in their order; … stands for anything."""
+    at = 0
+    for part in message.split("…"):
+        at = text.find(part.strip(), at)
+        if at < 0:
+            return False
+        at += len(part.strip())
+    return True

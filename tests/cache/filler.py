@@ -19,9 +19,9 @@ from dsv.cache.filling import plan, workers, write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, HelperSpec, Need
 from dsv.cache.layout import CacheRoot
-from dsv.cache.selection import Selection
 from dsv.errors import DsvError
 from dsv.model.ids import CommitId
+from dsv.model.path_set import PathSet
 
 PROJECT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def main(order: dict[str, Any]) -> int:
     try:
         result = fill(
             root,
-            FillRequest("xrays", CommitId.parse(commit), STORE, Selection.of(paths)),
+            FillRequest("xrays", CommitId.parse(commit), STORE, PathSet.of(paths)),
             FakeSource(world, commit, **order),
             ensure_room=plenty,
             jobs=jobs,

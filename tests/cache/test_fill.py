@@ -17,13 +17,13 @@ from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
 from dsv.cache.record import read_record, record_path
-from dsv.cache.selection import Selection
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
 from dsv.fs import system
 from dsv.fs.attributes import PROBE
 from dsv.fs.system import FileSystem
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId
+from dsv.model.path_set import PathSet
 
 
 def plenty(need: Need) -> None:
@@ -34,7 +34,7 @@ def cache_it(
     root: CacheRoot, world: World, commit: CommitId, *paths: bytes, **behaviour: object
 ) -> FillResult:
     source = FakeSource(world.folder, str(commit), **behaviour)  # type: ignore[arg-type]
-    request = FillRequest("xrays", commit, STORE, Selection.of(paths))
+    request = FillRequest("xrays", commit, STORE, PathSet.of(paths))
     return fill(root, request, source, ensure_room=plenty)
 
 

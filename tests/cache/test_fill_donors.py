@@ -12,10 +12,10 @@ from tests.cache.fake_source import FakeTree, File
 from dsv.cache.filling import donors as subject
 from dsv.cache.filling.donors import Matching, contents
 from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
-from dsv.cache.selection import Selection
 from dsv.model import tree as cutting
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Kind
+from dsv.model.path_set import PathSet
 
 PATHS = [f"{folder}/{name:02d}" for folder in ("a", "b", "c/d", "e") for name in range(8)]
 KINDS = st.sampled_from(
@@ -57,9 +57,9 @@ def test_codes_say_what_a_plain_comparison_says(
     matching = Matching.of(tree)
     there: list[dict[str, File]] = []
     for number, (files, paths) in enumerate(cached):
-        selection = Selection.of(path.encode() for path in paths)
+        selection = PathSet.of(path.encode() for path in paths)
         matching.add(number, tree, FakeTree(files), selection)
-        there.append({one.path: one for one in files if selection.includes(one.path.encode())})
+        there.append({one.path: one for one in files if one.path.encode() in selection})
     linked_anywhere = [{content(one) for one in files.values()} for files in there]
     for at, file in enumerate(wanted):
         code = matching.codes[at]

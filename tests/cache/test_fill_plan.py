@@ -16,8 +16,6 @@ from dsv.cache.filling.plan import (
     part_size,
     slice_bounds,
 )
-from dsv.cache.selection import Selection
-from dsv.model.entry import sort_key
 
 LOADS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(1, 4096), st.integers(0, 1 << 36), st.integers(0, 100)),
@@ -101,36 +99,3 @@ def test_room_counts_whole_blocks(sizes: list[int]) -> None:
 def test_a_plan_survives_its_encoding() -> None:
     plan = Plan(1, "f", "s", "c", ["a/b"], 1, 2, 3, 4, 5, [Part(0, 1, 0, 1, 2, 3)], [], False)
     assert Plan.decode(plan.encode()) == plan
-
-
-NAMES = st.text("ab.-", min_size=1, max_size=3).map(str.encode)
-PATHS = st.lists(NAMES, min_size=1, max_size=4).map(b"/".join)
-
-
-@given(st.lists(PATHS, max_size=5), PATHS)
-def test_a_selection_includes_what_lies_at_or_below_its_paths(chosen: list[bytes], path: bytes) -> None:
-    selection = Selection.of(chosen)
-    wanted = not chosen or any(path == one or path.startswith(one + b"/") for one in chosen)
-    assert selection.includes(path) == wanted
-    assert Selection.of(reversed(chosen)) == selection
-    assert Selection.of([one + b"/" for one in chosen]).id == selection.id
-
-
-@given(
-    st.lists(PATHS, min_size=1, max_size=4), st.lists(PATHS, min_size=2, max_size=12, unique=True), st.data()
-)
-def test_no_run_with_a_wanted_path_is_left_out(
-    chosen: list[bytes], paths: list[bytes], data: st.DataObject
-) -> None:
-    selection = Selection.of(chosen)
-    ordered = sorted(paths, key=sort_key)
-    cut = data.draw(st.integers(1, len(ordered) - 1))
-    for run, after in ((ordered[:cut], None), (ordered[cut:], ordered[cut - 1])):
-        if any(selection.includes(path) for path in run):
-            assert selection.overlaps(after, run[-1])
-
-
-def test_the_whole_commit_has_no_selection_name() -> None:
-    assert Selection.of([]).id is None
-    assert Selection.of([b"", b"a"]).id is None
-    assert len(Selection.of([b"a"]).id or "") == 16

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
+from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
 from dsv.worktree.materialize import Materializer
 from dsv.worktree.plan import Wish, nobody
-from dsv.worktree.scope import Scope
 from dsv.worktree.status import difference
 from tests.worktree.worlds import Tree, World, tree_of
 
@@ -114,22 +114,22 @@ class Pulls(RuleBasedStateMachine):
 
     @rule()
     def restore_all(self) -> None:
-        self._bring(dict(self.world.base), None, scope=Scope(), consent=True)
+        self._bring(dict(self.world.base), None, scope=PathSet(), consent=True)
 
     @rule(path=PATHS)
     def restore_some(self, path: str) -> None:
-        self._bring(dict(self.world.base), None, scope=Scope([path.encode()]), consent=True)
+        self._bring(dict(self.world.base), None, scope=PathSet.of([path.encode()]), consent=True)
 
     @rule(path=PATHS, changes=st.lists(st.tuples(PATHS, LOCAL), max_size=3))
     def restore_from(self, path: str, changes: list[tuple[str, tuple[Kind, bytes | None]]]) -> None:
         goal: Tree = dict(self.world.base)
         for other, what in changes:
             add(goal, entry_of(other.encode(), what))
-        self._bring(goal, None, scope=Scope([path.encode()]), consent=True)
+        self._bring(goal, None, scope=PathSet.of([path.encode()]), consent=True)
 
     @rule()
     def restore_all_without_force(self) -> None:
-        self._bring(dict(self.world.base), None, scope=Scope(), consent=False)
+        self._bring(dict(self.world.base), None, scope=PathSet(), consent=False)
 
     def _clear(self, path: str) -> None:
         for above in reversed(Path(path).parents):
@@ -144,7 +144,7 @@ class Pulls(RuleBasedStateMachine):
         place.parent.mkdir(parents=True, exist_ok=True)
 
     def _bring(
-        self, goal: Tree, commit: CommitId | None, *, scope: Scope | None = None, consent: bool = False
+        self, goal: Tree, commit: CommitId | None, *, scope: PathSet | None = None, consent: bool = False
     ) -> None:
         """With no scope as a pull does, which leaves alone what is the same in base and goal; else as a restore."""
         base, disk = dict(self.world.base), tree_of(self.folder)

@@ -17,11 +17,11 @@ from dsv.cache.filling.check import check as check_place
 from dsv.cache.filling.check import repair as repair_place
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
-from dsv.cache.selection import Selection
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import Conflict, IntegrityError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
+from dsv.model.path_set import PathSet
 
 _TRIES = 10  # a tenth of a second apart, for the record of what has just become visible
 
@@ -103,7 +103,7 @@ def _check(
     if record is None:
         return _unknown(root, place, dataset) if there else None
     _check_store(finder, place, record)
-    selection = Selection.of(path.encode() for path in record.selection)
+    selection = PathSet.of(path.encode() for path in record.selection)
     found = Found(dataset, place.commit, selection, finder.repository.id)
     context.progress.note(f"reading {place}")
     context.progress.start(record.entries, record.bytes)

@@ -17,10 +17,10 @@ from dsv.cache.filling.request import HelperSpec
 from dsv.cache.folder_names import folder_name
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import FULL, CacheRoot, Place
-from dsv.cache.selection import Selection
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
+from dsv.model.path_set import PathSet
 from dsv.model.units import format_duration
 from dsv.repo.resolve import Resolved
 
@@ -38,7 +38,7 @@ class Found:
 
     dataset: DatasetName
     commit: CommitId
-    selection: Selection
+    selection: PathSet
     store: StoreId
     resolved: Resolved | None = None
 
@@ -77,7 +77,7 @@ class Targets:
                 "an empty target is no target",
                 hint="dsv cache DATASET, or @REV in a workspace; is a variable unset?",
             )
-        selection = Selection.of([clean_path(target.path)])
+        selection = PathSet.of([clean_path(target.path)])
         try:
             known = self._known(target, selection)
             if known is not None and (self._offline or self._is_there(known)):
@@ -101,7 +101,7 @@ class Targets:
         """
         from dsv.cache.eviction.inventory import find_places
 
-        selection = Selection.of([clean_path(target.path)])
+        selection = PathSet.of([clean_path(target.path)])
         try:
             found = self._known(target, selection, branches=True)
             if found is None and not self._offline:
@@ -110,7 +110,7 @@ class Targets:
         except OSError as error:
             raise explain(error, self.root.path) from error
         wanted = [place for place in places if found is not None and place.commit == found.commit]
-        if found is not None and selection.keys:
+        if found is not None and not selection.whole:
             wanted = [place for place in wanted if place == found.place]
         for place in wanted:
             own_folder(self.root.visible(place))
@@ -163,7 +163,7 @@ class Targets:
         except OSError as error:
             raise explain(error, self.root.path) from error
 
-    def _known(self, target: Target, selection: Selection, *, branches: bool = False) -> Found | None:
+    def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
         """What the cache knows by itself; None where the store has to be asked."""
         dataset, rev = self._dataset(target), target.rev
         store = bound_store(self.root, dataset)
@@ -211,7 +211,7 @@ class Targets:
             self._repository = self._stack.enter_context(self._context.repository(target))
         return self._repository
 
-    def _ask(self, target: Target, selection: Selection) -> Found:
+    def _ask(self, target: Target, selection: PathSet) -> Found:
         try:
             repository = self._open(target)
             resolved = self._context.resolve(repository, target)

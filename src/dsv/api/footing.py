@@ -12,6 +12,7 @@ from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
+from dsv.model.path_set import PathSet, folders_above
 from dsv.model.paths import show
 from dsv.model.progress import Progress
 from dsv.repo.objects import Objects
@@ -20,7 +21,6 @@ from dsv.repo.trees import TreeReader
 from dsv.worktree.begun import Begun, read_begun, take_written, unfinished
 from dsv.worktree.materialize import take_clean_survey
 from dsv.worktree.scanning import take_survey
-from dsv.worktree.scope import Scope, above
 from dsv.worktree.state import State
 from dsv.worktree.survey import Pending, Survey
 from dsv.worktree.workspace import Workspace
@@ -99,7 +99,7 @@ class Footing:
         entries = (entry for entry, _ in _below(self.tree, path))
         if not self.written:
             return entries
-        inside = Scope([path])
+        inside = PathSet.of([path])
         wanted = sorted((each for each in self.written if each in inside), key=sort_key)
         return _laid_over(entries, {each: self.written[each] for each in wanted})
 
@@ -111,9 +111,9 @@ class Footing:
             return
         progress.note(self.warning)
         mine = {item.path for item in self.survey.work() if isinstance(item, Pending)}
-        ways = Scope(mine).ways
+        ways = PathSet.of(mine).ways
         for path in self.written:
-            if path in ways or any(part in mine for part in above(path)):
+            if path in ways or any(part in mine for part in folders_above(path)):
                 raise Conflict(
                     f"{show(path)} was written by {self.begun[-1].command}, which did not end, and a change of yours "
                     "needs it",

@@ -16,13 +16,13 @@ from dsv.api.wishes import differences, restoring
 from dsv.errors import NotFound, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, Target, clean_path
+from dsv.model.path_set import PathSet
 from dsv.model.paths import show
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.begun import read_begun
 from dsv.worktree.plan import Consents, nobody
-from dsv.worktree.scope import Scope
 from dsv.worktree.workspace import Workspace
 
 
@@ -111,7 +111,7 @@ def restore(
             raise missing_commit(before, repository.store.url)
         after = TreeReader(repository.objects, commit)
         check_tree(after, workspace.root)
-        chosen = Scope(paths)
+        chosen = PathSet.of(paths)
         consents: Consents = nobody
         if force:
             consents = _everybody
@@ -155,7 +155,7 @@ def source_commit(
     return context.resolve(repository, target).commit
 
 
-def _check_paths(footing: Footing, after: TreeReader, chosen: Scope) -> None:
+def _check_paths(footing: Footing, after: TreeReader, chosen: PathSet) -> None:
     for path in chosen.paths:
         if next(footing.below(path), None) is None and next(after.below(path), None) is None:
             raise NotFound(

@@ -10,9 +10,9 @@ from dsv.model.diff import diff_entries
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import SegmentId
 from dsv.model.location import Location
+from dsv.model.path_set import PathSet
 from dsv.repo.trees import Leaf, TreeReader
 from dsv.worktree.plan import Wish
-from dsv.worktree.scope import Scope
 
 
 def differences(footing: Footing, after: TreeReader) -> Iterator[Wish]:
@@ -37,7 +37,7 @@ def differences(footing: Footing, after: TreeReader) -> Iterator[Wish]:
 
 
 def restoring(
-    before: Footing, after: TreeReader, chosen: Scope, suspects: frozenset[bytes]
+    before: Footing, after: TreeReader, chosen: PathSet, suspects: frozenset[bytes]
 ) -> Iterator[Wish]:
     """What the chosen paths shall become, where they are not that already."""
     starts = [b""] if chosen.whole else list(chosen.paths)

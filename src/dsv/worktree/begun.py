@@ -21,10 +21,10 @@ from dsv.fs.folders import sync_folder
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
+from dsv.model.path_set import PathSet, folders_above
 from dsv.worktree.align import NameIndex
 from dsv.worktree.examine import read
 from dsv.worktree.folder import DIRECTORY, KEPT, OWN_SAME, Folder
-from dsv.worktree.scope import Scope, above
 from dsv.worktree.status import difference
 from dsv.worktree.survey import Survey, pending_at
 
@@ -45,7 +45,7 @@ class Begun:
 
     def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
         """Those of the changes from `base` to `commit` that the command was to make."""
-        chosen, less = Scope(self.paths), Scope(self.less)
+        chosen, less = PathSet.of(self.paths), PathSet.of(self.less)
         for change in changes:
             if chosen.touches(change.path) and not (self.less and change.path in less):
                 yield change
@@ -122,7 +122,7 @@ def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, .
     """What is left of them once the paths are as somebody asked for."""
     found: list[Begun] = []
     for each in begun:
-        less = Scope({*each.less, *paths})
+        less = PathSet.of({*each.less, *paths})
         if not less.whole and not (each.paths and all(path in less for path in each.paths)):
             found.append(replace(each, less=less.paths))
     return tuple(found)
@@ -143,7 +143,7 @@ def take_written(survey: Survey, changes: Iterable[Change]) -> dict[bytes, Entry
             if change.path not in found and difference(change.before, change.after) is not None:
                 if taker.take(change):
                     found[change.path] = change.after
-                folders.update(above(change.path))
+                folders.update(folders_above(change.path))
         for path in folders:
             if found.get(path) is None and taker.take_empty(path):
                 found[path] = Entry(path, Kind.EMPTY_DIRECTORY)

@@ -8,11 +8,11 @@ import stat
 from dsv.errors import Conflict
 from dsv.fs.descent import Descent, split
 from dsv.model.entry import Entry, Kind
+from dsv.model.path_set import folders_above
 from dsv.worktree.align import NameIndex
 from dsv.worktree.examine import read
 from dsv.worktree.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.worktree.problem import Problem
-from dsv.worktree.scope import above
 from dsv.worktree.survey import Survey, pending_at
 
 
@@ -50,7 +50,7 @@ class SurveyedDisk:
         return folder is not None and at is not None and _is_folder(folder, at)
 
     def closed(self, path: bytes) -> tuple[bytes, str] | None:
-        for way in (path, *above(path)):
+        for way in (path, *folders_above(path)):
             folder, at = self._find(way)
             if folder is not None and at is not None and folder.kinds[at] == IGNORED:
                 return way, "is left out by .dsvignore"

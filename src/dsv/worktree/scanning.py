@@ -11,6 +11,7 @@ from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import CommitId
+from dsv.model.path_set import PathSet
 from dsv.model.paths import link_escapes
 from dsv.worktree import ignore
 from dsv.worktree.align import NameIndex
@@ -27,7 +28,6 @@ from dsv.worktree.ignore import Rules
 from dsv.worktree.judge import LEAVES, Judge
 from dsv.worktree.problem import Trouble
 from dsv.worktree.scan import Listing, list_folder
-from dsv.worktree.scope import Scope
 from dsv.worktree.state import State
 from dsv.worktree.survey import Survey
 
@@ -48,7 +48,7 @@ def take_survey(
         except OSError:
             state.trust_before = 0  # nothing new is trusted, in a workspace that we may not write to
         device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
-        survey = Survey(root, state, base, Scope(only), device)
+        survey = Survey(root, state, base, PathSet.of(only), device)
         with Descent(root) as descent:
             _Scanner(survey, descent, rehash=rehash or not survey.keeps_ids).run()
     return survey
@@ -66,7 +66,7 @@ class _Scanner:
 
     def run(self) -> None:
         survey = self._survey
-        scope = survey.scope if survey.exact else Scope()
+        scope = survey.scope if survey.exact else PathSet()
         if scope.whole:
             self._walk(b"", Rules())
         for path in scope.paths:
@@ -77,7 +77,7 @@ class _Scanner:
         self._state.gone = {path for path in gone if not self._is_back(path, names)}
         self._check_links()
         survey.clashes = self._judge.clashes
-        survey.withheld = Scope(self._judge.withheld) if self._judge.withheld else None
+        survey.withheld = PathSet.of(self._judge.withheld) if self._judge.withheld else None
         survey.unsettled.sort(key=sort_key)
         found = {
             problem.path: problem
@@ -155,7 +155,7 @@ class _Scanner:
         scope = self._survey.scope
         if path in scope:
             old.distrust()
-        elif not path or path in scope.ways:
+        elif not path or scope.touches(path):
             old.distrust(lambda name: _join(path, name) in scope)
         return old
 
@@ -167,9 +167,9 @@ class _Scanner:
             # Going on with less than all of its rules would commit what somebody wanted left out.
             return above.enter(path, ignore.read(descriptor, where))
 
-    def _lose_unvisited(self, scope: Scope) -> None:
+    def _lose_unvisited(self, scope: PathSet) -> None:
         """What is remembered below folders that went, or that are left out now."""
-        withheld = Scope(self._judge.withheld) if self._judge.withheld else None
+        withheld = PathSet.of(self._judge.withheld) if self._judge.withheld else None
         for path in self._unvisited:
             if path not in scope or (withheld is not None and path in withheld):
                 continue

@@ -15,6 +15,7 @@ from dsv.fs.mapped import Notice, is_old, notice
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
+from dsv.model.path_set import PathSet
 from dsv.worktree.align import align, relate
 from dsv.worktree.folder import (
     BASE_KINDS,
@@ -30,7 +31,6 @@ from dsv.worktree.folder import (
     with_relation,
 )
 from dsv.worktree.problem import Problem
-from dsv.worktree.scope import Scope
 from dsv.worktree.state import State
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
@@ -80,7 +80,7 @@ class Survey:
     on disk.
     """
 
-    def __init__(self, root: Path, state: State, base: CommitId | None, scope: Scope, device: int) -> None:
+    def __init__(self, root: Path, state: State, base: CommitId | None, scope: PathSet, device: int) -> None:
         self.root = root
         self.state = state
         self.base = base
@@ -91,7 +91,7 @@ class Survey:
         self.missing: list[bytes] = []
         self.unsettled: list[bytes] = []
         """Folders with something that is not known to be as in the base, in tree order."""
-        self.withheld: Scope | None = None
+        self.withheld: PathSet | None = None
         """What can't be read: what the base has there stays."""
         self._device = device
         self._notices = {device: notice(root)}

@@ -15,10 +15,10 @@ from dsv.cache.filling.existing import State, examine
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.writer import Folders, Rights, create_file
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.selection import Selection
 from dsv.fs.attributes import refresh
 from dsv.model.entry import Entry, Kind
 from dsv.model.location import Location
+from dsv.model.path_set import PathSet
 from dsv.model.paths import show
 from dsv.model.progress import Progress
 from dsv.repo.trees import TreeReader
@@ -59,9 +59,7 @@ class Checked:
     alien_paths: list[str] = field(default_factory=list)
 
 
-def check(
-    root: CacheRoot, place: Place, tree: TreeReader, selection: Selection, progress: Progress
-) -> Checked:
+def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
     """Reads every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
     result = Checked()
     expected: set[bytes] = set()
@@ -115,10 +113,10 @@ def repair(root: CacheRoot, place: Place, source: Source, result: Checked, known
 
 
 def _chosen(
-    tree: TreeReader, selection: Selection, expected: set[bytes]
+    tree: TreeReader, selection: PathSet, expected: set[bytes]
 ) -> Iterator[tuple[Entry, Location | None]]:
     for entry, where in tree.below(b""):
-        if selection.includes(entry.path):
+        if entry.path in selection:
             expected.add(entry.path)
             yield entry, where
 

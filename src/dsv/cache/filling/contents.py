@@ -13,11 +13,11 @@ from dsv.cache.filling.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_
 from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import SegmentWindow, Source, Tree
 from dsv.cache.layout import Place
-from dsv.cache.selection import Selection
 from dsv.errors import IntegrityError
 from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
+from dsv.model.path_set import PathSet
 from dsv.repo.trees import LocatedSegment
 from dsv.transfer.download import Donor
 
@@ -66,7 +66,7 @@ class Contents:
         self._starts = [0]
         for leaf in tree.leaves():
             self._starts.append(self._starts[-1] + leaf.child.entries)
-        self._selection = Selection.of(path.encode() for path in site.plan.selection)
+        self._selection = PathSet.of(path.encode() for path in site.plan.selection)
         self._donor_trees: dict[int, Tree] = {}
         self._sheet = os.open(site.folder / "sheet", os.O_RDONLY | os.O_CLOEXEC) if site.plan.sheet else -1
 
@@ -83,13 +83,13 @@ class Contents:
             if part.slices > 1:
                 start, end = slice_bounds(located.segment.sizes, part.slices)[part.slice]
                 items = islice(items, start, end)
-            if self._selection.keys:
-                items = (item for item in items if self._selection.includes(item.entry.path))
+            if not self._selection.whole:
+                items = (item for item in items if item.entry.path in self._selection)
             yield from items
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
         """The same, with what is linked at its own path in runs: for that no object is made for each file."""
-        if self._selection.keys or self._sheet < 0:
+        if not self._selection.whole or self._sheet < 0:
             yield from self.of(part)
             return
         for number in range(part.first, part.last + 1):

@@ -14,12 +14,12 @@ from dsv.cache.filling.source import Source, Tree
 from dsv.cache.folder_names import is_dataset
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
-from dsv.cache.selection import Selection
 from dsv.errors import IntegrityError, NotFound
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.columns import cut
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import SegmentId, StoreId
+from dsv.model.path_set import PathSet
 from dsv.model.segment import Segment
 
 # Other datasets of the store are looked at for copies and imports; the dataset's own commits come first.
@@ -43,8 +43,8 @@ class Candidate:
     record: Filled
 
     @property
-    def selection(self) -> Selection:
-        return Selection.of(path.encode() for path in self.record.selection)
+    def selection(self) -> PathSet:
+        return PathSet.of(path.encode() for path in self.record.selection)
 
 
 def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
@@ -103,7 +103,7 @@ class Matching:
             starts.append(starts[-1] + leaf.child.entries)
         return cls(bytearray(starts[-1]), starts)
 
-    def add(self, donor: int, tree: Tree, theirs: Tree, selection: Selection) -> bool:
+    def add(self, donor: int, tree: Tree, theirs: Tree, selection: PathSet) -> bool:
         """Uses donor number `donor` for what is still to be fetched; False where it gave nothing.
 
         `selection`: what of `theirs` is there.
@@ -115,11 +115,11 @@ class Matching:
         return bool(self.samples[donor]) or CHUNKS + donor in self.codes
 
     def _same_paths(
-        self, donor: int, tree: Tree, theirs: Tree, selection: Selection
+        self, donor: int, tree: Tree, theirs: Tree, selection: PathSet
     ) -> dict[Content, list[int]]:
         """Links what has the same path; returns what is left of the files, by content."""
         shared: set[SegmentId] = set()
-        if not selection.keys:
+        if selection.whole:
             shared = {leaf.id for leaf in theirs.leaves()} & {leaf.id for leaf in tree.leaves()}
         to_read: list[int] = []
         for number, leaf in enumerate(tree.leaves()):
@@ -174,7 +174,7 @@ class Matching:
         self.codes[start : start + len(segment)] = codes
 
     def _other_paths(
-        self, donor: int, theirs: Tree, selection: Selection, missing: dict[Content, list[int]]
+        self, donor: int, theirs: Tree, selection: PathSet, missing: dict[Content, list[int]]
     ) -> None:
         """Links what the donor has under another path."""
         for located in theirs.segments():
@@ -183,7 +183,7 @@ class Matching:
             if missing.keys().isdisjoint(column):
                 continue
             for path, content in zip(segment.paths, column, strict=True):
-                if content in missing and selection.includes(path):
+                if content in missing and path in selection:
                     for at in missing.pop(content):
                         self.codes[at] = MOVED + donor
                         self.moves[at] = path
@@ -207,9 +207,9 @@ class Matching:
 class _PathWindow:
     """Path -> content of a donor's tree, for runs of paths asked for in tree order; keeps no more than it must."""
 
-    def __init__(self, tree: Tree, selection: Selection, skip: Container[object]) -> None:
+    def __init__(self, tree: Tree, selection: PathSet, skip: Container[object]) -> None:
         """`skip`: ids of segments that need not be read: what they hold was found already."""
-        leaves = [leaf for leaf in tree.leaves() if leaf.id not in skip or selection.keys]
+        leaves = [leaf for leaf in tree.leaves() if leaf.id not in skip or not selection.whole]
         self._segments = tree.segments(leaves)
         self._selection = selection
         self._held: list[tuple[bytes, dict[bytes, Content]]] = []
@@ -231,8 +231,8 @@ class _PathWindow:
 
     def _files(self, segment: Segment) -> dict[bytes, Content]:
         found = dict(zip(segment.paths, contents(segment), strict=True))
-        if self._selection.keys:
-            return {path: content for path, content in found.items() if self._selection.includes(path)}
+        if not self._selection.whole:
+            return {path: content for path, content in found.items() if path in self._selection}
         return found
 
 

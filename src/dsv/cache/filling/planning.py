@@ -28,10 +28,10 @@ from dsv.cache.filling.plan import (
 from dsv.cache.filling.request import FillRequest
 from dsv.cache.filling.source import Source, Tree
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.selection import Selection
 from dsv.errors import Conflict, NotFound
 from dsv.fs import system
 from dsv.model.entry import Kind
+from dsv.model.path_set import PathSet
 from dsv.model.paths import fold_clashes, show
 from dsv.repo.trees import Leaf
 
@@ -87,7 +87,7 @@ def make_plan(
         matching, used = matched
         donors = [_donor(root, one, matching.samples[number]) for number, one in enumerate(used)]
     sums = _Sums()
-    if request.selection.keys:
+    if not request.selection.whole:
         loads = _selected(tree, request.selection, matching, donors, sums)
     else:
         loads = [_whole(number, leaf, matching, donors, sums) for number, leaf in enumerate(tree.leaves())]
@@ -114,10 +114,10 @@ def make_plan(
     return Planned(plan, bytes(matching.codes), matching.encoded_moves(), folders)
 
 
-def room_needed(tree: Tree, selection: Selection) -> tuple[int, int]:
+def room_needed(tree: Tree, selection: PathSet) -> tuple[int, int]:
     """Bytes and files of a fill that takes nothing from other commits. Raises `NotFound` as `make_plan` does."""
     sums = _Sums()
-    if selection.keys:
+    if not selection.whole:
         _selected(tree, selection, None, (), sums)
     else:
         for number, leaf in enumerate(tree.leaves()):
@@ -155,7 +155,7 @@ def _whole(
 
 def _selected(
     tree: Tree,
-    selection: Selection,
+    selection: PathSet,
     matching: Matching | None,
     donors: Sequence[DonorPlan],
     sums: _Sums,
@@ -169,7 +169,7 @@ def _selected(
         first = starts[number] - leaf.child.entries
         heavy = size = count = 0
         for at, (path, kind, length) in enumerate(entries, first):
-            if not selection.includes(path):
+            if path not in selection:
                 continue
             if unseen:
                 unseen -= {one for one in unseen if path == one or path.startswith(one + b"/")}
@@ -193,7 +193,7 @@ def _selected(
 
 
 def _overlapping(
-    tree: Tree, selection: Selection
+    tree: Tree, selection: PathSet
 ) -> Iterator[tuple[int, Leaf, Iterator[tuple[bytes, int, int]]]]:
     numbers: list[int] = []
     after: bytes | None = None
@@ -272,13 +272,13 @@ def _inodes_may_run_out(root: CacheRoot, entries: int) -> bool:
     return disk.f_files > 0 and disk.f_favail < _PLENTY * (entries + 1)
 
 
-def _folders(tree: Tree, selection: Selection) -> int:
+def _folders(tree: Tree, selection: PathSet) -> int:
     """Paths are sorted by components, so a folder's lie together: each that the path before is not in is a new one."""
     count = 0
     before: list[bytes] = []
     for located in tree.segments():
         for path, kind in zip(located.segment.paths, located.segment.kinds, strict=True):
-            if selection.includes(path):
+            if path in selection:
                 above = path.split(b"/")
                 if kind != Kind.EMPTY_DIRECTORY:  # which counts as an entry
                     del above[-1]
@@ -301,9 +301,9 @@ def _folds(folder: Path) -> bool:
         probe.rmdir()
 
 
-def _check_folding(tree: Tree, selection: Selection) -> None:
+def _check_folding(tree: Tree, selection: PathSet) -> None:
     paths = (path for located in tree.segments() for path in located.segment.paths)
-    clashes = fold_clashes(path for path in paths if selection.includes(path))
+    clashes = fold_clashes(path for path in paths if path in selection)
     if clashes:
         one, other = clashes[0]
         raise Conflict(

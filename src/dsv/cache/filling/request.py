@@ -9,9 +9,9 @@ from typing import Protocol
 
 from dsv.cache.layout import Place
 from dsv.cache.record import Cached
-from dsv.cache.selection import Selection
 from dsv.errors import NoRoom
 from dsv.model.ids import CommitId, StoreId
+from dsv.model.path_set import PathSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class FillRequest:
     dataset: str
     commit: CommitId
     store: StoreId
-    selection: Selection = field(default_factory=Selection)
+    selection: PathSet = field(default_factory=PathSet)
 
     @property
     def place(self) -> Place:

@@ -248,9 +248,9 @@ def test_files_that_do_not_belong_are_reported_and_go_too(ann: Person, folder: P
     (item.path / "a" / "notes.txt").write_text("mine")
     (folder / "scratch").mkdir()
     (folder / "scans" / "readme").write_text("hi")
-    assert cached(folder).aliens == ("scans/readme", "scratch")
+    assert cached(folder).foreign == ("scans/readme", "scratch")
     report = evict(ann.context(), folder, everything=True)
-    assert (report.evicted[0].aliens, report.evicted[0].alien_paths) == (1, ("a/notes.txt",))
+    assert (report.evicted[0].foreign, report.evicted[0].foreign_paths) == (1, ("a/notes.txt",))
     assert (folder / "scratch").is_dir() and (folder / "scans" / "readme").exists() and not item.path.exists()
 
 

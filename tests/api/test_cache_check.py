@@ -56,7 +56,7 @@ def test_what_is_right_stays_untouched(ann: Person, folder: Path) -> None:
     path = scans(ann, folder)
     before = {str(one): one.lstat().st_ino for one in path.rglob("*")}
     report = check(ann.context(), folder)
-    assert report.exit_code == 0 and [(one.files, one.wrong, one.aliens) for one in report.items] == [
+    assert report.exit_code == 0 and [(one.files, one.wrong, one.foreign) for one in report.items] == [
         (5, (), 0)
     ]
     assert {str(one): one.lstat().st_ino for one in path.rglob("*")} == before
@@ -88,7 +88,7 @@ def test_every_kind_of_damage_is_found_and_repaired(ann: Person, folder: Path) -
         ("'large.bin'", "has 3071999 bytes instead of 3072000"),
         ("'void'", "is missing"),
     ]
-    assert (item.aliens, item.alien_paths) == (2, ("'a/2.txt/strange'", "'alien'"))
+    assert (item.foreign, item.foreign_paths) == (2, ("'a/2.txt/strange'", "'alien'"))
     report = check(ann.context(), folder)
     assert report.exit_code == 0 and report.items[0].repaired == 7
     (path / "alien").unlink()

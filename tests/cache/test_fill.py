@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.filling import placing, site, syncing, writer
+from dsv.cache.filling import fill_directory, placing, write_back, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.planning import make_plan
-from dsv.cache.filling.publish import bury
+from dsv.cache.filling.publish import finalize
 from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
@@ -135,11 +135,11 @@ def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)
 
-    def fail(self: syncing.Syncer) -> None:
+    def fail(self: write_back.Syncer) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as failing:
-        failing.setattr(syncing.Syncer, "sync", fail)
+        failing.setattr(write_back.Syncer, "sync", fail)
         with pytest.raises(Unreachable, match="lost what was written"):
             cache_it(root, world, commit)
     assert not any((root.dot / "fill").rglob("*"))
@@ -351,9 +351,9 @@ def test_a_fill_that_was_given_up_and_cleared_away_is_not_recorded_for_another(
     cache_it(root, world, commit)
     source = FakeSource(world.folder, str(commit))
     planned = make_plan(root, request, source, remote=False)
-    site.start(root, request.place, planned.plan, planned.sheet, planned.moves, lambda _: None)
-    joined = site.join(root, request.place)
+    fill_directory.start(root, request.place, planned.plan, planned.source_map, planned.moves, lambda _: None)
+    joined = fill_directory.join(root, request.place)
     assert joined is not None
-    site.give_up(joined)
-    bury(joined)
+    fill_directory.give_up(joined)
+    finalize(joined)
     assert not record_path(root, request.place, joined.fill).exists()

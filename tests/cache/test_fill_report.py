@@ -9,10 +9,10 @@ import pytest
 from tests.cache.places import make_root
 
 from dsv.cache.claims.owners import Owner
+from dsv.cache.filling.fill_directory import FillDirectory
+from dsv.cache.filling.heartbeat import Heartbeat, Worker
 from dsv.cache.filling.plan import Part, Plan
 from dsv.cache.filling.report import Reporter
-from dsv.cache.filling.site import Site
-from dsv.cache.filling.workers import Beat, Worker
 from dsv.cache.layout import Place
 from dsv.fs import system
 from dsv.model.progress import NoProgress
@@ -42,8 +42,8 @@ def reporter(tmp_path: Path, notes: Notes) -> Reporter:
     plan = Plan(
         1, "f" * 32, "00" * 16, "a" * 64, [], 2, 10, 2, 4096, 2, [Part(0, 0, 0, 1, 1, 5)] * 2, [], False
     )
-    site = Site(root, Place("xrays", "a" * 64), "f" * 32, root.temporary, plan)
-    return Reporter(notes, site, Beat(root, system.kind_of(root.path)))
+    directory = FillDirectory(root, Place("xrays", "a" * 64), "f" * 32, root.temporary, plan)
+    return Reporter(notes, directory, Heartbeat(root, system.kind_of(root.path)))
 
 
 def test_who_is_at_work_is_told_with_an_estimate(reporter: Reporter, notes: Notes) -> None:

@@ -125,7 +125,7 @@ def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -
 def test_limits_are_looked_at_while_filling(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.filling.shift._ROOM_EVERY", 0.05)
+    monkeypatch.setattr("dsv.cache.filling.participant._ROOM_EVERY", 0.05)
     (tmp_path / "cache").mkdir()
     root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
     calls: list[Need] = []

@@ -18,9 +18,9 @@ from tests.waiting import until
 
 from dsv.cache.filling import processes
 from dsv.cache.filling.fill import fill
+from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.filling.room import reservations
-from dsv.cache.filling.workers import read_workers
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot
 from dsv.cache.removal import Remover
@@ -157,7 +157,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, int]]:
 def test_a_writer_that_was_given_up_does_no_harm_later(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.filling.workers.EXPIRY", 0.5)
+    monkeypatch.setattr("dsv.cache.filling.heartbeat.EXPIRY", 0.5)
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)
@@ -173,7 +173,7 @@ def test_a_writer_that_was_given_up_does_no_harm_later(
 def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.filling.workers.EXPIRY", 0.5)
+    monkeypatch.setattr("dsv.cache.filling.heartbeat.EXPIRY", 0.5)
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)

@@ -14,16 +14,16 @@ import pytest
 from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
+from dsv.cache.filling.claim_table import ClaimTable
 from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
-from dsv.cache.filling.parts import Board
 from dsv.cache.filling.writer import FILE_TIME, Folders, Rights
 from dsv.fs.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 
 
-def board(folder: Path, owner: str, parts: int = 4, kind: FileSystem = LOCAL) -> Board:
-    made = Board(folder, parts, owner, kind)
+def claim_table(folder: Path, owner: str, parts: int = 4, kind: FileSystem = LOCAL) -> ClaimTable:
+    made = ClaimTable(folder, parts, owner, kind)
     made.refresh()
     return made
 
@@ -32,7 +32,7 @@ def test_each_part_is_claimed_once_however_many_ask(tmp_path: Path) -> None:
     taken: list[int] = []
 
     def take(owner: str) -> None:
-        mine = board(tmp_path, owner, parts=50)
+        mine = claim_table(tmp_path, owner, parts=50)
         while (claim := mine.claim_free()) is not None:
             taken.append(claim.part)
 
@@ -45,7 +45,7 @@ def test_each_part_is_claimed_once_however_many_ask(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_generation_counts(tmp_path: Path) -> None:
-    first, second = board(tmp_path, "first", parts=1), board(tmp_path, "second", parts=1)
+    first, second = claim_table(tmp_path, "first", parts=1), claim_table(tmp_path, "second", parts=1)
     old = first.claim_free()
     assert old is not None
     assert second.claim_free() is None
@@ -65,7 +65,7 @@ def test_only_the_newest_generation_counts(tmp_path: Path) -> None:
 
 
 def test_who_claims_what_was_done_meanwhile_is_told_so(tmp_path: Path) -> None:
-    first, second = board(tmp_path, "first", parts=1), board(tmp_path, "second", parts=1)
+    first, second = claim_table(tmp_path, "first", parts=1), claim_table(tmp_path, "second", parts=1)
     old = first.claim_free()
     assert old is not None
     second.refresh()
@@ -79,13 +79,13 @@ def test_who_claims_what_was_done_meanwhile_is_told_so(tmp_path: Path) -> None:
 def test_after_a_restart_only_what_was_synced_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: FileSystem, kept: bool
 ) -> None:
-    one = board(tmp_path, "one", parts=1, kind=kind)
+    one = claim_table(tmp_path, "one", parts=1, kind=kind)
     claim = one.claim_free()
     assert claim is not None
     one.finish(claim)
-    assert board(tmp_path, "two", parts=1, kind=kind).all_done
-    monkeypatch.setattr("dsv.cache.filling.parts.boot", lambda: "another-boot")
-    later = board(tmp_path, "two", parts=1, kind=kind)
+    assert claim_table(tmp_path, "two", parts=1, kind=kind).all_done
+    monkeypatch.setattr("dsv.cache.filling.claim_table.boot", lambda: "another-boot")
+    later = claim_table(tmp_path, "two", parts=1, kind=kind)
     assert later.all_done == kept
     if not kept:
         again = later.claim_abandoned(lambda owner: False)

@@ -15,7 +15,7 @@ from tests.cache.places import make_root
 from tests.cache.steps import watched
 
 from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.filling import room, syncing
+from dsv.cache.filling import room, write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.layout import FULL, CacheRoot
@@ -59,10 +59,10 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fil
     remote = request.param == "remote"
     found = FileSystem(remote=remote, sync_each=remote)
     monkeypatch.setattr(system, "kind_of", lambda path: found)
-    monkeypatch.setattr(syncing.Syncer, "__init__", lambda syncer, tree, dead: None)
-    monkeypatch.setattr(syncing.Syncer, "busy", False, raising=False)
+    monkeypatch.setattr(write_back.Syncer, "__init__", lambda syncer, tree, dead: None)
+    monkeypatch.setattr(write_back.Syncer, "busy", False, raising=False)
     for name in ("poll", "sync", "close"):
-        monkeypatch.setattr(syncing.Syncer, name, lambda syncer: None)
+        monkeypatch.setattr(write_back.Syncer, name, lambda syncer: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return found
 

@@ -103,7 +103,7 @@ def test_what_is_cached_is_listed_and_evicted_beside_them(root: CacheRoot, world
         cache_it(root, world, commit)
         report = cached(root.path)
         assert [one.commit for one in report.items] == [commit]
-        assert report.aliens == PROFILES
+        assert report.foreign == PROFILES
         assert len(evict(root, CacheSettings(), Wish(everything=True)).evicted) == 1
 
     as_nobody(person)

@@ -13,7 +13,7 @@ from tests.cache.places import make_root
 from tests.cache.steps import watched
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.filling import syncing
+from dsv.cache.filling import write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest
 from dsv.cache.layout import CacheRoot
@@ -39,10 +39,10 @@ def _disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     elsewhere and renamed into place, too. Nothing waits for the disk."""
     remote = request.param == "remote"
     monkeypatch.setattr(system, "kind_of", lambda path: FileSystem(remote=remote, sync_each=remote))
-    monkeypatch.setattr(syncing.Syncer, "__init__", lambda syncer, tree, dead: None)
-    monkeypatch.setattr(syncing.Syncer, "busy", False, raising=False)
+    monkeypatch.setattr(write_back.Syncer, "__init__", lambda syncer, tree, dead: None)
+    monkeypatch.setattr(write_back.Syncer, "busy", False, raising=False)
     for name in ("poll", "sync", "close"):
-        monkeypatch.setattr(syncing.Syncer, name, lambda syncer: None)
+        monkeypatch.setattr(write_back.Syncer, name, lambda syncer: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     before = os.umask(0o077 if remote else 0o022)
     yield
@@ -122,7 +122,7 @@ def test_folders_that_vanish_for_ever_are_something_to_try_again(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv.cache.layout._TRIES", 3)
-    monkeypatch.setattr("dsv.cache.filling.patience._LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr("dsv.cache.filling.fill._LONGEST_PAUSE", 0.001)
     root.prepare()
     commit = world.commit(FILES)
     source = FakeSource(world.folder, str(commit))

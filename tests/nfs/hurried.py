@@ -6,7 +6,7 @@ import sys
 
 from dsv.cache.claims import leases
 from dsv.cache.eviction import sweep
-from dsv.cache.filling import plan, report, room, shift, workers
+from dsv.cache.filling import heartbeat, participant, plan, report, room
 from dsv.cli.main import main
 
 
@@ -20,8 +20,8 @@ def hurry(lease: float = 0, expiry: float = 0, part_files: float = 0, part_bytes
     if lease:
         leases.Lease.take.__func__.__kwdefaults__["ttl"] = lease  # type: ignore[attr-defined]
     if expiry:
-        workers.EXPIRY, workers.BEAT_REMOTE = expiry, expiry / 10
-        shift._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
+        heartbeat.EXPIRY, heartbeat.BEAT_REMOTE = expiry, expiry / 10
+        participant._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
         report._NOTE_EVERY = expiry / 4
         room._BEGINS_WITHIN = sweep.ABANDONED = 2 * expiry
     if part_files:

@@ -26,7 +26,7 @@ from dsv.model.units import format_bytes, format_count
 class EvictedItem:
     """A commit that went, or would go. bytes, files: of its content. freed_bytes: what its going left free.
 
-    aliens: files in it that no fill had put there; alien_paths: some of them.
+    foreign: files in it that no fill had put there; foreign_paths: some of them.
     """
 
     path: Path
@@ -36,8 +36,8 @@ class EvictedItem:
     files: int
     freed_bytes: int
     reason: str
-    aliens: int = 0
-    alien_paths: tuple[str, ...] = ()
+    foreign: int = 0
+    foreign_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ def _evicted(root: CacheRoot, one: _evict.Evicted) -> EvictedItem:
         files=one.candidate.files,
         freed_bytes=one.freed.bytes,
         reason=one.reason,
-        aliens=one.aliens,
-        alien_paths=one.alien_paths,
+        foreign=one.foreign,
+        foreign_paths=one.foreign_paths,
     )
 
 

@@ -51,8 +51,8 @@ class CheckedItem:
     bytes: int
     wrong: tuple[WrongItem, ...] = ()
     repaired: int = 0
-    aliens: int = 0
-    alien_paths: tuple[str, ...] = ()
+    foreign: int = 0
+    foreign_paths: tuple[str, ...] = ()
     problem: str | None = None
 
     @property
@@ -152,6 +152,6 @@ def _item(root: CacheRoot, place: Place, result: Checked) -> CheckedItem:
         bytes=result.bytes,
         wrong=tuple(WrongItem(one.path, one.problem, one.links) for one in result.wrong),
         repaired=result.repaired,
-        aliens=result.aliens,
-        alien_paths=tuple(result.alien_paths),
+        foreign=result.foreign,
+        foreign_paths=tuple(result.foreign_paths),
     )

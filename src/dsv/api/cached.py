@@ -11,9 +11,9 @@ from dsv.cache.eviction.evict import disk_now
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Planner
 from dsv.cache.eviction.trash import Trash, find_trash
-from dsv.cache.filling import room, site
+from dsv.cache.filling import fill_directory, room
+from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.plan import estimated_room
-from dsv.cache.filling.workers import read_workers
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, load_settings
@@ -115,7 +115,7 @@ class RoomItem:
 
 @dataclass(frozen=True, slots=True)
 class CachedReport:
-    """aliens: names in the cache that dsv did not put there; they are never touched. trash: what evictions have taken
+    """foreign: names in the cache that dsv did not put there; they are never touched. trash: what evictions have taken
     out of sight and not deleted.
     """
 
@@ -123,7 +123,7 @@ class CachedReport:
     items: tuple[CachedItem, ...]
     fills: tuple[FillItem, ...]
     room: RoomItem
-    aliens: tuple[str, ...]
+    foreign: tuple[str, ...]
     trash: tuple[Trash, ...] = ()
 
 
@@ -148,7 +148,7 @@ def cached(folder: Path) -> CachedReport:
             items,
             fills,
             _room(root, inventory, settings),
-            inventory.aliens,
+            inventory.foreign,
             tuple(find_trash(root)),
         )
     except OSError as error:
@@ -238,7 +238,7 @@ def _own_bytes(items: list[Item]) -> dict[Place, int]:
 def _fills(root: CacheRoot, now: float) -> tuple[FillItem, ...]:
     found = []
     for one in room.reservations(root):
-        under_way = site.join(root, one.place)
+        under_way = fill_directory.join(root, one.place)
         if under_way is None or under_way.fill != one.fill:
             continue
         workers = read_workers(under_way.workers).values()

@@ -32,12 +32,12 @@ _SHOWN = 5  # names of alien files that are kept for the report
 
 @dataclass(slots=True)
 class Removed:
-    """What went: `room` is blocks and inodes that are free now; aliens are files that no fill put there."""
+    """What went: `room` is blocks and inodes that are free now; foreign are files that no fill put there."""
 
     files: int = 0
     room: Extent = field(default_factory=Extent)
-    aliens: int = 0
-    alien_paths: list[str] = field(default_factory=list)
+    foreign: int = 0
+    foreign_paths: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Remover:
         """False where one of them stays, as it is open on this host."""
         files = freed_bytes = freed_files = 0
         all_went = True
-        aliens: list[str] = []
+        foreign: list[str] = []
         for one in names:
             try:
                 found = os.stat(one, dir_fd=folder, follow_symlinks=False)
@@ -182,13 +182,13 @@ class Remover:
                 freed_bytes += found.st_blocks * 512
                 freed_files += 1
             if found.st_mtime_ns != self._mtime_ns and stat.S_ISREG(found.st_mode):
-                aliens.append(shown + one)
+                foreign.append(shown + one)
         with self._turn:
             removed = self._removed
             removed.files += files
             removed.room += Extent(freed_bytes, freed_files)
-            removed.aliens += len(aliens)
-            removed.alien_paths.extend(aliens[: _SHOWN - len(removed.alien_paths)])
+            removed.foreign += len(foreign)
+            removed.foreign_paths.extend(foreign[: _SHOWN - len(removed.foreign_paths)])
         return all_went
 
     def _last_link(self, found: os.stat_result) -> bool:

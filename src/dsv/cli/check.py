@@ -20,10 +20,10 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool) -> None:
     with call.context() as context:
         report = check(context, folder, targets, repair=repair)
     for item in report.items:
-        if item.aliens:
+        if item.foreign:
             call.warn(
-                f"{item.path} has {format_count(item.aliens, 'file')} that were never committed: "
-                f"{', '.join(item.alien_paths)}"
+                f"{item.path} has {format_count(item.foreign, 'file')} that were never committed: "
+                f"{', '.join(item.foreign_paths)}"
             )
     if report.exit_code:
         raise _still_wrong(report, str(folder), repair=repair)
@@ -71,5 +71,5 @@ def _item(item: CheckedItem) -> dict[str, object]:
             {"path": wrong.path, "problem": wrong.problem, "links": wrong.links} for wrong in item.wrong
         ],
         "repaired": item.repaired,
-        "foreign": item.aliens,
+        "foreign": item.foreign,
     }

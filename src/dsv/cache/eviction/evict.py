@@ -34,15 +34,15 @@ _FILE_TIME_NS = FILE_TIME * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """One commit that went (or would go). freed: what that left free; aliens: files in it that were not
+    """One commit that went (or would go). freed: what that left free; foreign: files in it that were not
     its own.
     """
 
     candidate: Candidate
     reason: str
     freed: Extent
-    aliens: int = 0
-    alien_paths: tuple[str, ...] = ()
+    foreign: int = 0
+    foreign_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def evict_from(
     """`evict` without the sweep, by what is known already."""
     planner = stock.planner(settings, wish)
     executor = _Executor(root, {item.place: item for item in stock.inventory.visible})
-    return _carry_out(planner, lambda due: executor.evict(due, planner.heir()), on_evicted)
+    return _carry_out(planner, lambda due: executor.evict(due, planner.new_owner()), on_evicted)
 
 
 def preview(root: CacheRoot, settings: CacheSettings, wish: Wish, *, exact: bool = True) -> EvictionResult:
@@ -187,7 +187,7 @@ def _carry_out(
             result.halved.add(due.candidate.place)
             result.leftovers += outcome.freed
         else:
-            planner.evicted(outcome.freed, planner.heir())
+            planner.evicted(outcome.freed, planner.new_owner())
             result.evicted.append(outcome)
             on_evicted(outcome)
     plan = planner.finish()
@@ -230,7 +230,7 @@ class _Executor:
         self._items = items
         self._remover = Remover(_FILE_TIME_NS)
 
-    def evict(self, due: Due, heir: Place | None) -> Evicted | Halved | str | None:
+    def evict(self, due: Due, new_owner: Place | None) -> Evicted | Halved | str | None:
         """What went; why it stays after all; None where another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
@@ -253,7 +253,7 @@ class _Executor:
             removed = self._remover.remove(intent.folder / place.name)
         except OSError as error:  # the intent stays, so that the next evict finds the rest
             return Halved(self._remover.removed.room, _half_removed(place, error))
-        self._pass_on(due.candidate.room - removed.room, heir)
+        self._pass_on(due.candidate.room - removed.room, new_owner)
         intent.withdraw()
         remove_empty(root, place)
         return _evicted(due, removed)
@@ -271,9 +271,9 @@ class _Executor:
             return "cached anew at this moment"
         return None
 
-    def _pass_on(self, rest: Extent, heir: Place | None) -> None:
+    def _pass_on(self, rest: Extent, new_owner: Place | None) -> None:
         """What stays on disk, as others link it, goes on another's account."""
-        item = None if heir is None else self._items.get(heir)
+        item = None if new_owner is None else self._items.get(new_owner)
         if item is not None and item.record is not None and rest != Extent():
             with contextlib.suppress(OSError):
                 add_share(self._root, item.place, item.record.fill, rest)
@@ -302,4 +302,4 @@ def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
 
 
 def _evicted(due: Due, removed: Removed) -> Evicted:
-    return Evicted(due.candidate, due.reason, removed.room, removed.aliens, tuple(removed.alien_paths))
+    return Evicted(due.candidate, due.reason, removed.room, removed.foreign, tuple(removed.foreign_paths))

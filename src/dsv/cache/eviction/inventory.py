@@ -54,11 +54,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """now: when it was taken. aliens: names at the top and among the commits that are not dsv's."""
+    """now: when it was taken. foreign: names at the top and among the commits that are not dsv's."""
 
     now: float
     items: tuple[Item, ...]
-    aliens: tuple[str, ...]
+    foreign: tuple[str, ...]
 
     @property
     def visible(self) -> list[Item]:
@@ -82,7 +82,7 @@ def take_inventory(root: CacheRoot, claims: Mapping[Place, Claims] | None = None
             return replace(item, visible=True, closed=True) if shut else item
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-inventory") as pool:
-            return Inventory(now, tuple(pool.map(look, places)), tuple(seen.aliens))
+            return Inventory(now, tuple(pool.map(look, places)), tuple(seen.foreign))
     except OSError as error:
         raise explain(error, root.path, "read") from error
 
@@ -131,23 +131,23 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What can be seen. closed: datasets whose folders this user may not read. aliens: as of `Inventory`."""
+    """What can be seen. closed: datasets whose folders this user may not read. foreign: as of `Inventory`."""
 
     places: set[Place]
     closed: set[str]
-    aliens: list[str]
+    foreign: list[str]
 
 
 def find_visible(root: CacheRoot) -> Visible:
     """By listing the folders of the datasets, without a look at any commit. Raises `OSError`."""
     places: set[Place] = set()
     closed: set[str] = set()
-    aliens: list[str] = []
+    foreign: list[str] = []
     for folder in _entries(root.path):
         if folder.name == SETTINGS_FILE or folder.name.startswith("."):
             continue
         if not folder.is_dir(follow_symlinks=False) or not is_dataset(folder.name):
-            aliens.append(folder.name)
+            foreign.append(folder.name)
             continue
         ours = root.binding(folder.name).exists()
         try:
@@ -157,15 +157,15 @@ def find_visible(root: CacheRoot) -> Visible:
             if ours:
                 closed.add(folder.name)
         if not ours and not _has_place(folder.name, inside):
-            aliens.append(folder.name)
+            foreign.append(folder.name)
             continue
         for one in inside:
             place = Place.parse(folder.name, one.name)
             if place is not None and one.is_dir(follow_symlinks=False):
                 places.add(place)
             elif not one.name.startswith("."):
-                aliens.append(f"{folder.name}/{one.name}")
-    return Visible(places, closed, sorted(aliens))
+                foreign.append(f"{folder.name}/{one.name}")
+    return Visible(places, closed, sorted(foreign))
 
 
 def find_all(folder: Path) -> list[Place]:

@@ -138,12 +138,12 @@ class Planner:
         self._waiting = staying
         return None
 
-    def evicted(self, freed: Extent, heir: Place | None = None) -> None:
-        """The commit went and freed this; what it left behind is on the account of `heir` now."""
+    def evicted(self, freed: Extent, new_owner: Place | None = None) -> None:
+        """The commit went and freed this; what it left behind is on the account of `new_owner` now."""
         due = self._answer()
         room = self._room.close(due.candidate)
-        if heir in self._there:
-            self._room.add(self._there[heir], room - freed)
+        if new_owner in self._there:
+            self._room.add(self._there[new_owner], room - freed)
         self._disk = self._disk.freed(freed)
         self.plan.evicted.append((due, freed))
 
@@ -157,7 +157,7 @@ class Planner:
         """Another evicted it first."""
         self._room.close(self._answer().candidate)
 
-    def heir(self) -> Place | None:
+    def new_owner(self) -> Place | None:
         """On whose account goes what the given commit leaves behind: the last used of its dataset, else of
         any.
         """
@@ -289,5 +289,5 @@ def plan_eviction(
     """The whole plan, where `measure` says what each commit frees if it goes after those before it."""
     planner = Planner(candidates, settings, disk, now, wish)
     while (due := planner.next()) is not None:
-        planner.evicted(measure(due.candidate), planner.heir())
+        planner.evicted(measure(due.candidate), planner.new_owner())
     return planner.finish()

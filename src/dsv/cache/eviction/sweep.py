@@ -30,9 +30,9 @@ from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import list_names
 from dsv.cache.eviction.inventory import THREADS, find_all, find_visible
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.filling import site
-from dsv.cache.filling.publish import bury
-from dsv.cache.filling.workers import read_workers
+from dsv.cache.filling import fill_directory
+from dsv.cache.filling.heartbeat import read_workers
+from dsv.cache.filling.publish import finalize
 from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
@@ -116,7 +116,7 @@ class Sweeper:
 
     def _fill(self, place: Place) -> None:
         """Gives up a fill that nobody has worked on for as long as a commit may stay unused."""
-        found = site.join(self._root, place)
+        found = fill_directory.join(self._root, place)
         if found is None:
             home = self._root.fill(place)
             home.rmdir()
@@ -130,8 +130,8 @@ class Sweeper:
         allowed = self._settings.unused_for(place.dataset_name) or DEFAULT_UNUSED_FOR
         if not found.tree.is_dir():
             if self._now - last > ABANDONED:
-                bury(found)
-        elif (self._hurry or self._now - last > allowed) and site.give_up(found):
+                finalize(found)
+        elif (self._hurry or self._now - last > allowed) and fill_directory.give_up(found):
             self._free(sum((Extent(worker.written, worker.made) for worker in workers.values()), Extent()))
 
     def _claims(self, place: Place) -> None:

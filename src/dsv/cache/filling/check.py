@@ -49,14 +49,14 @@ class Wrong:
 
 @dataclass(slots=True)
 class Checked:
-    """What a check of one place found. aliens: paths that were never committed; some of them by name."""
+    """What a check of one place found. foreign: paths that were never committed; some of them by name."""
 
     files: int = 0
     bytes: int = 0
     wrong: list[Wrong] = field(default_factory=list)
     repaired: int = 0
-    aliens: int = 0
-    alien_paths: list[str] = field(default_factory=list)
+    foreign: int = 0
+    foreign_paths: list[str] = field(default_factory=list)
 
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
@@ -75,7 +75,7 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
                 progress.advance(1, looked.size)
     finally:
         os.close(top)
-    _find_aliens(root.visible(place), expected, result)
+    _find_foreign(root.visible(place), expected, result)
     return result
 
 
@@ -106,7 +106,7 @@ def repair(root: CacheRoot, place: Place, source: Source, result: Checked, known
     stream = source.files(Wanted(wrong.entry, wrong.where) for wrong in files)
     for wrong, (_, pieces) in zip(files, stream, strict=True):
         path = _at(visible, wrong.entry.path)
-        _fetch(root, pieces, path, rights, runs=wrong.entry.kind is Kind.EXECUTABLE)
+        _fetch(root, pieces, path, rights, executable=wrong.entry.kind is Kind.EXECUTABLE)
         if wrong.identity is not None:
             known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
         result.repaired += 1
@@ -191,7 +191,7 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
     raise AssertionError("unreachable")
 
 
-def _find_aliens(visible: Path, expected: set[bytes], result: Checked) -> None:
+def _find_foreign(visible: Path, expected: set[bytes], result: Checked) -> None:
     """Every path below that is no entry, and no folder of one."""
     top = os.fsencode(visible)
     inner = {path.rpartition(b"/")[0] for path in expected}
@@ -203,10 +203,12 @@ def _find_aliens(visible: Path, expected: set[bytes], result: Checked) -> None:
             strange.append(below)
         links = (here + name for name in names if _at(visible, here + name).is_symlink())
         strange.extend(path for path in links if path not in expected)
-        result.aliens += len(strange)
-        result.alien_paths.extend(show(path) for path in sorted(strange)[: _SHOWN - len(result.alien_paths)])
+        result.foreign += len(strange)
+        result.foreign_paths.extend(
+            show(path) for path in sorted(strange)[: _SHOWN - len(result.foreign_paths)]
+        )
 
-    result.alien_paths.sort()
+    result.foreign_paths.sort()
 
 
 def _at(visible: Path, path: bytes) -> Path:
@@ -240,11 +242,11 @@ def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
     return True
 
 
-def _fetch(root: CacheRoot, pieces: Iterable[bytes], path: Path, rights: Rights, *, runs: bool) -> None:
+def _fetch(root: CacheRoot, pieces: Iterable[bytes], path: Path, rights: Rights, *, executable: bool) -> None:
     draft = root.temporary / os.urandom(8).hex()
     folder = os.open(root.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        create_file(folder, draft.name, pieces, rights, runs=runs)
+        create_file(folder, draft.name, pieces, rights, executable=executable)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from dsv.cache.filling.fill_directory import FillDirectory
 from dsv.cache.filling.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
-from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import SegmentWindow, Source, Tree
 from dsv.cache.layout import Place
 from dsv.errors import IntegrityError
@@ -57,23 +57,27 @@ class LinkRun:
 class Contents:
     """Reads parts of one fill's tree. `close` it afterwards."""
 
-    def __init__(self, site: Site, source: Source) -> None:
+    def __init__(self, directory: FillDirectory, source: Source) -> None:
         """Raises `OSError`."""
-        self._site = site
+        self._directory = directory
         self._source = source
-        tree = source.tree(CommitId.parse(site.plan.commit))
+        tree = source.tree(CommitId.parse(directory.plan.commit))
         self._segments = SegmentWindow(tree)
         self._starts = [0]
         for leaf in tree.leaves():
             self._starts.append(self._starts[-1] + leaf.child.entries)
-        self._selection = PathSet.of(path.encode() for path in site.plan.selection)
+        self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
         self._donor_trees: dict[int, Tree] = {}
-        self._sheet = os.open(site.folder / "sheet", os.O_RDONLY | os.O_CLOEXEC) if site.plan.sheet else -1
+        self._source_map = (
+            os.open(directory.folder / "sheet", os.O_RDONLY | os.O_CLOEXEC)
+            if directory.plan.has_source_map
+            else -1
+        )
 
     def close(self) -> None:
-        if self._sheet >= 0:
-            os.close(self._sheet)
-            self._sheet = -1
+        if self._source_map >= 0:
+            os.close(self._source_map)
+            self._source_map = -1
 
     def of(self, part: Part) -> Iterator[Item]:
         """The part's entries in order. Raises `OSError`."""
@@ -89,7 +93,7 @@ class Contents:
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
         """The same, with what is linked at its own path in runs: for that no object is made for each file."""
-        if not self._selection.whole or self._sheet < 0:
+        if not self._selection.whole or self._source_map < 0:
             yield from self.of(part)
             return
         for number in range(part.first, part.last + 1):
@@ -151,13 +155,13 @@ class Contents:
         """The chunks of the file that a donor has at this path; None where it has none after all."""
         if item.older is None:
             return None
-        plan = self._site.plan.donors[item.older]
+        plan = self._directory.plan.donors[item.older]
         if item.older not in self._donor_trees:
             self._donor_trees[item.older] = self._source.tree(CommitId.parse(plan.name[:64]))
         found = self._donor_trees[item.older].entry(item.entry.path)
         if found is None or found[0].recipe_id is None:
             return None
-        path = self._site.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.entry.path)
+        path = self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.entry.path)
         return Donor(path, self._source.chunks(found[0].recipe_id, found[1]))
 
     def same_version(self, item: Item, path: Path) -> Donor | None:
@@ -168,11 +172,11 @@ class Contents:
 
     def donor_file(self, item: Item) -> Path:
         assert item.donor is not None
-        plan = self._site.plan.donors[item.donor]
-        return self._site.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.donor_path)
+        plan = self._directory.plan.donors[item.donor]
+        return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(item.donor_path)
 
     def _items(self, number: int, located: LocatedSegment) -> Iterator[Item]:
-        if self._sheet < 0:
+        if self._source_map < 0:
             return (Item(entry, where) for entry, where in located.entries())
         codes = self._codes(number)
         moves = iter(self._moves(number) if codes.translate(None, _UNMOVED) else ())
@@ -183,15 +187,15 @@ class Contents:
 
     def _codes(self, number: int) -> bytes:
         start, end = self._starts[number], self._starts[number + 1]
-        codes = os.pread(self._sheet, end - start, start)
+        codes = os.pread(self._source_map, end - start, start)
         if len(codes) != end - start:
             raise IntegrityError(
-                f"the plan of {self._site.place} is cut short", subject=str(self._site.place)
+                f"the plan of {self._directory.place} is cut short", subject=str(self._directory.place)
             )
         return codes
 
     def _moves(self, number: int) -> list[bytes]:
-        return (self._site.folder / "moves" / str(number)).read_bytes().split(b"\0")
+        return (self._directory.folder / "moves" / str(number)).read_bytes().split(b"\0")
 
 
 def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[bytes]) -> Item:

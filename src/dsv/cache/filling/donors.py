@@ -81,7 +81,7 @@ def _newest(found: list[Candidate]) -> list[Candidate]:
 class Matching:
     """What each entry of the wanted tree can be taken from.
 
-    codes: the sheet, one byte per entry. starts: the first entry of each segment, and the number of all.
+    codes: the source map, one byte per entry. starts: the first entry of each segment, and the number of all.
     sizes: of the entries of each segment that had to be read; the others are linked whole.
     moves: for an entry with a MOVED code, the donor's path of it. samples: of each donor, some paths that are linked.
     """

@@ -51,12 +51,12 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         raise
     try:
         found = os.fstat(descriptor)
-        runs = entry.kind is Kind.EXECUTABLE
+        executable = entry.kind is Kind.EXECUTABLE
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
             return State.BROKEN
         if (found.st_dev, found.st_ino) == twin:
             return State.WHOLE
-        if bool(found.st_mode & 0o100) != runs or _hash(descriptor) != entry.file_id:
+        if bool(found.st_mode & 0o100) != executable or _hash(descriptor) != entry.file_id:
             return State.BROKEN
         if not has_time(found):
             with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later

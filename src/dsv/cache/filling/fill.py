@@ -6,18 +6,18 @@ import contextlib
 import time
 from dataclasses import replace
 
-from dsv.cache.disk import GONE, explain
+from dsv.cache.disk import FORGOTTEN, GONE, explain
 from dsv.cache.filling import room
-from dsv.cache.filling.patience import Patience
-from dsv.cache.filling.planning import Planned, make_plan
-from dsv.cache.filling.publish import bury
-from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec, NoRoomBeside
-from dsv.cache.filling.shift import Means, Shift, need_of
-from dsv.cache.filling.site import Site, clear, discard, give_up, join, start
+from dsv.cache.filling.fill_directory import FillDirectory, clear, discard, give_up, join, start
+from dsv.cache.filling.heartbeat import Heartbeat, read_workers
+from dsv.cache.filling.participant import FillContext, FillParticipant, need_of
+from dsv.cache.filling.planning import Planned, make_plan, room_needed
+from dsv.cache.filling.publish import finalize
+from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, HelperSpec, Need, NoRoomBeside
+from dsv.cache.filling.room import refusal
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded
-from dsv.cache.filling.workers import Beat, read_workers
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.record import Cached, lookup
 from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
@@ -48,7 +48,7 @@ def fill(
         if found is not None:
             return FillResult.of(found)
         root.prepare()
-        means = Means(
+        context = FillContext(
             root=root,
             place=request.place,
             source=source,
@@ -58,15 +58,15 @@ def fill(
             helper=helper,
             kind=system.kind_of(root.path),
         )
-        return _fill(request, means)
+        return _fill(request, context)
     except OSError as error:
         raise explain(error, root.visible(request.place), "fill") from error
 
 
-def _fill(request: FillRequest, means: Means) -> FillResult:
+def _fill(request: FillRequest, context: FillContext) -> FillResult:
     """Each round ends with the commit visible, with somebody else's fill that ended without it, or with trouble."""
-    root, place = means.root, means.place
-    patience = Patience(request, means)
+    root, place = context.root, context.place
+    patience = Patience(request, context)
     worked = False
     fetched = linked = 0
     for attempt in range(_ATTEMPTS):
@@ -75,11 +75,11 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
             found = lookup(root, place, fresh=True)
             if found is not None:
                 return _result(found, fetched, linked, hit=not worked)
-            site = join(root, place)
-            if site is not None and not site.is_open():
-                bury(site)
+            directory = join(root, place)
+            if directory is not None and not directory.is_open():
+                finalize(directory)
                 continue
-            done, trouble = _take_part(request, means, site)
+            done, trouble = _take_part(request, context, directory)
             if done is not None:
                 worked = True
                 fetched += done.fetched
@@ -99,92 +99,96 @@ def _fill(request: FillRequest, means: Means) -> FillResult:
     )
 
 
-def _take_part(request: FillRequest, means: Means, site: Site | None) -> tuple[Shift | None, OSError | None]:
+def _take_part(
+    request: FillRequest, context: FillContext, directory: FillDirectory | None
+) -> tuple[FillParticipant | None, OSError | None]:
     """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun.
 
     Also returns the error that ended this host's part in it, if it was one.
     """
-    beat = Beat(means.root, means.kind)
-    shift: Shift | None = None
+    heartbeat = Heartbeat(context.root, context.kind)
+    participant: FillParticipant | None = None
     trouble: OSError | None = None
     superfluous = False
     try:
-        if site is None:
-            site = _begin(request, means, beat)
+        if directory is None:
+            directory = _begin(request, context, heartbeat)
             # While this one was planned, another may have begun, been published and cleared away.
-            superfluous = site is not None and lookup(means.root, means.place, fresh=True) is not None
+            superfluous = (
+                directory is not None and lookup(context.root, context.place, fresh=True) is not None
+            )
         else:
-            beat.enlist(site.workers)
-        if site is not None and not superfluous:
-            beat.start(site.workers)
-            shift = Shift(means, site, beat)
-            shift.run()
+            heartbeat.enlist(directory.workers)
+        if directory is not None and not superfluous:
+            heartbeat.start(directory.workers)
+            participant = FillParticipant(context, directory, heartbeat)
+            participant.run()
     except FillEnded:
         pass
     except OSError as error:
         # It may have ended while this process was about to join it.
-        if site is None or error.errno not in GONE or site.is_open():
+        if directory is None or error.errno not in GONE or directory.is_open():
             trouble = error
     finally:
-        beat.stop()
+        heartbeat.stop()
         # Only now, as NFS can't remove a file that this host has open.
-        if site is not None and superfluous:
-            give_up(site)
-        elif site is not None and shift is not None:
-            _leave(site, shift)
-    return shift, trouble
+        if directory is not None and superfluous:
+            give_up(directory)
+        elif directory is not None and participant is not None:
+            _leave(directory, participant)
+    return participant, trouble
 
 
-def _leave(site: Site, shift: Shift) -> None:
-    if shift.published:
-        clear(site)
-    elif shift.hopeless and not give_up(site):
-        bury(site)
+def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
+    if participant.published:
+        clear(directory)
+    elif participant.hopeless and not give_up(directory):
+        finalize(directory)
 
 
 def _make_way(root: CacheRoot, place: Place) -> None:
     """A half fill that nobody works on would keep a full disk full."""
     with contextlib.suppress(OSError):
-        site = join(root, place)
-        if site is not None and site.is_open():
-            now, workers = root.now(), read_workers(site.workers).values()
+        directory = join(root, place)
+        if directory is not None and directory.is_open():
+            now, workers = root.now(), read_workers(directory.workers).values()
             if all(worker.gone(now) for worker in workers):
-                give_up(site)
+                give_up(directory)
 
 
-def _begin(request: FillRequest, means: Means, beat: Beat) -> Site | None:
+def _begin(request: FillRequest, context: FillContext, heartbeat: Heartbeat) -> FillDirectory | None:
     """Plans, reserves room, and starts; None where another was faster."""
-    root, place = means.root, means.place
+    root, place = context.root, context.place
     _check_free(root, place)
-    planned = _plan_that_fits(request, means)
+    planned = _plan_that_fits(request, context)
     plan = planned.plan
-    site: Site | None = None
+    directory: FillDirectory | None = None
     try:
-        site = start(root, place, plan, planned.sheet, planned.moves, beat.enlist)
+        directory = start(root, place, plan, planned.source_map, planned.moves, heartbeat.enlist)
     finally:
-        if site is None:
-            beat.stop()
+        if directory is None:
+            heartbeat.stop()
             discard(root, plan.fill)
             room.release(root, plan.fill)
-    return site
+    return directory
 
 
-def _plan_that_fits(request: FillRequest, means: Means) -> Planned:
+def _plan_that_fits(request: FillRequest, context: FillContext) -> Planned:
     """A plan for which there is room, and which has reserved it.
 
     What it takes files from can't be evicted for it. Where it does not fit beside that, it is planned without the one
     that was used least recently, and so on. Raises `NoRoom` where that does not help either.
     """
-    root, place = means.root, means.place
+    root, place = context.root, context.place
     without: set[Place] = set()
     refused: NoRoomBeside | None = None
     while True:
-        planned = make_plan(root, request, means.source, remote=means.kind.remote, without=without)
+        planned = make_plan(root, request, context.source, remote=context.kind.remote, without=without)
         plan = planned.plan
         room.reserve(root, place, plan.fill, plan.need_bytes, plan.need_files)
         try:
             need = need_of(place, plan, plan.need_bytes, plan.need_files)
-            means.ensure_room(replace(need, folders=planned.folders))
+            context.ensure_room(replace(need, folders=planned.folders))
             return planned
         except NoRoomBeside as error:
             room.release(root, plan.fill)
@@ -210,3 +214,70 @@ def _check_free(root: CacheRoot, place: Place) -> None:
 
 def _result(found: Cached, fetched: int, linked: int, *, hit: bool) -> FillResult:
     return FillResult(found.path, found.record.files, found.record.bytes, fetched, linked, hit)
+
+
+_COMEBACKS = 3
+_VANISHINGS = 20
+_LONGEST_PAUSE = 1.0  # seconds
+_FULL_DISKS = 3
+_LEAST = (64 << 20, 64)  # bytes and files to make room for
+
+
+class Patience:
+    """What one `fill` bears before it gives up. `bear` each error of the operating system that ended an attempt.
+
+    An evictor removes the folders of a dataset while they are empty, the end of a fill removes the fill's, others fill
+    the disk, and a file server forgets a host. Trying again cures all of this; each kind has a limit of its own, so
+    that nobody tries for ever.
+    """
+
+    def __init__(self, request: FillRequest, context: FillContext) -> None:
+        self._request = request
+        self._context = context
+        self._comebacks = 0
+        self._vanishings = 0
+        self._full = 0
+
+    def bear(self, error: OSError) -> None:
+        """Returns if another attempt is worth it. Raises `Unreachable`, `NoRoom` with the figures, or the error."""
+        if error.errno in GONE:
+            self._bear_vanished(error)
+        elif error.errno in FULL:
+            self._bear_full(error)
+        elif error.errno in FORGOTTEN and self._context.kind.sync_each:
+            self._bear_forgotten(error)
+        else:
+            raise error
+
+    def _bear_vanished(self, error: OSError) -> None:
+        root, place = self._context.root, self._context.place
+        self._vanishings += 1
+        if self._vanishings > _VANISHINGS:
+            raise Unreachable(
+                f"cannot fill {root.visible(place)}: folders of {root.path} keep vanishing meanwhile",
+                subject=str(place),
+                hint="others change this cache now: try again",
+            ) from error
+        time.sleep(min(_LONGEST_PAUSE, 0.01 * self._vanishings**2))
+        for folder in (root.fill(place), root.claims(place), root.visible(place)):
+            root.look_up_anew(folder)
+
+    def _bear_full(self, error: OSError) -> None:
+        context, place = self._context, self._context.place
+        self._full += 1
+        if self._full > _FULL_DISKS:
+            raise self._refusal(error) from error
+        context.ensure_room(Need(place, *_LEAST, keep=frozenset((place,))))
+
+    def _refusal(self, error: OSError) -> NoRoom:
+        """Before there is a plan, what the whole commit needs stands for what is still to come."""
+        tree = self._context.source.tree(self._request.commit)
+        return refusal(
+            self._context.root, self._context.place, error, *room_needed(tree, self._request.selection)
+        )
+
+    def _bear_forgotten(self, error: OSError) -> None:
+        self._comebacks += 1
+        if self._comebacks > _COMEBACKS:
+            raise error
+        self._context.progress.note(f"{self._context.root.path} had forgotten this host; it joins again")

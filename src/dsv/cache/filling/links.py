@@ -83,8 +83,10 @@ class Links:
         for at, (name, size, kind) in enumerate(zip(names, sizes, kinds, strict=True)):
             try:
                 found = stat_(name, dir_fd=source, follow_symlinks=False)
-                runs = bool(found.st_mode & 0o100) == (kind == Kind.EXECUTABLE)
-                if not (runs and found.st_size == size and has_time(found) and stat.S_ISREG(found.st_mode)):
+                right_kind = bool(found.st_mode & 0o100) == (kind == Kind.EXECUTABLE)
+                if not (
+                    right_kind and found.st_size == size and has_time(found) and stat.S_ISREG(found.st_mode)
+                ):
                     failed.append(at)
                     continue
                 link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
@@ -94,7 +96,7 @@ class Links:
                 failed.append(at)
         return failed
 
-    def identity(self, source: tuple[int, bytes], size: int, *, runs: bool) -> tuple[int, int] | None:
+    def identity(self, source: tuple[int, bytes], size: int, *, executable: bool) -> tuple[int, int] | None:
         """Device and inode of a donor's file; None where it is not as it was filled. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
@@ -103,16 +105,22 @@ class Links:
                 raise
             return None
         as_filled = stat.S_ISREG(found.st_mode) and found.st_size == size and has_time(found)
-        if not as_filled or bool(found.st_mode & 0o100) != runs:
+        if not as_filled or bool(found.st_mode & 0o100) != executable:
             return None
         return found.st_dev, found.st_ino
 
     def take(
-        self, source: tuple[int, bytes], target: tuple[int, bytes], size: int, file_id: bytes, *, runs: bool
+        self,
+        source: tuple[int, bytes],
+        target: tuple[int, bytes],
+        size: int,
+        file_id: bytes,
+        *,
+        executable: bool,
     ) -> Taken:
         """Makes `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
         folder, name = source
-        if self.identity(source, size, runs=runs) is None:
+        if self.identity(source, size, executable=executable) is None:
             return Taken.NO
         try:
             os.link(name, target[1], src_dir_fd=folder, dst_dir_fd=target[0], follow_symlinks=False)
@@ -120,7 +128,7 @@ class Links:
             raise
         except OSError as error:
             if error.errno in NO_LINK:
-                return self._copy(source, target, size, file_id, runs=runs)
+                return self._copy(source, target, size, file_id, executable=executable)
             if error.errno in _NO_DONOR:
                 return Taken.NO
             raise
@@ -150,7 +158,13 @@ class Links:
         return Folders(top, self._rights, before_close=self._before_close)
 
     def _copy(
-        self, source: tuple[int, bytes], target: tuple[int, bytes], size: int, file_id: bytes, *, runs: bool
+        self,
+        source: tuple[int, bytes],
+        target: tuple[int, bytes],
+        size: int,
+        file_id: bytes,
+        *,
+        executable: bool,
     ) -> Taken:
         """Shared blocks cost nothing. A copy is made of small files only: a large one's chunks are checked and
         copied by who fetches, so that no wrong byte is ever written."""
@@ -161,7 +175,7 @@ class Links:
                 raise
             return Taken.NO
         try:
-            if self._clones and self._clone(descriptor, target, runs=runs):
+            if self._clones and self._clone(descriptor, target, executable=executable):
                 return Taken.LINKED
             self._clones = False
             if size > SINGLE_CHUNK_MAX:
@@ -171,19 +185,19 @@ class Links:
             os.close(descriptor)
         if len(data) != size or FileId.hash(data) != file_id:
             return Taken.NO
-        create_file(*target, (data,), self._rights, runs=runs)
+        create_file(*target, (data,), self._rights, executable=executable)
         return Taken.COPIED
 
-    def _clone(self, descriptor: int, target: tuple[int, bytes], *, runs: bool) -> bool:
+    def _clone(self, descriptor: int, target: tuple[int, bytes], *, executable: bool) -> bool:
         """By way of a private draft, as a name in the tree must never hold less than its file."""
         draft = os.urandom(8).hex()
-        mode = self._rights.executable if runs else self._rights.file
+        mode = self._rights.executable if executable else self._rights.file
         copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode, dir_fd=self._drafts)
         try:
             try:
                 cloned = system.clone(descriptor, copy)
             finally:
-                finish_file(copy, self._rights, runs=runs)
+                finish_file(copy, self._rights, executable=executable)
             if cloned:
                 os.link(draft, target[1], src_dir_fd=self._drafts, dst_dir_fd=target[0])
             return cloned

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv.cache.filling import existing
+from dsv.cache.filling.claim_table import Claim
 from dsv.cache.filling.contents import Item, LinkRun
 from dsv.cache.filling.existing import State
+from dsv.cache.filling.fill_directory import FillDirectory
 from dsv.cache.filling.links import Links, Taken
-from dsv.cache.filling.parts import Claim
 from dsv.cache.filling.pool import Pool
-from dsv.cache.filling.site import Site
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, start_file
 from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
@@ -53,24 +53,24 @@ class Job:
 class Placer:
     """Writes into the tree of one fill. Used from one thread; `settle` before what it did counts."""
 
-    def __init__(self, site: Site, kind: system.FileSystem) -> None:
+    def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
         """Raises `OSError`."""
-        self._site = site
-        self._rights = Rights.of(site.root, sync=kind.sync_each)
+        self._directory = directory
+        self._rights = Rights.of(directory.root, sync=kind.sync_each)
         self._stack = contextlib.ExitStack()
         self.pool = Pool(_REMOTE_THREADS if kind.remote else 0)
         self._stack.callback(self.pool.close)
         try:
-            self.top = self._open(site.tree)
-            own = site.drafts / os.urandom(8).hex()
-            site.make_folder(own)
+            self.top = self._open(directory.tree)
+            own = directory.drafts / os.urandom(8).hex()
+            directory.make_folder(own)
             drafts = self._open(own)
             # Two, as one follows what is asked for and the other what arrives.
             self.asked = Folders(self.top, self._rights, drafts, self.pool.settle)
             self._stack.callback(self.asked.close)
             self._arriving = Folders(self.top, self._rights, drafts, self.pool.settle)
             self._stack.callback(self._arriving.close)
-            self._links = Links(site.root, site.plan.donors, self._rights, drafts, self.pool.settle)
+            self._links = Links(directory.root, directory.plan.donors, self._rights, drafts, self.pool.settle)
             self._stack.callback(self._links.close)
         except OSError:
             self._stack.close()
@@ -102,9 +102,9 @@ class Placer:
 
     def make_empty(self, job: Job, entry: Entry) -> None:
         target = self._find(job, self.asked, entry.path)
-        runs = entry.kind is Kind.EXECUTABLE
+        executable = entry.kind is Kind.EXECUTABLE
         if target is not None:
-            self._run(job, lambda: create_file(*target, (), self._rights, runs=runs))
+            self._run(job, lambda: create_file(*target, (), self._rights, executable=executable))
 
     def take(self, job: Job, item: Item) -> None:
         """Links the donor's file, or else adds the item to the job's `copied` or `failed`."""
@@ -117,10 +117,10 @@ class Placer:
         target = self._find(job, self.asked, entry.path)
         if target is None:
             return
-        runs = entry.kind is Kind.EXECUTABLE
+        executable = entry.kind is Kind.EXECUTABLE
 
         def link() -> None:
-            taken = self._links.take(source, target, entry.size, file_id, runs=runs)
+            taken = self._links.take(source, target, entry.size, file_id, executable=executable)
             if taken is Taken.NO:
                 job.failed.append(item)
             elif taken is Taken.COPIED:
@@ -161,11 +161,11 @@ class Placer:
         if not self.pool.threads and not job.replace:
             try:
                 folder, name = self._arriving.of(entry.path)
-                create_file(folder, name, pieces, self._rights, runs=entry.kind is Kind.EXECUTABLE)
+                create_file(folder, name, pieces, self._rights, executable=entry.kind is Kind.EXECUTABLE)
             except OSError as error:
                 _look_again(job, error)
             return
-        runs = entry.kind is Kind.EXECUTABLE
+        executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
         try:
             target = self._arriving.of(entry.path)
@@ -175,16 +175,20 @@ class Placer:
             return
 
         def finish(descriptor: int) -> None:
-            finish_file(descriptor, self._rights, runs=runs)
+            finish_file(descriptor, self._rights, executable=executable)
             if broken:
                 os.rename(place[1], target[1], src_dir_fd=place[0], dst_dir_fd=target[0])
 
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX:
             data = b"".join(pieces)
-            self._run(job, lambda: finish(start_file(*place, (data,), self._rights, runs=runs)), entry.size)
+            self._run(
+                job,
+                lambda: finish(start_file(*place, (data,), self._rights, executable=executable)),
+                entry.size,
+            )
             return
         try:
-            descriptor = start_file(*place, pieces, self._rights, runs=runs)
+            descriptor = start_file(*place, pieces, self._rights, executable=executable)
         except OSError as error:
             _look_again(job, error)
             return
@@ -207,8 +211,8 @@ class Placer:
         source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
 
         def look() -> None:
-            runs = entry.kind is Kind.EXECUTABLE
-            twin = None if source is None else self._links.identity(source, entry.size, runs=runs)
+            executable = entry.kind is Kind.EXECUTABLE
+            twin = None if source is None else self._links.identity(source, entry.size, executable=executable)
             states[entry.path] = existing.examine(folder, name, entry, twin)
 
         return look
@@ -234,8 +238,8 @@ class Placer:
 
     def _draft_folder(self, job: Job) -> int:
         if job.drafts < 0:
-            path = self._site.drafts / existing.draft_name(job.claim.part, job.claim.generation)
-            self._site.make_folder(path)
+            path = self._directory.drafts / existing.draft_name(job.claim.part, job.claim.generation)
+            self._directory.make_folder(path)
             job.drafts = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return job.drafts
 

@@ -30,7 +30,7 @@ MAX_PARTS = 8192
 # File systems give out whole blocks.
 BLOCK = 4096
 
-# The sheet has one byte for each entry of the tree: what a claimer does with it, other than fetch it.
+# The source map has one byte for each entry of the tree: what a claimer does with it, other than fetch it.
 FETCH = 0
 LINK = 1  # LINK + d: donor d has this file at the same path
 MOVED = 32  # MOVED + d: donor d has it at another path, which the table of moves names
@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     files, bytes, entries: of the whole commit or selection.
     need_bytes, need_files: room that it needs on disk, in blocks and inodes.
-    sheet: whether there is one (with `donors`).
+    has_source_map: whether files are taken from `donors`.
     """
 
     version: int
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
     need_files: int
     parts: list[Part]
     donors: list[DonorPlan]
-    sheet: bool
+    has_source_map: bool = msgspec.field(name="sheet")
 
     def encode(self) -> Encoded:
         return msgspec.json.encode(self)

@@ -38,13 +38,13 @@ from dsv.repo.trees import Leaf
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with its larger pieces. sheet: a byte per entry; moves: see `Matching.encoded_moves`.
+    """A plan with its larger pieces. source_map: a byte per entry; moves: see `Matching.encoded_moves`.
 
     folders: how many it makes, each of which needs an inode; 0 if the disk has plenty, as they are not counted then.
     """
 
     plan: Plan
-    sheet: bytes
+    source_map: bytes
     moves: Mapping[int, bytes]
     folders: int = 0
 
@@ -106,7 +106,7 @@ def make_plan(
         need_files=sums.need_files,
         parts=cut_parts(loads, *shape.part_size(loads, remote=remote)),
         donors=donors,
-        sheet=matching is not None,
+        has_source_map=matching is not None,
     )
     folders = _folders(tree, request.selection) if _inodes_may_run_out(root, sums.entries) else 0
     if matching is None:

@@ -8,9 +8,9 @@ import select
 import subprocess
 import sys
 
+from dsv.cache.filling.fill_directory import FillDirectory
 from dsv.cache.filling.plan import Plan
 from dsv.cache.filling.request import HelperSpec
-from dsv.cache.filling.site import Site
 from dsv.fs.system import FileSystem
 from dsv.transfer.processors import processors
 
@@ -34,7 +34,7 @@ def default_jobs(plan: Plan, kind: FileSystem) -> int:
 class Helpers:
     """Started at once; `stop` ends them, done or not. fetched, linked: what they did, known after that."""
 
-    def __init__(self, site: Site, spec: HelperSpec | None, jobs: int) -> None:
+    def __init__(self, directory: FillDirectory, spec: HelperSpec | None, jobs: int) -> None:
         self.fetched = 0
         self.linked = 0
         self._running: list[subprocess.Popen[bytes]] = []
@@ -43,11 +43,11 @@ class Helpers:
         for number in range(1, jobs):
             order = {
                 "path": sys.path,
-                "root": str(site.root.path),
-                "dataset": site.place.dataset,
-                "name": site.place.name,
-                "fill": site.fill,
-                "begin": number * len(site.plan.parts) // jobs,
+                "root": str(directory.root.path),
+                "dataset": directory.place.dataset,
+                "name": directory.place.name,
+                "fill": directory.fill,
+                "begin": number * len(directory.plan.parts) // jobs,
                 "factory": spec.factory,
                 "arguments": dict(spec.arguments),
             }

@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dsv.cache.disk import GONE
 from dsv.cache.filling import existing
+from dsv.cache.filling.claim_table import Claim, ClaimTable
 from dsv.cache.filling.contents import Contents, Item, LinkRun
 from dsv.cache.filling.existing import State
-from dsv.cache.filling.parts import Board, Claim
+from dsv.cache.filling.fill_directory import FillDirectory
+from dsv.cache.filling.heartbeat import Tally
 from dsv.cache.filling.placing import Job, Placer
 from dsv.cache.filling.plan import blocks, read_ahead
-from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
-from dsv.cache.filling.syncing import Syncer
-from dsv.cache.filling.workers import Tally
-from dsv.cache.filling.write_back import lost
+from dsv.cache.filling.write_back import Syncer, lost
 from dsv.cache.filling.writer import LARGE_PIECE
 from dsv.errors import Unreachable
 from dsv.fs import system
@@ -44,17 +43,17 @@ class PartWorker:
 
     def __init__(
         self,
-        site: Site,
+        directory: FillDirectory,
         source: Source,
-        board: Board,
+        table: ClaimTable,
         tally: Tally,
         kind: system.FileSystem,
         tick: Callable[[], None],
     ) -> None:
         """Raises `OSError`, `FillEnded`."""
-        self._site = site
+        self._directory = directory
         self._source = source
-        self._board = board
+        self._table = table
         self._tally = tally
         self._kind = kind
         self._tick = tick
@@ -63,19 +62,19 @@ class PartWorker:
         self._claims: dict[int, Claim] = {}  # by part: what was taken on and is not done
         self._asked: deque[Job] = deque()
         self._since_tick = 0
-        self._ahead = read_ahead(site.plan)
+        self._ahead = read_ahead(directory.plan)
         self._syncer: Syncer | None = None  # where each part is synced
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
         """Bytes of disk used where the plan had counted on links."""
         try:
-            self._contents = Contents(site, source)
+            self._contents = Contents(directory, source)
             self._stack.callback(self._contents.close)
             try:
-                self._placer = Placer(site, kind)
+                self._placer = Placer(directory, kind)
                 self._stack.callback(self._placer.close)
                 if kind.remote and not kind.sync_each:
-                    self._syncer = Syncer(site.tree, site.dead)
+                    self._syncer = Syncer(directory.tree, directory.dead)
                     self._stack.callback(self._syncer.close)
             except BaseException:
                 self._stack.close()
@@ -113,7 +112,7 @@ class PartWorker:
 
     def meaning(self, error: OSError) -> Exception:
         """`FillEnded` where the error comes of the folder's having gone; else the error."""
-        if error.errno in GONE and not self._site.is_open():
+        if error.errno in GONE and not self._directory.is_open():
             return FillEnded()
         return error
 
@@ -138,8 +137,8 @@ class PartWorker:
             job = Job(claim, check or claim.generation > 1)
             self._jobs.append(job)
             if claim.done:
-                existing.bar_drafts(self._site.drafts, claim.part, claim.generation)
-                self._board.finish(claim)
+                existing.bar_drafts(self._directory.drafts, claim.part, claim.generation)
+                self._table.finish(claim)
                 self._drop(job)
                 continue
             yield from self._orders_of(job)
@@ -155,12 +154,12 @@ class PartWorker:
 
     def _prepare(self, job: Job) -> Iterator[Wanted]:
         placer, contents = self._placer, self._contents
-        part = self._site.plan.parts[job.claim.part]
+        part = self._directory.plan.parts[job.claim.part]
         states: dict[bytes, State] = {}
         if job.check:
-            existing.bar_drafts(self._site.drafts, job.claim.part, job.claim.generation)
+            existing.bar_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
             states = placer.examine(job, contents.of(part), self._pace)
-        plain = not job.check and not self._site.plan.sheet
+        plain = not job.check and not self._directory.plan.has_source_map
         for item in contents.of(part) if job.check else contents.in_runs(part):
             if isinstance(item, LinkRun):
                 placer.take_run(job, item)
@@ -178,7 +177,7 @@ class PartWorker:
                 placer.make_symlink(job, entry)
             elif state is State.BROKEN:
                 job.replace.add(entry.path)
-                broken = self._site.tree / os.fsdecode(entry.path)
+                broken = self._directory.tree / os.fsdecode(entry.path)
                 yield Wanted(entry, item.where, contents.same_version(item, broken))
                 continue
             elif state is State.WHOLE:
@@ -217,24 +216,24 @@ class PartWorker:
             if not job.again:
                 break
             time.sleep(_PAUSE * round_)
-            self._board.refresh()
-            if self._board.overtaken(job.claim):
+            self._table.refresh()
+            if self._table.overtaken(job.claim):
                 self._drop(job)
                 return
             self._look_through(job)
         else:
             raise Unreachable(
-                f"files of {self._site.place} keep vanishing from {self._site.tree}",
-                subject=str(self._site.place),
+                f"files of {self._directory.place} keep vanishing from {self._directory.tree}",
+                subject=str(self._directory.place),
                 hint="look what else deletes there, then try again",
             )
         if self._syncer is not None:
             try:
                 self._syncer.sync()
             except OSError as error:
-                raise lost(self._site, error) from error
+                raise lost(self._directory, error) from error
         self._report_links(job)
-        self._board.finish(job.claim)
+        self._table.finish(job.claim)
         self._drop(job)
 
     def _look_through(self, job: Job) -> None:
@@ -254,9 +253,9 @@ class PartWorker:
     def _report_links(self, job: Job) -> None:
         """For who publishes: nobody may follow a symlink out of the tree."""
         if job.symlinks:
-            folder = self._site.links
-            self._site.make_folder(folder)
-            self._site.root.write_once(folder / str(job.claim.part), b"\0".join(job.symlinks))
+            folder = self._directory.links
+            self._directory.make_folder(folder)
+            self._directory.root.write_once(folder / str(job.claim.part), b"\0".join(job.symlinks))
 
     def _drop(self, job: Job) -> None:
         self._placer.end(job)
@@ -268,7 +267,7 @@ class PartWorker:
             size = blocks(item.entry.size)
             self._tally.written += size
             self._tally.made += 1
-            if item.donor is not None and self._site.plan.donors[item.donor].way != "copy":
+            if item.donor is not None and self._directory.plan.donors[item.donor].way != "copy":
                 self.unplanned += size
         job.copied.clear()
 

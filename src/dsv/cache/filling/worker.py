@@ -16,13 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsv.cache.filling.parts import Board
+from dsv.cache.filling.claim_table import ClaimTable, do_free_parts
+from dsv.cache.filling.fill_directory import FillDirectory, join
+from dsv.cache.filling.heartbeat import Heartbeat
 from dsv.cache.filling.processes import BEGAN
-from dsv.cache.filling.site import Site, join
 from dsv.cache.filling.source import Source
-from dsv.cache.filling.turns import do_free_parts
 from dsv.cache.filling.work import FillEnded, PartWorker
-from dsv.cache.filling.workers import Beat
 from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import DsvError
 from dsv.fs import system
@@ -36,39 +35,41 @@ def main() -> int:
     stop = threading.Event()
     threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
     root = CacheRoot(Path(order["root"]))
-    site = join(root, Place(order["dataset"], order["name"]))
-    if site is None or site.fill != order["fill"]:
+    directory = join(root, Place(order["dataset"], order["name"]))
+    if directory is None or directory.fill != order["fill"]:
         return 0
     source = _factory(order["factory"])(**order["arguments"])
     try:
-        beat = _work(site, source, order["begin"], stop)
+        heartbeat = _work(directory, source, order["begin"], stop)
     except (FillEnded, OSError):
         return 1  # who started it finds the same, and takes over what was begun
     except DsvError as error:
         return error.exit_code
-    sys.stdout.write(json.dumps({"fetched": beat.tally.fetched, "linked": beat.tally.linked}))
+    sys.stdout.write(json.dumps({"fetched": heartbeat.tally.fetched, "linked": heartbeat.tally.linked}))
     return 0
 
 
-def _work(site: Site, source: Source, begin: int, stop: threading.Event) -> Beat:
-    kind = system.kind_of(site.root.path)
-    beat = Beat(site.root, kind)
+def _work(directory: FillDirectory, source: Source, begin: int, stop: threading.Event) -> Heartbeat:
+    kind = system.kind_of(directory.root.path)
+    heartbeat = Heartbeat(directory.root, kind)
     try:
-        beat.enlist(site.workers)
-        beat.start(site.workers)
+        heartbeat.enlist(directory.workers)
+        heartbeat.start(directory.workers)
         sys.stdout.write(BEGAN)
         sys.stdout.flush()
-        board = Board(site.parts, len(site.plan.parts), beat.owner.id, kind, site.root.time_in)
-        board.refresh()
-        board.begin_at(begin)
-        worker = PartWorker(site, source, board, beat.tally, kind, lambda: None)
+        table = ClaimTable(
+            directory.parts, len(directory.plan.parts), heartbeat.owner.id, kind, directory.root.time_in
+        )
+        table.refresh()
+        table.begin_at(begin)
+        worker = PartWorker(directory, source, table, heartbeat.tally, kind, lambda: None)
         try:
-            do_free_parts(board, worker.run, remote=kind.remote, stop=stop.is_set)
+            do_free_parts(table, worker.run, remote=kind.remote, stop=stop.is_set)
         finally:
             worker.close()
     finally:
-        beat.stop()
-    return beat
+        heartbeat.stop()
+    return heartbeat
 
 
 def _watch_input(stop: threading.Event) -> None:

@@ -187,17 +187,19 @@ class Folders:
 
 
 def create_file(
-    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, runs: bool
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
 ) -> None:
-    """Creates a file with this content; `runs`: executable. Raises `FileExistsError`, `OSError`."""
-    finish_file(start_file(folder, name, pieces, rights, runs=runs), rights, runs=runs)
+    """Creates a file with this content; `executable`: executable. Raises `FileExistsError`, `OSError`."""
+    finish_file(
+        start_file(folder, name, pieces, rights, executable=executable), rights, executable=executable
+    )
 
 
 def start_file(
-    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, runs: bool
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
 ) -> int:
     """Creates and writes it; returns a descriptor for `finish_file`. Raises `FileExistsError`, `OSError`."""
-    descriptor = os.open(name, _CREATE, rights.executable if runs else rights.file, dir_fd=folder)
+    descriptor = os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
     at = 0
     try:
         for piece in pieces:
@@ -214,7 +216,7 @@ def start_file(
     return descriptor
 
 
-def finish_file(descriptor: int, rights: Rights, *, runs: bool) -> None:
+def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
     """Gives the file its time, and its rights where it was not born with them; closes it. Raises `OSError`.
 
     On NFS this is where the bytes go to the server, and where a full disk is reported.
@@ -224,7 +226,7 @@ def finish_file(descriptor: int, rights: Rights, *, runs: bool) -> None:
             with contextlib.suppress(PermissionError):
                 os.fchown(descriptor, -1, rights.group)
         if rights.mend:
-            os.fchmod(descriptor, rights.executable if runs else rights.file)
+            os.fchmod(descriptor, rights.executable if executable else rights.file)
         os.utime(descriptor, ns=_TIMES)
         if rights.sync:
             os.fsync(descriptor)

@@ -116,7 +116,7 @@ def cached(
             f"{'' if trash.counted else 'more than '}{size} of an evicted commit not deleted yet, in {trash.path}: "
             "'dsv evict' does it, or says what keeps it"
         )
-    for name in report.aliens:
+    for name in report.foreign:
         call.warn(f"{report.folder / name} is not dsv's, and is left alone")
 
 
@@ -230,7 +230,7 @@ def _document(report: CachedReport) -> dict[str, object]:
             "unused_for": room.unused_for,
             "exceeded": list(room.exceeded),
         },
-        "foreign": list(report.aliens),
+        "foreign": list(report.foreign),
         "trash": [
             {
                 "path": str(trash.path),

@@ -114,10 +114,10 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
         for item in report.evicted:
             call.line(_line(item, dry_run=report.dry_run))
     for item in report.evicted:
-        if item.aliens:
-            named = ", ".join(item.alien_paths)
+        if item.foreign:
+            named = ", ".join(item.foreign_paths)
             call.warn(
-                f"{_name(item)} had {format_count(item.aliens, 'file')} that dsv had not put there: {named}"
+                f"{_name(item)} had {format_count(item.foreign, 'file')} that dsv had not put there: {named}"
             )
     if say_kept:
         for kept in report.kept:

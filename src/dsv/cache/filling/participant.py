@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dsv.cache.disk import GONE
-from dsv.cache.filling.parts import Board, Claim
+from dsv.cache.filling.claim_table import Claim, ClaimTable, do_free_parts
+from dsv.cache.filling.fill_directory import FillDirectory
+from dsv.cache.filling.heartbeat import Heartbeat, Worker, read_workers
 from dsv.cache.filling.plan import Plan
 from dsv.cache.filling.processes import Helpers, default_jobs
 from dsv.cache.filling.publish import complete
 from dsv.cache.filling.report import Reporter
 from dsv.cache.filling.request import EnsureRoom, HelperSpec, Need
 from dsv.cache.filling.room import refusal
-from dsv.cache.filling.site import Site
 from dsv.cache.filling.source import Source
-from dsv.cache.filling.turns import do_free_parts
 from dsv.cache.filling.work import FillEnded, PartWorker
-from dsv.cache.filling.workers import Beat, Worker, read_workers
 from dsv.cache.filling.write_back import Lost, WriteBack
 from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
@@ -41,7 +40,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class FillContext:
     """What a fill works with; see `fill`."""
 
     root: CacheRoot
@@ -60,19 +59,21 @@ def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
     return Need(place, size, files, frozenset((place, *donors)))
 
 
-class Shift:
+class FillParticipant:
     """`run` it once.
 
     fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: nobody
     can or will go on with it, so it should be given up. The caller acts on both when all files of it are closed.
     """
 
-    def __init__(self, means: Means, site: Site, beat: Beat) -> None:
-        self._means = means
-        self._site = site
-        self._beat = beat
-        self._board = Board(site.parts, len(site.plan.parts), beat.owner.id, means.kind, means.root.time_in)
-        self._reporter = Reporter(means.progress, site, beat)
+    def __init__(self, context: FillContext, directory: FillDirectory, heartbeat: Heartbeat) -> None:
+        self._context = context
+        self._directory = directory
+        self._heartbeat = heartbeat
+        self._table = ClaimTable(
+            directory.parts, len(directory.plan.parts), heartbeat.owner.id, context.kind, context.root.time_in
+        )
+        self._reporter = Reporter(context.progress, directory, heartbeat)
         self._looked_at_room = time.monotonic()
         self._helpers: Helpers | None = None
         self._worker: PartWorker | None = None
@@ -82,22 +83,22 @@ class Shift:
 
     @property
     def fetched(self) -> int:
-        return self._beat.tally.fetched + (0 if self._helpers is None else self._helpers.fetched)
+        return self._heartbeat.tally.fetched + (0 if self._helpers is None else self._helpers.fetched)
 
     @property
     def linked(self) -> int:
-        return self._beat.tally.linked + (0 if self._helpers is None else self._helpers.linked)
+        return self._heartbeat.tally.linked + (0 if self._helpers is None else self._helpers.linked)
 
     def run(self) -> None:
         """Returns when this process published; raises `FillEnded` where it ended otherwise, `NoRoom`, and more."""
-        site, means = self._site, self._means
+        directory, context = self._directory, self._context
         self._reporter.start()
         try:
-            if not means.kind.remote:
-                self._write_back = WriteBack(site)
-            now = self._with_room(self._board.refresh)
+            if not context.kind.remote:
+                self._write_back = WriteBack(directory)
+            now = self._with_room(self._table.refresh)
             self._resume(now)
-            self._helpers = Helpers(site, means.helper, self._jobs())
+            self._helpers = Helpers(directory, context.helper, self._jobs())
             self._worker = worker = self._with_room(self._begin)
             self._work(worker)
         except FillEnded:
@@ -105,7 +106,7 @@ class Shift:
             raise
         except OSError as error:
             self._check_disk()
-            if error.errno in GONE and not site.is_open():
+            if error.errno in GONE and not directory.is_open():
                 raise FillEnded from error
             if error.errno in FULL:
                 self._make_way()
@@ -127,35 +128,37 @@ class Shift:
             self._reporter.finish()
 
     def _begin(self) -> PartWorker:
-        means = self._means
-        return PartWorker(self._site, means.source, self._board, self._beat.tally, means.kind, self._tick)
+        context = self._context
+        return PartWorker(
+            self._directory, context.source, self._table, self._heartbeat.tally, context.kind, self._tick
+        )
 
     def _work(self, worker: PartWorker) -> None:
-        first, longest = _POLL_REMOTE if self._means.kind.remote else _POLL_LOCAL
+        first, longest = _POLL_REMOTE if self._context.kind.remote else _POLL_LOCAL
         wait = first
         while True:
-            if self._board.free:
+            if self._table.free:
                 do_free_parts(
-                    self._board, lambda claims: self._do(worker, claims), remote=self._means.kind.remote
+                    self._table, lambda claims: self._do(worker, claims), remote=self._context.kind.remote
                 )
-            now = self._with_room(self._board.refresh)
-            if self._board.all_done:
+            now = self._with_room(self._table.refresh)
+            if self._table.all_done:
                 self._with_room(self._publish)
                 return
-            if self._board.free:
+            if self._table.free:
                 continue
-            workers = read_workers(self._site.workers)
+            workers = read_workers(self._directory.workers)
             claim = self._with_room(self._claim_abandoned(workers, now))
             if claim is not None:
                 self._do(worker, iter((claim,)))
                 wait = first
                 continue
-            self._reporter.wait(workers, self._board.done, now)
+            self._reporter.wait(workers, self._table.done, now)
             time.sleep(wait)
             wait = min(wait * 1.5, longest)
 
     def _claim_abandoned(self, workers: Mapping[str, Worker], now: float) -> Callable[[], Claim | None]:
-        return lambda: self._board.claim_abandoned(lambda owner: _gone(workers.get(owner), now))
+        return lambda: self._table.claim_abandoned(lambda owner: _gone(workers.get(owner), now))
 
     def _do(self, worker: PartWorker, claims: Iterator[Claim]) -> None:
         def do() -> None:
@@ -183,21 +186,23 @@ class Shift:
     def _tick(self) -> None:
         self._reporter.update()
         if self._write_back is not None:
-            self._write_back.advance(self._beat.tally.small)
+            self._write_back.advance(self._heartbeat.tally.small)
         if time.monotonic() - self._looked_at_room > _ROOM_EVERY:
             self._make_room()
 
     def _make_room(self, least_bytes: int = 0, least_files: int = 0) -> None:
         """The limits hold while filling, too: others fill the disk. Raises `NoRoom`."""
         size, files = self._left()
-        self._means.ensure_room(
-            need_of(self._site.place, self._site.plan, max(size, least_bytes), max(files, least_files))
+        self._context.ensure_room(
+            need_of(
+                self._directory.place, self._directory.plan, max(size, least_bytes), max(files, least_files)
+            )
         )
         self._looked_at_room = time.monotonic()
 
     def _make_room_after(self, error: OSError) -> None:
         """Asks for more of what has run out: bytes, or names for files alone. Raises `NoRoom`."""
-        disk = os.statvfs(self._means.root.path)
+        disk = os.statvfs(self._context.root.path)
         no_names = error.errno == errno.ENOSPC and disk.f_files > 0 and disk.f_favail < _LEAST_FILES
         self._make_room(
             least_bytes=0 if no_names else _LEAST_ROOM,
@@ -206,7 +211,7 @@ class Shift:
 
     def _left(self) -> tuple[int, int]:
         """Bytes and inodes that the whole fill still needs."""
-        plan, mine = self._site.plan, self._beat.tally
+        plan, mine = self._directory.plan, self._heartbeat.tally
         others = self._others()
         written = mine.written + sum(one.written for one in others)
         made = mine.made + sum(one.made for one in others)
@@ -218,27 +223,27 @@ class Shift:
         others = self._others()
         if others and all(one.gone(now) for one in others):
             self._make_room()
-        elif self._board.started:
+        elif self._table.started:
             # Far from where the others are, so that each works on neighbouring parts.
-            self._board.begin_at(random.randrange(max(1, len(self._site.plan.parts))))
+            self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
 
     def _others(self) -> list[Worker]:
-        workers = read_workers(self._site.workers)
-        return [worker for owner, worker in workers.items() if owner != self._beat.owner.id]
+        workers = read_workers(self._directory.workers)
+        return [worker for owner, worker in workers.items() if owner != self._heartbeat.owner.id]
 
     def _jobs(self) -> int:
-        if self._means.helper is None:
+        if self._context.helper is None:
             return 1
-        return self._means.jobs or default_jobs(self._site.plan, self._means.kind)
+        return self._context.jobs or default_jobs(self._directory.plan, self._context.kind)
 
     def _publish(self) -> None:
         try:
-            self.published = complete(self._site, self._beat.owner, self._write_back)
+            self.published = complete(self._directory, self._heartbeat.owner, self._write_back)
         except IntegrityError:
             self.hopeless = True
             raise
         if not self.published:
-            self.hopeless = self._site.is_open()  # an earlier fill is visible; nobody needs this one
+            self.hopeless = self._directory.is_open()  # an earlier fill is visible; nobody needs this one
             raise FillEnded
 
     def _make_way(self) -> None:
@@ -248,16 +253,16 @@ class Shift:
 
     def _is_alone(self) -> bool:
         try:
-            now = self._means.root.now()
+            now = self._context.root.now()
             return all(one.gone(now) for one in self._others())
         except OSError:
             return False
 
     def _no_room(self, error: OSError) -> NoRoom:
-        size, files = self._site.plan.need_bytes, self._site.plan.need_files
+        size, files = self._directory.plan.need_bytes, self._directory.plan.need_files
         with contextlib.suppress(OSError):
             size, files = self._left()
-        return refusal(self._means.root, self._site.place, error, size, files)
+        return refusal(self._context.root, self._directory.place, error, size, files)
 
     def _stop_helpers(self, *, now: bool) -> None:
         if self._helpers is not None:

@@ -67,7 +67,7 @@ class Tally:
     small: int = 0
 
 
-class Beat:
+class Heartbeat:
     """This process's record in a fill's `workers` folder, renewed by a thread until `stop`."""
 
     def __init__(self, root: CacheRoot, kind: FileSystem) -> None:

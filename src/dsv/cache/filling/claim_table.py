@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class Claim:
     done: bool = False
 
 
-class Board:
+class ClaimTable:
     """The claims of one fill, as one process sees them. Not for use from several threads."""
 
     def __init__(
@@ -183,3 +184,54 @@ class Board:
 
 def _boot_tag() -> str:
     return boot()[:8]
+
+
+_FIRST = 2  # parts
+_TURN = 5.0  # seconds
+_SHARE = 3  # on a file server a turn takes one part in so many of those that are left
+
+
+def do_free_parts(
+    table: ClaimTable,
+    do: Callable[[Iterator[Claim]], None],
+    *,
+    remote: bool,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Gives `do` all parts that are free, until there are none or `stop` says so.
+
+    What is fetched ahead is claimed ahead, where others could help with it. So on a file server, where writing is what
+    takes long, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
+    the fill end at about the same time; and nothing is claimed for the next one before this one is done.
+    """
+    most = _FIRST if remote else table.count
+    while True:
+        batch = _Batch(table, most, stop)
+        began = time.monotonic()
+        do(batch)
+        if not batch.claimed:
+            return
+        took = max(time.monotonic() - began, 0.01)
+        most = round(_TURN * batch.claimed / took)
+        if remote:
+            most = min(most, table.free // _SHARE)
+        most = max(_FIRST, min(most, table.count))
+
+
+class _Batch(Iterator[Claim]):
+    """Claims as they are asked for. One that could not be made, as the disk was full, may be asked for again."""
+
+    def __init__(self, table: ClaimTable, most: int, stop: Callable[[], bool]) -> None:
+        self._table = table
+        self._most = most
+        self._stop = stop
+        self.claimed = 0
+
+    def __next__(self) -> Claim:
+        if self.claimed >= self._most or self._stop():
+            raise StopIteration
+        claim = self._table.claim_free()
+        if claim is None:
+            raise StopIteration
+        self.claimed += 1
+        return claim

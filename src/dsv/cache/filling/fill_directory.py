@@ -2,7 +2,8 @@
 
     <root>/.dsv/fill/<dataset>/<name>/at-<fill>/
         plan         what all who share the fill agree on
-        sheet        one byte for each entry, where files are taken from other commits; moves/<segment>: their paths
+        sheet        the source map: one byte for each entry, if files are taken from other commits
+        moves/       for each segment: the other paths at which those commits have such files
         parts/       claims and what is done
         workers/     who works on it
         links/       symlinks of each part that has any, to be checked before anybody may follow them
@@ -44,7 +45,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class FillDirectory:
     """Where one fill lies. Its folders may vanish at any moment, when another ends it."""
 
     root: CacheRoot
@@ -93,10 +94,10 @@ def start(
     root: CacheRoot,
     place: Place,
     plan: Plan,
-    sheet: bytes,
+    source_map: bytes,
     moves: Mapping[int, bytes],
     enlist: Callable[[Path], None],
-) -> Site | None:
+) -> FillDirectory | None:
     """Begins a fill; None where another was faster. Raises `OSError`.
 
     enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
@@ -109,13 +110,13 @@ def start(
         for name in _FOLDERS:
             root.make_directory(folder / name)
         root.write_once(folder / "plan", plan.encode())
-        if plan.sheet:
-            root.write_once(folder / "sheet", sheet)
+        if plan.has_source_map:
+            root.write_once(folder / "sheet", source_map)
         for segment, paths in moves.items():
             root.write_once(folder / "moves" / str(segment), paths)
         enlist(folder / "workers")
         if _appear(root, draft, target):
-            return Site(root, place, plan.fill, target / folder.name, plan)
+            return FillDirectory(root, place, plan.fill, target / folder.name, plan)
         return None
     except OSError:
         discard(root, plan.fill)
@@ -143,7 +144,7 @@ def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
     return False
 
 
-def join(root: CacheRoot, place: Place) -> Site | None:
+def join(root: CacheRoot, place: Place) -> FillDirectory | None:
     """The fill that is under way; None where there is none, or only the rest of one. Raises `OSError`."""
     home = root.fill(place)
     root.reach(home.parent)
@@ -169,7 +170,7 @@ def join(root: CacheRoot, place: Place) -> Site | None:
             raise _newer(place) from error
         if plan.version != VERSION:
             raise _newer(place)
-        return Site(root, place, name.removeprefix(PREFIX), folder, plan)
+        return FillDirectory(root, place, name.removeprefix(PREFIX), folder, plan)
     return None
 
 
@@ -197,47 +198,47 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
         Remover(FILE_TIME * 10**9).remove(trash)
 
 
-def publish(site: Site, record: Filled) -> bool:
+def publish(directory: FillDirectory, record: Filled) -> bool:
     """Makes the tree visible and says so; False where it was published or given up before.
 
     Also False, with the tree still there, where an earlier fill is visible: who began this one looked before that was
     published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
     and `Conflict` where something that is not dsv's is in the way.
     """
-    site.root.reach(site.root.claims(site.place))
-    with site.root.drafted(encode(record)) as draft:
+    directory.root.reach(directory.root.claims(directory.place))
+    with directory.root.drafted(encode(record)) as draft:
         for _ in range(_TRIES):
-            if _becomes_visible(site):
-                _tell(site, draft, record_path(site.root, site.place, record.fill))
+            if _becomes_visible(directory):
+                _tell(directory, draft, record_path(directory.root, directory.place, record.fill))
                 return True
             # An evictor may have removed the dataset's empty folder.
-            if not site.is_open() or lookup(site.root, site.place, fresh=True) is not None:
+            if not directory.is_open() or lookup(directory.root, directory.place, fresh=True) is not None:
                 return False
     return False
 
 
-def _tell(site: Site, draft: Path, name: Path) -> None:
+def _tell(directory: FillDirectory, draft: Path, name: Path) -> None:
     """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; who else may have
     recorded this fill wrote the same."""
     try:
-        site.root.link_once(draft, name)
+        directory.root.link_once(draft, name)
     except OSError as error:
         if error.errno not in FULL:
             raise
         draft.rename(name)
 
 
-def _becomes_visible(site: Site) -> bool:
+def _becomes_visible(directory: FillDirectory) -> bool:
     """Renames the tree into its place; False where the tree or the place's folder has gone, or a commit is there."""
-    target = site.root.visible(site.place)
-    site.root.reach(target.parent)
+    target = directory.root.visible(directory.place)
+    directory.root.reach(target.parent)
     try:
-        site.tree.rename(target)
+        directory.tree.rename(target)
     except OSError as error:
         if error.errno in GONE:
             return False
         if error.errno in _OCCUPIED:
-            if lookup(site.root, site.place, fresh=True) is not None:
+            if lookup(directory.root, directory.place, fresh=True) is not None:
                 return False
             raise Conflict(
                 f"{target} is in the way: it holds files, but is no cached commit",
@@ -248,27 +249,27 @@ def _becomes_visible(site: Site) -> bool:
     return True
 
 
-def was_published(site: Site) -> bool:
+def was_published(directory: FillDirectory) -> bool:
     """Whether a fill without a tree ended by being published, and is still to be cleared away.
 
     Else it was given up, or whoever cleared it away has recorded it. Looked at in this order: the folder goes with what
     is in it, and another commit may be visible since.
     """
-    return not site.dead.is_dir() and site.folder.is_dir()
+    return not directory.dead.is_dir() and directory.folder.is_dir()
 
 
-def give_up(site: Site) -> bool:
+def give_up(directory: FillDirectory) -> bool:
     """Ends a fill that nobody works on; False where it ended before. What it wrote is deleted. Raises `OSError`."""
-    if not condemn(site):
+    if not condemn(directory):
         return False
-    clear(site)
+    clear(directory)
     return True
 
 
-def condemn(site: Site) -> bool:
+def condemn(directory: FillDirectory) -> bool:
     """Ends a fill: from here on nobody can publish it. False where it ended before. Raises `OSError`."""
     try:
-        site.tree.rename(site.dead)
+        directory.tree.rename(directory.dead)
     except OSError as error:
         if error.errno not in GONE:
             raise
@@ -276,17 +277,17 @@ def condemn(site: Site) -> bool:
     return True
 
 
-def clear(site: Site) -> None:
+def clear(directory: FillDirectory) -> None:
     """Removes what is left of a fill that has ended. Several may do so at once. Raises `OSError`."""
-    (site.root.room / site.fill).unlink(missing_ok=True)
-    trash = site.root.trash / f"fill-{site.fill}-{os.urandom(4).hex()}"
+    (directory.root.room / directory.fill).unlink(missing_ok=True)
+    trash = directory.root.trash / f"fill-{directory.fill}-{os.urandom(4).hex()}"
     try:
-        site.folder.rename(trash)
+        directory.folder.rename(trash)
     except OSError as error:
         if error.errno not in GONE:
             raise
         return
-    for folder in (site.root.fill(site.place), site.root.fill(site.place).parent):
+    for folder in (directory.root.fill(directory.place), directory.root.fill(directory.place).parent):
         with contextlib.suppress(OSError):  # the next fill may be there already
             folder.rmdir()
     with contextlib.suppress(OSError):  # an evictor deletes the same trash, or will

@@ -83,3 +83,12 @@ def _fits(message: str, text: str) -> bool:
             return False
         at += len(part.strip())
     return True
+
+
+def test_paths_that_the_pages_for_developers_name_exist() -> None:
+    text = "".join((ROOT / page).read_text() for page in ("CONTRIBUTING.md", "docs/architecture.md"))
+    named = set(re.findall(r"`((?:src|tests|docs|store|engines|cli)/[\w./-]+)`", text))
+    assert len(named) > 10
+    assert [
+        path for path in sorted(named) if not any((top / path).exists() for top in (ROOT, ROOT / "src/dsv"))
+    ] == []

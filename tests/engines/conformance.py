@@ -92,6 +92,22 @@ class EngineConformance:
         done = bench.run(bench.shell(script, env=env))
         assert done.stdout.decode().split("\0") == [*env.values(), ""]
 
+    @pytest.mark.parametrize(
+        ("script", "code"), [(READY_THEN_WAIT, 143), ("trap '' TERM; " + READY_THEN_WAIT, 137)]
+    )
+    def test_a_job_can_be_cancelled_by_the_id_of_its_run(self, bench: Bench, script: str, code: int) -> None:
+        mount, env = self.out(bench)
+        job = bench.shell(script, mounts=(mount,))
+        job = replace(job, env={**env, "DSV_RUN": job.run})
+        running = bench.start(job)
+        self.ready(mount)
+        another = ENGINES[self.name](bench.engine.environ)
+        assert another.still_runs(job.run)
+        another.cancel(job.run, 1.0)
+        assert not another.still_runs(job.run)
+        assert running.wait().ended.exit_code == code
+        another.cancel(job.run, 1.0)  # of a run that is over there is nothing to end
+
     def test_environment_values_are_not_in_argv(self, bench: Bench) -> None:
         env = {"TOKEN": "hunter2-hunter2", "HOME": "/hunter2-hunter2"}
         plan = bench.plan(bench.job("sh", env=env))

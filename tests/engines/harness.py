@@ -107,7 +107,9 @@ class Bench:
             output = Output(stdout.fileno(), stderr.fileno(), keeper)
             signals = Signals()
             handle = self.engine.submit(self.plan(job), output, signals.wake)
-            outcome = supervise(handle, output, signals, lost=lambda: None, note=notes.append, grace=grace)
+            outcome = supervise(
+                handle, output, signals, lost=lambda: None, note=notes.append, grace=lambda: grace
+            )
         return Finished(outcome, out.read_bytes(), err.read_bytes(), keeper.kept(Masker()).data, tuple(notes))
 
     def start(self, job: Job, *, stdout: int | None = None, grace: float = 20.0) -> Running:
@@ -124,7 +126,7 @@ class Bench:
                     signals,
                     lost=lambda: running.lost,
                     note=running.notes.append,
-                    grace=grace,
+                    grace=lambda: grace,
                 )
             )
 

@@ -73,5 +73,5 @@ def test_what_cannot_be_made_of_a_jobs_leavings_costs_that_part_alone(
     record = shop.runs.read(shop.runs.listing(SCANS)[0])
     assert (result.exit_code, record.exit_code, record.state) == (3, 3, RunState.ENDED)
     assert record.metrics is None and "unexpected RuntimeError" in (record.metrics_error or "")
-    assert b"unexpected RuntimeError" in (run_log(shop.runs, record) or b"")
+    assert b"unexpected RuntimeError" in (run_log(shop.runs, shop.spool, record) or b"")
     assert b"hunter2" not in shop.everything()

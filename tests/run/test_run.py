@@ -69,7 +69,7 @@ def test_the_record_has_what_there_is_to_know(shop: Shop) -> None:
     stored = shop.runs.listing(SCANS)
     assert [(each.run, each.parts) for each in stored] == [(record.run, {START, LOG, RECORD})]
     assert shop.runs.read(stored[0]) == record
-    assert sorted(run_log(shop.runs, record) or b"") == sorted(b"hello\noops\n")
+    assert sorted(run_log(shop.runs, shop.spool, record) or b"") == sorted(b"hello\noops\n")
     assert result.sent.problem is None and shop.spool.waiting() == []
 
 
@@ -233,7 +233,7 @@ def test_no_log(shop: Shop) -> None:
     result = shop.run("echo", "hello", log=False)
     assert shop.stdout == "hello\n"
     assert result.record.log is None
-    assert run_log(shop.runs, result.record) is None
+    assert run_log(shop.runs, shop.spool, result.record) is None
 
 
 def test_signals_reach_the_job_and_its_exit_code_is_the_runs(shop: Shop) -> None:
@@ -305,7 +305,7 @@ def test_a_record_that_cannot_be_written_is_sent_by_the_next_run(shop: Shop) -> 
     later = shop.run("true")
     assert later.sent.problem is None
     assert {each.run for each in shop.runs.listing()} == {result.record.run, later.record.run}
-    assert run_log(shop.runs, result.record) == b"first\n"
+    assert run_log(shop.runs, shop.spool, result.record) == b"first\n"
     assert shop.spool.waiting() == []
 
 

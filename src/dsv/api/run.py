@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dsv.api.cache_stage import NoLease, Stager
@@ -38,11 +39,13 @@ def run(
     stderr: int | None = 2,
     signals: Signals | None = None,
     grace: float = GRACE,
+    announce: Callable[[RunId, Path, Path], None] | None = None,
 ) -> RunResult:
     """Makes sure that the data is in this cache, runs the job, and leaves its record. Waits for all of it.
 
     offline: the store is not asked, and the record is sent by a later run. jobs: processes that fill the cache.
-    stdout, stderr: descriptors for what the job writes, None for nowhere. signals, grace: as of `runs.life.run`.
+    stdout, stderr: descriptors for what the job writes, None for nowhere. signals, grace,
+    announce: as of `runs.life.run`.
     Raises `LaunchError` for whatever keeps the job from being started, but `UsageError`, `Interrupted` and
     `Terminated` as they are.
     """
@@ -60,6 +63,7 @@ def run(
                 signals=signals,
                 progress=context.progress,
                 grace=grace,
+                announce=announce,
             )
 
 

@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -128,12 +129,16 @@ def _before_the_command(
         raise UsageError("no command was given", hint="dsv --help")
 
 
-def run(arguments: Sequence[str], around: Surroundings) -> int:
-    """Runs one command line. Everything it has to say goes to `around`."""
+def run(
+    arguments: Sequence[str],
+    around: Surroundings,
+    announce: Callable[[str, Path, Path], None] | None = None,
+) -> int:
+    """Runs one command line. Everything it has to say goes to `around`. announce: as of `Session`."""
     if around.environ.get("_DSV_COMPLETE"):
         root().main(list(arguments), prog_name="dsv")  # answers the shell, and exits
     with Output(around.stdout) as out, _terminable():
-        session = Session(around, out)
+        session = Session(around, out, arguments=tuple(arguments), announce=announce)
         try:
             return _invoke(arguments, session)
         except ReaderGone:

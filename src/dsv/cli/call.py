@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,8 @@ from dsv.cli.table import Column, Screen, write_table
 from dsv.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsv.api.context import Context
     from dsv.api.settings import Settings
     from dsv.cli.failure import Failure
@@ -46,6 +48,9 @@ class Session:
     out: Output
     flags: Flags = field(default_factory=Flags)
     command: str = ""
+    arguments: tuple[str, ...] = ()
+    announce: Callable[[str, Path, Path], None] | None = None
+    """In the process of a detached run: tells the one that has started it of the run."""
 
 
 class Call(typer.Context):

@@ -32,6 +32,9 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Runs": {
         "run": "Run a command on a cached commit, in a container",
         "runs": "Show, search, sort and compare the records of runs",
+        "logs": "Print what a run writes, or wrote",
+        "stop": "End a run that is under way on this machine, and wait for its end",
+        "wait": "Wait until runs have ended, and exit with their exit code",
     },
     "This machine": {
         "config": "Show settings with their origin, or set one",

@@ -11,6 +11,7 @@ from typing import Any
 from dsv.api.context import Context
 from dsv.api.run import dry_run, recorded_run, run
 from dsv.cli.call import Call
+from dsv.cli.detach import detach
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.output import document, to_json
 from dsv.engines.base import Plan
@@ -36,12 +37,16 @@ class Typed:
     jobs: int | None
     json_file: str | None
     dry_run: bool
+    detach: bool = False
 
 
 @spared()
 def launch(call: Call, typed: Typed) -> int:
     """Runs it, and returns the exit code. What keeps it from being launched is a `LaunchError`."""
     _check(call, typed)
+    if typed.detach and call.session.announce is None:
+        with launching():
+            return detach(call)
     # Opened before anything else happens, so that a result can't be lost for a name that can't be written.
     file = None if typed.json_file is None or typed.dry_run else _JsonFile.open(typed.json_file)
     try:
@@ -63,11 +68,26 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
         if typed.dry_run:
             _show_plan(call, dry_run(context, cache, spec, place, offline=typed.offline))
             return None
-        return run(context, cache, spec, place, offline=typed.offline, jobs=typed.jobs, signals=Signals())
+        return run(
+            context,
+            cache,
+            spec,
+            place,
+            offline=typed.offline,
+            jobs=typed.jobs,
+            signals=Signals(),
+            announce=call.session.announce,
+        )
 
 
 def _check(call: Call, typed: Typed) -> None:
-    if call.json and not typed.dry_run:
+    if typed.detach and typed.dry_run:
+        raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
+    if typed.detach and typed.json_file is not None:
+        raise UsageError(
+            "--detach does not wait for the result that --json-file is for", hint="dsv wait RUN --json"
+        )
+    if call.json and not typed.dry_run and not typed.detach:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
     if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")

@@ -140,8 +140,8 @@ def _result(record: RunRecord) -> str:
             return f"not run ({record.exit_code})"
         case RunState.CUT_OFF:
             return "cut off"
-        case RunState.RUNNING:
-            return "running"
+        case state:
+            return str(state)
 
 
 def _values(view: RunView) -> dict[str, Json]:

@@ -220,6 +220,10 @@ class Engine(Protocol):
         """Whether a job of this run lives on this machine, whoever started it."""
         ...
 
+    def cancel(self, run: str, grace: float) -> None:
+        """Ends what lives of a run on this machine, whoever started it; it gets so many seconds to end by itself."""
+        ...
+
     def find_image(self, reference: str) -> ImageIdentity | None:
         """The image of this name or id, if this machine has it."""
         ...

@@ -16,7 +16,7 @@ from shutil import which
 from typing import Any, ClassVar
 
 from dsv.engines.base import Facts, Handle, Job, Mount, NoEngine, Plan, PrivateFile
-from dsv.engines.container_program import ContainerProgram, first_line, load_json
+from dsv.engines.container_program import CALL_SECONDS, ContainerProgram, first_line, load_json
 from dsv.engines.container_run import ContainerRun
 from dsv.engines.output import Output
 from dsv.errors import LaunchError, UsageError
@@ -122,6 +122,12 @@ class ContainerEngine(ContainerProgram):
     def still_runs(self, run: str) -> bool:
         done = self.call("ps", "--quiet", "--filter", f"label=dsv.run={run}")
         return done is not None and bool(done.stdout.strip())
+
+    def cancel(self, run: str, grace: float) -> None:
+        done = self.call("ps", "--quiet", "--no-trunc", "--filter", f"label=dsv.run={run}")
+        for container in () if done is None else done.stdout.decode("ascii", "replace").split():
+            self.call("stop", "--time", str(int(grace)), container, seconds=grace + CALL_SECONDS)
+            self.call("rm", "--force", "--volumes", container)
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
         """What goes by the program's own environment, and what by a file."""

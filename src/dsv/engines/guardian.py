@@ -33,9 +33,9 @@ def main() -> None:
             os.unlink(path)  # noqa: PTH108
     if order["container"] is None:
         # Without a group dsv was killed while it started the job, whose first process leads a group of its own.
-        _end_groups(set(groups or processes_of(order["run"])), order["grace"])
+        end_groups(set(groups or processes_of(order["run"])), order["grace"])
     else:
-        _end_groups(set(groups), 0)  # the program that waits for the container, or fetches its image
+        end_groups(set(groups), 0)  # the program that waits for the container, or fetches its image
         _end_containers(order["container"], order["run"], order["grace"])
 
 
@@ -54,8 +54,8 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
-def _end_groups(groups: set[int], grace: float) -> None:
-    """Groups that don't exist any more are passed over."""
+def end_groups(groups: set[int], grace: float) -> None:
+    """Ends these process groups, by SIGKILL after so many seconds. Those that don't exist any more are passed over."""
     groups = {group for group in groups if grace == 0 or _signal(group, signal.SIGTERM)}
     deadline = time.monotonic() + grace
     while groups and time.monotonic() < deadline:

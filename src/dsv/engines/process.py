@@ -29,7 +29,7 @@ from dsv.engines.base import (
 )
 from dsv.engines.gpu import pick
 from dsv.engines.guard import Guard
-from dsv.engines.guardian import processes_of
+from dsv.engines.guardian import end_groups, processes_of
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.session_memory import SessionMemory
@@ -82,6 +82,9 @@ class Process:
 
     def still_runs(self, run: str) -> bool:
         return bool(processes_of(run))
+
+    def cancel(self, run: str, grace: float) -> None:
+        end_groups(set(processes_of(run)), grace)
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None

@@ -35,11 +35,12 @@ def supervise(
     lost: Callable[[], str | None],
     note: Callable[[str], None],
     over: Callable[[], None] = lambda: None,
-    grace: float = GRACE,
+    grace: Callable[[], float] = lambda: GRACE,
 ) -> Outcome:
     """Returns when the job is over and its output delivered.
 
-    lost: asked once a second; what it answers is a reason to end the job. over: called in between: a slow reader
+    lost: asked once a second; what it answers is a reason to end the job. grace: seconds that the job gets to end,
+    asked for when it is told to. over: called in between: a slow reader
     may take as long as it likes, and that is no time of the job's. An exception that reaches this
     function, Ctrl-C where nobody catches signals for instance, ends the job before it goes on.
     """
@@ -61,7 +62,7 @@ def _until_end(
     signals: Signals,
     lost: Callable[[], str | None],
     note: Callable[[str], None],
-    grace: float,
+    grace: Callable[[], float],
 ) -> Outcome:
     first: int | None = None
     reason: str | None = None
@@ -71,17 +72,17 @@ def _until_end(
         if number in TELLING:
             handle.signal(number)
         elif number is not None and first is None:
-            first = number
+            first, seconds = number, grace()
             note(
-                f"{signal.Signals(number).name} went to the job; it has {grace:.0f} s, once more ends it now"
+                f"{signal.Signals(number).name} went to the job; it has {seconds:.0f} s, once more ends it now"
             )
-            deadline = monotonic() + grace
+            deadline = monotonic() + seconds
             handle.signal(number)
         elif number is not None:
             deadline = monotonic()
         if reason is None and (reason := lost()) is not None:
             note(f"ending the job: {reason}")
-            deadline = monotonic() + grace if deadline is None else deadline
+            deadline = monotonic() + grace() if deadline is None else deadline
             handle.signal(signal.SIGTERM)
         if deadline is not None and monotonic() >= deadline:
             output.let_go()

@@ -60,6 +60,12 @@ class RunId(str):
 
 
 class RunState(StrEnum):
+    SUBMITTED = "submitted"
+    """Handed over; nothing has been done for it yet."""
+    QUEUED = "queued"
+    """Held back by an engine until it has room. The engines of one machine hold nothing back."""
+    STAGING = "staging"
+    """Its data is being brought into the cache. Only known where it was started: no store has a record yet."""
     RUNNING = "running"
     """Launched; nobody has said yet how it ended. A machine that lost power leaves it at that."""
     ENDED = "ended"
@@ -72,7 +78,7 @@ class RunState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        return self is not RunState.RUNNING
+        return self in (RunState.ENDED, RunState.NOT_LAUNCHED, RunState.CUT_OFF)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,13 @@ class Spool:
             except (IntegrityError, Unsupported) as error:
                 skipped(error)
 
+    def log(self, dataset: DatasetName, run: RunId) -> bytes | None:
+        """The log of a run, if it waits here."""
+        try:
+            return (self._folder / dataset.component / f"{run}.{LOG}").read_bytes()
+        except OSError:
+            return None
+
     def _listing(self, folder: Path, skipped: Callable[[DsvError], None]) -> list[Path]:
         try:
             return list(folder.iterdir())

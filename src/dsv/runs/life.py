@@ -24,6 +24,7 @@ from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import GpuUse, Json, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.repo.repository import now_ms
 from dsv.runs.place import (
+    LIVE_LOG,
     Metrics,
     RunPlace,
     first_time,
@@ -95,21 +96,32 @@ def run(
     signals: Signals | None = None,
     progress: Progress | None = None,
     grace: float = GRACE,
+    announce: Callable[[RunId, Path, Path], None] | None = None,
 ) -> RunResult:
     """Runs it and waits for it; its output goes to these descriptors, None for nowhere.
 
     signals: caught and passed on while the job lives, and until its record is kept; those that end nothing don't
     before and after that either. Without, this process's handlers stay as they are. grace: seconds that the job
-    gets to end after one. Raises `LaunchError` for what kept it from being started, but `UsageError`,
-    `Interrupted` and `Terminated` as they are.
+    gets to end after one, unless `dsv stop` names others.
+
+    announce: told of the run, of its own folder among the user's state and of its output folder, once nothing is found
+    wrong and before any data is fetched. From then on it has a record, whatever happens, and its output goes to
+    `LIVE_LOG` in that folder, which is there until the record is kept. Raises `LaunchError` for what kept it from
+    being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
     """
     check_spec(spec)
     watcher = progress if progress is not None else NoProgress()
     unharmed = spared() if signals is not None else nullcontext()
-    with ExitStack() as leases, as_launch_error(), unharmed:
-        launch, held = _prepare(spec, place, staging, watcher, leases)
+    with ExitStack() as stack, ExitStack() as leases, as_launch_error(), unharmed:
+        decided = _decide(spec, place, staging)
+        for text in _notes(decided, place):
+            watcher.note(text)
+        if announce is not None:
+            stdout = stderr = stack.enter_context(_announced(decided, records, announce))
+        launch, held = _stage(decided, staging, watcher, leases)
         log = LogKeeper() if spec.log else None
-        supervision = _Supervision(held, signals or Signals(), watcher.note, grace)
+        graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
+        supervision = _Supervision(held, signals or Signals(), watcher.note, graced)
         with signals.caught() if signals is not None else nullcontext():
             done = _execute(launch, records, Output(stdout, stderr, log), log, supervision)
             record, problem = _keep(launch, done, records)
@@ -143,19 +155,58 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging) -> Launch:
     return Launch.of(spec, place, chosen, RunId.make(now_ms(), os.urandom(4)), located)
 
 
-def _prepare(
-    spec: JobSpec, place: RunPlace, staging: Staging, progress: Progress, leases: ExitStack
+def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
+    """What a person should know before it starts. Everything that can be found wrong is found here, before the first
+    byte is fetched."""
+    plan, note = decided.plan(), decided.chosen.note
+    return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
+
+
+@contextmanager
+def _announced(
+    decided: Launch, records: RunRecords, announce: Callable[[RunId, Path, Path], None]
+) -> Iterator[int | None]:
+    """Tells of the run, and keeps a record of it if the job does not come to start. Gives the descriptor of its live
+    log, None if no log is wanted."""
+    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
+    live = decided.own / LIVE_LOG
+    make_folder(decided.own)
+    descriptor = os.open(live, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        records.announce(early, live if decided.spec.log else None)
+        announce(early.run, decided.own, decided.out)
+        yield descriptor if decided.spec.log else None
+    except BaseException as error:
+        if not records.begun:
+            records.finish(_not_started(decided, early, error), None)
+            records.send()
+        raise
+    finally:
+        os.close(descriptor)
+        if not records.under_way:
+            live.unlink(missing_ok=True)
+
+
+def _not_started(decided: Launch, early: RunRecord, error: BaseException) -> RunRecord:
+    message = (
+        error.message if isinstance(error, DsvError) else f"dsv met an unexpected {type(error).__name__}"
+    )
+    code = error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH
+    return replace(
+        early,
+        state=RunState.NOT_LAUNCHED,
+        ended_ms=now_ms(),
+        exit_code=code,
+        error=_masked(decided, message),
+    )
+
+
+def _stage(
+    decided: Launch, staging: Staging, progress: Progress, leases: ExitStack
 ) -> tuple[Launch, list[Lease]]:
-    """Everything that can be found wrong is found before the first byte is fetched."""
-    decided = _decide(spec, place, staging)
-    plan = decided.plan()
-    note = decided.chosen.note
-    notes = plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
-    for text in notes:
-        progress.note(text)
     staged: dict[str, Staged] = {}
     held: list[Lease] = []
-    for name, target in _targets(spec).items():
+    for name, target in _targets(decided.spec).items():
         staged[name], lease = staging.stage(target, decided.run)
         leases.callback(lease.release)
         held.append(lease)
@@ -237,7 +288,7 @@ class _Supervision:
     leases: Sequence[Lease]
     signals: Signals
     note: Callable[[str], None]
-    grace: float
+    grace: Callable[[], float]
 
     def run(self, engine: Engine, plan: Plan, output: Output, over: Callable[[], None]) -> Outcome:
         """over: called when the job is over, before what is left of its output is delivered."""

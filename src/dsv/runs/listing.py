@@ -55,15 +55,18 @@ def list_runs(
     dataset: DatasetName | None,
     limit: int | None = None,
     *,
+    early: Iterable[RunRecord] = (),
     skipped: Callable[[DsvError], None] = lambda _: None,
 ) -> list[RunView]:
     """The newest `limit` runs of a dataset (None: of all), newest first.
 
-    runs: None shows only what waits here to be sent; spool: None shows only what the store has. skipped: told of
+    runs: None shows only what waits here to be sent; spool: None shows only what the store has. early: runs that may
+    have no record yet. skipped: told of
     each record that can't be read, is damaged or is of a newer dsv; it hides no other.
     """
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
-    waiting = {each.run: each for each in kept}
+    waiting = {each.run: each for each in early if dataset in (None, each.dataset)}
+    waiting |= {each.run: each for each in kept}
     stored = [] if runs is None else runs.listing(dataset)
     newest = sorted({each.run for each in stored} | set(waiting), reverse=True)[:limit]
     wanted = frozenset(newest)
@@ -75,21 +78,29 @@ def list_runs(
 
 
 def show_run(
-    runs: RunStore | None, spool: Spool | None, text: str, datasets: Iterable[DatasetName]
+    runs: RunStore | None,
+    spool: Spool | None,
+    text: str,
+    datasets: Iterable[DatasetName],
+    early: Iterable[RunRecord] = (),
 ) -> RunView:
     """One run: by its id, by four characters or more that only its id begins or ends with, or by its name.
 
-    An id goes before a name. Raises `NotFound`, and `UsageError` for what means several runs or is too short.
+    An id goes before a name. early: runs that may have no record yet. Raises `NotFound`, and `UsageError` for what
+    means several runs or is too short.
     """
     places = tuple(datasets)
     spools = [] if spool is None else [spool]
     waiting, problems = _waiting(spools, text)
+    early = tuple(early)
+    waiting = {each.run: each for each in early if matches(each.run, text)} | waiting
     stored = {} if runs is None else _matching(runs, text, places)
     if text and not (waiting or stored):
         if problems:
             raise problems[0]
         waiting, stored = _waiting_by_name(spools, text), _stored_by_name(runs, text, places)
-    run = _only(text, waiting.keys() | stored.keys())
+        waiting = {each.run: each for each in early if each.name == text} | waiting
+    run = only_one(text, waiting.keys() | stored.keys())
     if runs is not None and run in stored:
         return _view(runs.read(stored[run]), waiting)
     return RunView(waiting[run], sent=False)
@@ -109,11 +120,14 @@ def waiting_run(folder: Path, text: str) -> RunRecord:
             subject=text,
             hint=f"dsv run --again {text}",
         )
-    return waiting[_only(text, set(waiting))]
+    return waiting[only_one(text, set(waiting))]
 
 
-def run_log(runs: RunStore, record: RunRecord) -> bytes | None:
-    """What the run wrote: head and tail of it; None where it was not kept."""
+def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
+    """What the run wrote: head and tail of it; None if it was not kept."""
+    waiting = spool.log(record.dataset, record.run)
+    if waiting is not None:
+        return waiting
     for stored in runs.listing(record.dataset, record.run):
         return runs.log(stored)
     return None
@@ -133,7 +147,7 @@ def _waiting(spools: Iterable[Spool], text: str) -> tuple[dict[RunId, RunRecord]
     found = {
         record.run: record
         for spool in spools
-        for record in spool.records(lambda part: _matches(part.run, text), problems.append)
+        for record in spool.records(lambda part: matches(part.run, text), problems.append)
     }
     return found, problems
 
@@ -149,7 +163,7 @@ def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> d
         return {}
     prefix = text if _DAY.match(text) else ""
     found = [each for dataset in datasets for each in runs.listing(dataset, prefix)]
-    return {each.run: each for each in found if _matches(each.run, text)}
+    return {each.run: each for each in found if matches(each.run, text)}
 
 
 def _stored_by_name(
@@ -172,11 +186,13 @@ def _spools(folder: Path) -> Iterator[Spool]:
         yield Spool(folder, store)
 
 
-def _matches(run: RunId, text: str) -> bool:
+def matches(run: RunId, text: str) -> bool:
+    """Whether a text may mean a run by its id."""
     return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
 
 
-def _only(text: str, found: set[RunId]) -> RunId:
+def only_one(text: str, found: set[RunId]) -> RunId:
+    """The one run that a text means. Raises `NotFound` and `UsageError`."""
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
     if not found and len(text) < _SHORTEST:

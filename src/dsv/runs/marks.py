@@ -1,8 +1,11 @@
-"""Which runs are under way on this machine, told so that another command finds out which of them were cut off.
+"""Which runs are under way on this machine: by this other commands show, follow, stop and wait for them.
 
-A run has a mark from before its record begins until its end is kept: a file that says which process supervises it. A
-mark whose process is gone is of a run that nobody will ever end: the process was killed, or the machine went down.
+A run has a mark from before its record begins until its end is kept: a file that says which process supervises it,
+how far it has come, and where its output is. If that process is gone, nobody will ever end the run: it was cut off.
 Only the machine itself can tell, so a mark of another one (a home on a file server has those of all) is left alone.
+
+    <state>/running/<run id>         the mark
+    <state>/running/<run id>.stop    somebody has asked for its end: the seconds that it gets
 """
 
 from __future__ import annotations
@@ -30,14 +33,29 @@ GONE = "dsv was killed or its machine went down before the job had ended"
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class Mark:
     """process: the kernel, the number and the start of the one that supervises the run. store: where its record
-    goes."""
+    goes; record: what is known of the run, as it would be stored; live: the file with its output so far, if it is
+    detached. Marks of earlier versions have neither."""
 
     store: str
     dataset: str
     process: tuple[str, int, int]
     host: str
+    record: str | None = None
+    live: str | None = None
+
+    def known(self) -> RunRecord | None:
+        """None if it can't be read."""
+        try:
+            return None if self.record is None else RunRecord.decode(self.record.encode(), "a run's mark")
+        except DsvError:
+            return None
+
+    @property
+    def host_name(self) -> str:
+        """For people."""
+        return self.host.partition("/")[0]
 
     def is_dead(self) -> bool:
         fate = Process(*self.process).fate()
@@ -47,7 +65,7 @@ class _Mark:
         return self.host == _host() and boot != "" and now not in ("", boot)
 
 
-_MARK = msgspec.json.Decoder(_Mark)
+_MARK = msgspec.json.Decoder(Mark)
 
 
 class Marks:
@@ -61,16 +79,48 @@ class Marks:
         self._folder = state / "running"
         self._store = str(store)
 
-    def set(self, dataset: DatasetName, run: RunId) -> None:
+    def set(self, record: RunRecord, live: Path | None = None) -> None:
+        """live: where its output is, if other commands may read it there."""
         here = Process.here()
-        mark = _Mark(self._store, str(dataset), (here.kernel, here.pid, here.start), _host())
+        mark = Mark(
+            self._store,
+            str(record.dataset),
+            (here.kernel, here.pid, here.start),
+            _host(),
+            record.encode().decode("ascii"),
+            None if live is None else str(live),
+        )
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._folder / run, msgspec.json.encode(mark), mode=0o600)
+            replace_file(self._folder / record.run, msgspec.json.encode(mark), mode=0o600)
 
     def remove(self, run: RunId) -> None:
         with suppress(OSError):
             (self._folder / run).unlink()
+        with suppress(OSError):
+            stop_request(self._folder, run).unlink()
+
+    def grace(self, run: RunId) -> float | None:
+        """The seconds that whoever asked for its end gives the job; None if nobody did."""
+        try:
+            return float(stop_request(self._folder, run).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def early(self, run: RunId) -> RunRecord | None:
+        """What is known of a run before its job starts, if it is a detached one."""
+        for record in self.known():
+            if record.run == run:
+                return record
+        return None
+
+    def known(self) -> list[RunRecord]:
+        """What is known of the runs that are under way."""
+        return [
+            record
+            for each in under_way(self._state)
+            if each.mark.store == self._store and (record := each.mark.known()) is not None
+        ]
 
     def clear(self, dataset: DatasetName, run: RunId) -> None:
         """Removes the mark of a run that was cut off, and what the run left among the user's state but its output."""
@@ -79,11 +129,40 @@ class Marks:
 
     def of_the_dead(self) -> Iterator[tuple[DatasetName, RunId]]:
         """The runs whose supervisor is known to be gone."""
-        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
-            with suppress(OSError, UsageError, msgspec.DecodeError):
-                run, mark = RunId.parse(path.name), _MARK.decode(path.read_bytes())
-                if mark.store == self._store and mark.is_dead():
-                    yield DatasetName.parse(mark.dataset), run
+        for each in under_way(self._state):
+            if each.mark.store == self._store and each.mark.is_dead():
+                with suppress(UsageError):
+                    yield DatasetName.parse(each.mark.dataset), each.run
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A run that has a mark. folder: where that lies."""
+
+    folder: Path
+    run: RunId
+    mark: Mark
+
+
+def under_way(state: Path) -> list[UnderWay]:
+    """The runs of this user, of any store, that have a mark; oldest first. Marks that can't be read are passed over."""
+    folder = state / "running"
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with suppress(OSError, UsageError, msgspec.DecodeError):
+            found.append(UnderWay(folder, RunId.parse(path.name), _MARK.decode(path.read_bytes())))
+    return found
+
+
+def stop_request(folder: Path, run: RunId) -> Path:
+    return folder / f"{run}.stop"
+
+
+def cancel(record: RunRecord, environ: Mapping[str, str], grace: float) -> None:
+    """Ends the job of a run of this machine that nobody supervises any more."""
+    make = ENGINES.get(record.engine)
+    if make is not None:
+        make(environ).cancel(record.run, grace)
 
 
 def record_cut_off(
@@ -95,11 +174,11 @@ def record_cut_off(
     """
     done = []
     for dataset, run in marks.of_the_dead():
-        begun = _begun(dataset, run, spool, runs)
+        begun = _begun(dataset, run, spool, runs) or marks.early(run)
         if begun is not None and not begun.state.is_terminal:
             make = ENGINES.get(begun.engine)
             if make is not None and make(environ).still_runs(run):
-                warn(f"the dsv of run {run} is gone, and its job still runs; end it by: {_how_to_end(begun)}")
+                warn(f"the dsv of run {run} is gone, and its job still runs; end it by: dsv stop {run}")
                 continue
             begun = replace(begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=GONE)
             try:
@@ -120,12 +199,6 @@ def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> Ru
     for stored in runs.listing(dataset, run):
         return runs.read(stored)
     return None
-
-
-def _how_to_end(record: RunRecord) -> str:
-    if record.engine in ("docker", "podman"):
-        return f"{record.engine} rm --force $({record.engine} ps --quiet --filter label=dsv.run={record.run})"
-    return f"kill $(grep -la DSV_RUN={record.run} /proc/[0-9]*/environ | cut -d/ -f3)"
 
 
 def _host() -> str:

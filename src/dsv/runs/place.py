@@ -24,6 +24,8 @@ from dsv.worktree.workspace import Workspace
 MAX_METRICS: Final = 1 << 20
 MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
+LIVE_LOG: Final = "live.log"
+"""What a detached job has written so far, in the folder of its run."""
 PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
 _GIT_SECONDS: Final = 20.0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Thread
 from typing import Final
 
 from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable
-from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunRecord
+from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.marks import Marks
@@ -32,14 +33,29 @@ class RunRecords:
         self._marks = marks
         self._spool = spool
         self._runs = runs
+        self.begun = False
+        """Whether the start of the job is recorded."""
+        self.under_way = False
+        """Whether the run is known to other commands as one that has not ended."""
+        self._live: Path | None = None
         self._start: Thread | None = None
         self._start_problem: DsvError | None = None
 
+    def announce(self, record: RunRecord, live: Path | None) -> None:
+        """Makes the run known to other commands of this machine before its job starts. live: its output so far."""
+        self._live = live
+        self._mark(record)
+
+    def asked_to_stop(self, run: RunId, otherwise: float) -> float:
+        """The seconds that whoever stops the run gives it; the other ones if nobody said."""
+        asked = None if self._marks is None else self._marks.grace(run)
+        return otherwise if asked is None else asked
+
     def begin(self, record: RunRecord) -> None:
         """Keeps the start, and sends it while the job is starting. Raises `NoRoom`."""
-        if self._marks is not None:
-            self._marks.set(record.dataset, record.run)
+        self._mark(record)
         self._keep(record, START, record.encode())
+        self.begun = True
         if self._runs is not None:
             self._start = Thread(target=self._send_start, args=(record,), name="dsv-run-start", daemon=True)
             self._start.start()
@@ -51,6 +67,7 @@ class RunRecords:
         self._keep(record, RECORD, encode_within_bounds(record))
         if self._marks is not None:
             self._marks.remove(record.run)
+        self.under_way = False
 
     def send(self) -> Sent:
         """Sends what waits, of earlier runs too. What the store answers is a result, and so is an interrupt."""
@@ -66,6 +83,11 @@ class RunRecords:
             return Sent(problem=_explained(error))
         except KeyboardInterrupt:
             return Sent(problem=Interrupted("sending the record was interrupted"))
+
+    def _mark(self, record: RunRecord) -> None:
+        if self._marks is not None:
+            self._marks.set(record, self._live)
+        self.under_way = True
 
     def _send_start(self, record: RunRecord) -> None:
         assert self._runs is not None  # begin looked

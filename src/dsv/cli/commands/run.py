@@ -79,6 +79,10 @@ DryRun = Annotated[
     bool, typer.Option("-n", "--dry-run", help="Print what would be executed, and do nothing.")
 ]
 
+Detach = Annotated[
+    bool, typer.Option("-d", "--detach", help="Print the run's id and return; the run goes on by itself.")
+]
+
 
 @command(
     "run",
@@ -91,6 +95,7 @@ DryRun = Annotated[
             "/data and /data/masks",
         ),
         ("dsv run chest-xray --image team/resnet --dry-run -- python train.py", "what would be executed"),
+        ("dsv run --detach chest-xray@v1 -- python train.py", "then: dsv logs, dsv stop, dsv wait"),
         ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
     ],
     result={
@@ -126,6 +131,7 @@ def run(
     no_log: NoLog = False,
     json_file: JsonFile = None,
     dry_run: DryRun = False,
+    detach: Detach = False,
 ) -> int:
     """Run a command on a cached commit, in a container.
 
@@ -133,6 +139,9 @@ def run(
     at /out, streams what it prints, passes signals on, and ends with its exit code; 125 says that it was not
     launched. DSV_DATASET, DSV_COMMIT, DSV_DATA, DSV_OUT and DSV_PARAMS tell the job what it got; what it writes
     to /out/metrics.json goes into the record that 'dsv runs' shows.
+
+    With --detach the run goes on without this terminal, with its lease and its record. With --json that prints the
+    keys run and out alone.
     """
     typed = {
         name: value for name, value in locals().items() if value
@@ -152,5 +161,6 @@ def run(
             jobs=jobs,
             json_file=json_file,
             dry_run=dry_run,
+            detach=detach,
         ),
     )

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
-from dsv.repo.repository import Repository
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
-from dsv.runs.listing import RunView, list_runs, run_log, show_run
-from dsv.runs.marks import Marks, record_cut_off
+from dsv.runs.listing import RunView, list_runs
 from dsv.runs.query import Filter, choose_runs, differences
 
 SHOWN = 50
@@ -73,7 +68,7 @@ Log = Annotated[
         "items.commit": "the commit that it saw",
         "items.target": "how that was named",
         "items.data": "all data it saw: name, dataset, commit, path, files, bytes",
-        "items.state": "running, ended, not-launched, or cut-off",
+        "items.state": "submitted, queued, staging, running, ended, not-launched, or cut-off",
         "items.engine": "what started it",
         "items.engine_version": "the engine's version",
         "items.image": "the image as it was named",
@@ -136,15 +131,14 @@ def runs(
         call, ids, chosen=bool(filters or sort or reverse or limit), compare=compare, as_csv=as_csv, log=log
     )
     named = None if dataset is None else DatasetName.parse(dataset)
-    with _stores(call) as shelf:
-        _record_cut_off(call, shelf)
+    with call.context() as context, open_runs(context) as found:
+        warn_of_cut_off(call, found)
         if ids:
-            places = [named] if named is not None else list(shelf.repository.refs.datasets())
-            views = [show_run(shelf.runs, shelf.spool, text, places) for text in ids]
+            views = [found.show(text, named) for text in ids]
         else:
-            views = _listed(call, shelf, named, filters, sort, reverse, limit, all_=compare or as_csv)
+            views = _listed(call, found, named, filters, sort, reverse, limit, all_=compare or as_csv)
         if log:
-            _write_log(call, shelf.runs, views[0])
+            _write_log(call, found, views[0])
         elif compare:
             _write_comparison(call, views, as_csv)
         elif as_csv:
@@ -180,19 +174,9 @@ def _check(call: Call, ids: list[str], *, chosen: bool, compare: bool, as_csv: b
         raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
 
 
-@dataclass(frozen=True, slots=True)
-class _Shelf:
-    """Where the records of runs are. bound: the workspace's dataset."""
-
-    repository: Repository
-    runs: RunStore
-    spool: Spool
-    bound: DatasetName | None
-
-
 def _listed(
     call: Call,
-    shelf: _Shelf,
+    found: Runs,
     named: DatasetName | None,
     filters: Sequence[Filter],
     sort: str | None,
@@ -206,35 +190,26 @@ def _listed(
         limit = SHOWN
     ordered = bool(filters or sort or reverse)
     views = list_runs(
-        shelf.runs,
-        shelf.spool,
-        named or shelf.bound,
+        found.runs,
+        found.spool,
+        named or found.bound,
         None if ordered else limit,
+        early=found.marks.known(),
         skipped=lambda error: call.warn(f"{error}; not shown"),
     )
-    if not views and named is not None and named not in shelf.repository.refs.datasets():
+    if not views and named is not None and named not in found.repository.refs.datasets():
         raise NotFound(f"there is no dataset {named}", subject=named, hint="dsv datasets lists them")
     return choose_runs(views, filters, sort, reverse, limit) if ordered else views
 
 
-def _record_cut_off(call: Call, shelf: _Shelf) -> None:
+def warn_of_cut_off(call: Call, found: Runs) -> None:
     """First, so that what is shown of them is true."""
-    marks = Marks(call.settings.state, shelf.repository.id)
-    for record in record_cut_off(marks, shelf.spool, shelf.runs, call.around.environ, call.warn):
+    for record in found.end_those_cut_off(call.around.environ, call.warn):
         call.warn(f"run {record.run} was cut off: {record.error}")
 
 
-@contextmanager
-def _stores(call: Call) -> Iterator[_Shelf]:
-    with call.context() as context, context.repository() as repository:
-        workspace = context.workspace_or_none()
-        spool = Spool(call.settings.state / "unsent-runs", repository.id)
-        bound = None if workspace is None else workspace.dataset
-        yield _Shelf(repository, RunStore(repository.store), spool, bound)
-
-
-def _write_log(call: Call, store: RunStore, view: RunView) -> None:
-    data = run_log(store, view.record)
+def _write_log(call: Call, found: Runs, view: RunView) -> None:
+    data = found.log(view.record)
     if data is None:
         raise NotFound(
             f"run {view.record.run} has no log", subject=view.record.run, hint=f"dsv runs {view.record.run}"

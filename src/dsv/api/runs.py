@@ -1,0 +1,65 @@
+"""The records of a store's runs, with those that wait on this machine and the runs that are under way on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.context import Context
+from dsv.model.names import DatasetName
+from dsv.model.run import RunRecord
+from dsv.repo.repository import Repository
+from dsv.repo.run_spool import Spool
+from dsv.repo.runs import RunStore
+from dsv.runs.listing import RunView, run_log, show_run
+from dsv.runs.marks import Marks, record_cut_off
+from dsv.runs.place import LIVE_LOG, run_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """state: the user's folder for dsv's state. bound: the dataset of the workspace, if there is one."""
+
+    repository: Repository
+    runs: RunStore
+    spool: Spool
+    marks: Marks
+    state: Path
+    bound: DatasetName | None
+
+    def show(self, text: str, dataset: DatasetName | None = None) -> RunView:
+        """One run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
+        places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
+        return show_run(self.runs, self.spool, text, places, self.marks.known())
+
+    def log(self, record: RunRecord) -> bytes | None:
+        """What a run that has ended wrote, as far as it is kept: of one that was cut off, by this machine."""
+        kept = run_log(self.runs, self.spool, record)
+        if kept is not None:
+            return kept
+        try:
+            return (run_folder(self.state, record.dataset, record.run) / LIVE_LOG).read_bytes()
+        except OSError:
+            return None
+
+    def end_those_cut_off(self, environ: Mapping[str, str], warn: Callable[[str], None]) -> list[RunRecord]:
+        """Gives runs of this machine that nobody supervises any more the end of their record."""
+        return record_cut_off(self.marks, self.spool, self.runs, environ, warn)
+
+
+@contextmanager
+def open_runs(context: Context) -> Iterator[Runs]:
+    """The runs of the store in effect."""
+    state = context.settings.state
+    with context.repository() as repository:
+        workspace = context.workspace_or_none()
+        yield Runs(
+            repository,
+            RunStore(repository.store),
+            Spool(state / "unsent-runs", repository.id),
+            Marks(state, repository.id),
+            state,
+            None if workspace is None else workspace.dataset,
+        )

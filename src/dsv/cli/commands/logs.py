@@ -1,0 +1,81 @@
+"""dsv logs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.runs import Runs, open_runs
+from dsv.cli.call import Call
+from dsv.cli.commands.runs import warn_of_cut_off
+from dsv.cli.declare import command
+from dsv.errors import NotFound, UsageError
+from dsv.runs.control import find_under_way, is_here, read_live
+from dsv.runs.marks import UnderWay
+
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")]
+
+
+@command(
+    "logs",
+    examples=[
+        ("dsv logs 4f2a9c01", "what a run wrote, or has written so far"),
+        ("dsv logs -f baseline", "as it is written, of the run with this --name"),
+    ],
+    result={},
+)
+def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow: Follow = False) -> None:
+    """Print what a run writes, or wrote.
+
+    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name; a run that is under
+    way here comes first. Of a detached run that has not ended this is all that it has written so far, as it is; of one
+    that has ended it is what its record keeps: without secrets, and of a very long log the head and the tail.
+    """
+    if call.json:
+        raise UsageError("a log is no document", hint="leave out --json")
+    one = find_under_way(call.settings.state, run)
+    if one is not None and is_here(one) and not one.mark.is_dead():
+        if one.mark.live is not None and _write_live(call, one, follow):
+            return
+        if (one.folder / one.run).exists():
+            raise NotFound(
+                f"run {one.run} keeps no log that can be read before it has ended",
+                subject=one.run,
+                hint=f"dsv wait {one.run}",
+            )
+    with call.context() as context, open_runs(context) as found:
+        warn_of_cut_off(call, found)
+        _write_kept(call, found, run if one is None else one.run)
+
+
+def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
+    """False if the run has ended meanwhile, so that its record has the log."""
+    from pathlib import Path
+
+    mark = one.folder / one.run
+    try:
+        live = read_live(
+            Path(one.mark.live or ""), (lambda: mark.exists() and not one.mark.is_dead()) if follow else None
+        )
+        for data in live:
+            call.out.write(data)
+            call.out.publish()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_kept(call: Call, found: Runs, run: str) -> None:
+    record = found.show(run).record
+    data = found.log(record) if record.state.is_terminal else None
+    if data is not None:
+        call.out.write(data)
+    elif record.state.is_terminal:
+        raise NotFound(f"run {record.run} has no log", subject=record.run, hint=f"dsv runs {record.run}")
+    else:
+        raise NotFound(
+            f"run {record.run} is under way on {record.host}: its log can be read there alone until it has ended",
+            subject=record.run,
+            hint=f"ssh {record.host} dsv logs {record.run}",
+        )

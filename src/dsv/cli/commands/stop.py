@@ -1,0 +1,80 @@
+"""dsv stop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.runs import open_runs
+from dsv.cli.call import Call
+from dsv.cli.commands.runs import warn_of_cut_off
+from dsv.cli.declare import command
+from dsv.engines.guard import GRACE
+from dsv.errors import NotFound, Unsupported
+from dsv.model.run import RunRecord
+from dsv.model.units import parse_duration
+from dsv.runs.control import ask_to_stop, find_under_way, wait_for_end
+from dsv.runs.marks import cancel
+
+Grace = Annotated[
+    str | None,
+    typer.Option("--grace", metavar="DURATION", help="How long the job gets to end by itself: 20s."),
+]
+
+
+@command(
+    "stop",
+    examples=[
+        ("dsv stop 4f2a9c01", "SIGTERM, and 20 seconds later SIGKILL"),
+        ("dsv stop baseline --grace 5m", "five minutes to save a model"),
+        ("dsv stop 4f2a9c01 --grace 0", "at once, also if it has been asked to stop before"),
+    ],
+    result={
+        "run": "its id",
+        "stopped": "false if it was being stopped, or had ended, already",
+        "state": "ended, not-launched, or cut-off",
+        "exit_code": "how it ended: the command's own, or 125 to 127",
+    },
+)
+def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: Grace = None) -> None:
+    """End a run that is under way on this machine, and wait for its end.
+
+    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. The job gets SIGTERM
+    and time to end by itself; its record and its log are kept as always. Ctrl-C ends the waiting alone.
+    """
+    seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
+    one = find_under_way(call.settings.state, run)
+    asked = False
+    if one is not None:
+        try:
+            asked = ask_to_stop(one, seconds)
+            if not asked:
+                call.say(f"run {one.run} was asked to stop already")
+            wait_for_end(one)
+        except NotFound:  # its dsv is gone
+            pass
+    with call.context() as context, open_runs(context) as found:
+        record = found.show(run if one is None else one.run).record
+        if one is not None and one.mark.is_dead() and not record.state.is_terminal:
+            cancel(record, call.around.environ, seconds)  # what was to end it was killed too, or is at it
+        warn_of_cut_off(call, found)
+        record = found.show(record.run).record
+    if not record.state.is_terminal:
+        raise Unsupported(
+            f"run {record.run} is not under the care of a dsv on this machine; it was started on {record.host}",
+            subject=record.run,
+            hint=f"ssh {record.host} dsv stop {record.run}",
+        )
+    _tell(call, record, asked=asked)
+
+
+def _tell(call: Call, record: RunRecord, *, asked: bool) -> None:
+    if call.json:
+        call.document(
+            {"run": record.run, "stopped": asked, "state": record.state, "exit_code": record.exit_code}
+        )
+    elif asked:
+        call.say(f"run {record.run} was stopped, and ended with exit code {record.exit_code}")
+    else:
+        call.say(f"run {record.run} had ended already, with exit code {record.exit_code}")

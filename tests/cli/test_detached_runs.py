@@ -1,0 +1,186 @@
+"""Runs that go on without the terminal that started them: followed, stopped and waited for by other commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv.engines.guardian import processes_of
+from tests.cli.runner import Dsv, assert_documented
+from tests.waiting import PATIENCE, until
+
+TRAPPED = (
+    'trap "echo saving; echo x >> times; exit 7" TERM; echo up; touch ready; while :; do sleep 0.05; done'
+)
+
+
+@pytest.fixture
+def here(pets: Dsv) -> Dsv:
+    """Outside of the workspace, so that a job may write to its working directory."""
+    folder = pets.home / "elsewhere"
+    folder.mkdir()
+    return pets.at(folder)
+
+
+def detach(dsv: Dsv, script: str, *options: str) -> str:
+    started = dsv.process("run", "--detach", "pets@v1", *options, "--", "sh", "-c", script)
+    assert started.code == 0, started
+    return started.out.strip()
+
+
+def await_file(dsv: Dsv, name: str) -> None:
+    until((dsv.cwd / name).exists, f"the file {name} of the job")
+
+
+def mark(dsv: Dsv, run: str) -> Any:
+    return json.loads((dsv.home / ".local/state/dsv/running" / run).read_text())
+
+
+def shown(dsv: Dsv, run: str) -> Any:
+    (item,) = dsv.ok("runs", run, "--json").json["items"]
+    return item
+
+
+def test_a_detached_run_is_followed_and_waited_for(here: Dsv) -> None:
+    job = "echo out; echo err >&2; touch ready; until [ -e go ]; do sleep 0.05; done; echo last; exit 3"
+    run = detach(here, job, "-p", "lr=0.1", "--name", "baseline")
+    await_file(here, "ready")
+    assert shown(here, run)["state"] == "running"
+    so_far = here.ok("logs", "baseline").out
+    assert sorted(so_far.split()) == ["err", "out"]
+    following = here.start("logs", "-f", run[-8:])
+    assert following.stdout is not None
+    assert sorted(following.stdout.readline() for _ in range(2)) == [b"err\n", b"out\n"]
+    (here.cwd / "go").touch()
+    assert following.communicate(timeout=PATIENCE)[0] == b"last\n"
+    assert following.returncode == 0
+    waited = here("wait", run)
+    assert (waited.code, waited.out) == (3, f"{run} 3\n")
+    item = shown(here, run)
+    assert (item["state"], item["exit_code"], item["params"], item["sent"]) == ("ended", 3, {"lr": 0.1}, True)
+    assert not (here.home / ".local/state/dsv/running" / run).exists()
+
+
+def test_the_log_of_a_detached_run_is_that_of_a_foreground_run(here: Dsv) -> None:
+    job = ["-e", "TOKEN=swordfish-and-more", "--", "sh", "-c", "seq 3000; echo $TOKEN; printf end"]
+    assert here.process("run", "pets@v1", *job).code == 0
+    foreground = here.ok("runs", "--json").json["items"][0]["run"]
+    detached = here.process("run", "-d", "pets@v1", *job).out.strip()
+    assert here("wait", detached).code == 0
+    assert here.ok("logs", detached).out == here.ok("logs", foreground).out
+    assert here.ok("logs", detached).out.endswith("3000\n***\nend")
+
+
+def test_the_supervisor_shows_no_values_in_its_arguments(here: Dsv) -> None:
+    run = detach(here, "touch ready; until [ -e go ]; do sleep 0.05; done", "-e", "TOKEN=swordfish-and-more")
+    await_file(here, "ready")
+    arguments = Path(f"/proc/{mark(here, run)['process'][1]}/cmdline").read_bytes()
+    assert b"dsv" in arguments and b"swordfish" not in arguments
+    (here.cwd / "go").touch()
+    assert here("wait", run).code == 0
+
+
+def test_a_run_outlives_the_session_that_started_it(here: Dsv) -> None:
+    run = detach(here, TRAPPED)
+    await_file(here, "ready")
+    pid = mark(here, run)["process"][1]
+    assert os.getsid(pid) == pid and os.getppid() != pid
+    for descriptor in (0, 1, 2):
+        assert not os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(("/dev/pts", "pipe:"))
+    assert here("stop", run).code == 0
+
+
+def test_a_supervisor_that_is_killed_leaves_a_run_that_was_cut_off(here: Dsv) -> None:
+    run = detach(here, TRAPPED)
+    await_file(here, "ready")
+    os.kill(mark(here, run)["process"][1], signal.SIGKILL)
+    waited = here("wait", run, "--json")
+    assert waited.code == 125
+    assert_documented("wait", waited.json)
+    assert (waited.json["items"][0]["state"], processes_of(run)) == ("cut-off", [])
+    assert here.ok("logs", run).out.startswith("up\n")
+    stopped = here.ok("stop", run, "--json").json
+    assert (stopped["stopped"], stopped["state"]) == (False, "cut-off")
+
+
+def test_of_two_who_stop_a_run_one_is_told_that_it_was_stopped_already(here: Dsv) -> None:
+    run = detach(here, TRAPPED)
+    await_file(here, "ready")
+    both = [here.start("stop", run, "--json") for _ in range(2)]
+    said = [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in both]
+    for each in said:
+        assert_documented("stop", each)
+    assert sorted(each["stopped"] for each in said) == [False, True]
+    assert [each["exit_code"] for each in said] == [7, 7]
+    assert (here.cwd / "times").read_text() == "x\n"
+    assert shown(here, run)["signal"] == "SIGTERM"
+    assert "had ended already, with exit code 7" in here.ok("stop", run).err
+
+
+def test_the_grace_is_that_of_whoever_stops_the_run(here: Dsv) -> None:
+    deaf = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
+    run = detach(here, deaf)
+    await_file(here, "ready")
+    patient = here.start("stop", run, "--grace", "10h")
+    until((here.home / ".local/state/dsv/running" / f"{run}.stop").exists, "the first stop")
+    assert here("stop", run, "--grace", "0").code == 0
+    assert patient.wait(PATIENCE) == 0
+    assert here("wait", run).code == 128 + signal.SIGKILL
+
+
+def test_the_data_of_a_detached_run_is_not_evicted(here: Dsv) -> None:
+    run = detach(here, TRAPPED)
+    await_file(here, "ready")
+    assert "in use by run" in here("evict", "--all").err
+    assert list((Path(here.environ["DSV_CACHE"]) / "pets").glob("*"))
+    here.ok("stop", run)
+    assert "in use by run" not in here("evict", "--all").err
+    assert not list((Path(here.environ["DSV_CACHE"]) / "pets").glob("*"))
+
+
+def test_what_is_found_wrong_at_once_is_told_and_starts_nothing(here: Dsv) -> None:
+    wrong = here.process("run", "-d", "pets@nope", "--", "true")
+    assert (wrong.code, wrong.out) == (125, "") and "nope" in wrong.err
+    assert here.ok("runs", "--json").json["items"] == []
+    for options in (["--dry-run"], ["--json-file", "x"]):
+        assert here("run", "-d", "pets@v1", *options, "--", "true").code == 2
+
+
+def test_relative_folders_are_those_of_the_caller(here: Dsv) -> None:
+    started = here.at(here.cwd.parent).process(
+        "-C", "elsewhere", "run", "-d", "--json", "pets@v1", "--out", "out", "--", "sh", "-c", "pwd"
+    )
+    document = json.loads(started.out)
+    assert document["out"] == str(here.cwd / "out")
+    assert here("wait", document["run"]).code == 0
+    assert here.ok("logs", document["run"]).out.strip() == str(here.cwd)
+
+
+def test_a_run_without_a_log_has_none(here: Dsv) -> None:
+    run = detach(here, "echo secret; touch ready; until [ -e go ]; do sleep 0.05; done", "--no-log")
+    await_file(here, "ready")
+    live = here("logs", run)
+    assert (live.code, live.out) == (3, "")
+    (here.cwd / "go").touch()
+    assert here("wait", run).code == 0
+    assert here("logs", run).code == 3
+
+
+@pytest.mark.parametrize("command", ["logs", "stop", "wait"])
+def test_a_run_that_is_not_there_is_not_found(here: Dsv, command: str) -> None:
+    assert here(command, "00000000").code == 3
+    assert here(command, "xyz").code == 2
+
+
+def test_the_exit_code_of_several_is_that_of_the_first_that_failed(here: Dsv) -> None:
+    runs = [detach(here, f"exit {code}") for code in (0, 5, 4)]
+    waited = here("wait", *runs)
+    assert (waited.code, waited.lines) == (
+        5,
+        [f"{run} {code}" for run, code in zip(runs, (0, 5, 4), strict=True)],
+    )

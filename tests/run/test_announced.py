@@ -1,0 +1,89 @@
+"""A run that is known to other commands before its job starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dsv.errors import LaunchError, NoRoom, Terminated
+from dsv.model.names import Target
+from dsv.model.run import RunId, RunRecord, RunState
+from dsv.runs.life import run
+from dsv.runs.listing import list_runs, show_run
+from dsv.runs.marks import Marks, under_way
+from dsv.runs.records import RunRecords
+from dsv.runs.staged import Staged
+from tests.run.shop import SCANS, STORE, FolderLease, Folders, Shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def start(shop: Shop, *command: str) -> tuple[RunRecord, list[RunId]]:
+    told: list[RunId] = []
+    records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
+    result = run(
+        shop.request(*command),
+        place=shop.place,
+        staging=shop.data,
+        records=records,
+        announce=lambda number, own, out: told.append(number),
+    )
+    return result.record, told
+
+
+def test_a_run_is_shown_as_staging_while_its_data_is_fetched(shop: Shop) -> None:
+    marks = Marks(shop.place.state, STORE)
+    seen: list[RunRecord] = []
+
+    class Watched(Folders):
+        def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:
+            views = list_runs(shop.runs, shop.spool, SCANS, early=marks.known())
+            seen.extend(view.record for view in views)
+            seen.append(show_run(shop.runs, shop.spool, run[-8:], [SCANS], marks.known()).record)
+            return super().stage(target, run)
+
+    shop.data.__class__ = Watched
+    record, told = start(shop, "true")
+    assert [each.state for each in seen] == [RunState.STAGING, RunState.STAGING]
+    assert told == [record.run] == [seen[0].run] and record.state is RunState.ENDED
+    assert under_way(shop.place.state) == []
+    assert [each.state for each in (view.record for view in list_runs(shop.runs, None, None))] == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "raised", "code"),
+    [(NoRoom("the cache is full"), LaunchError, 125), (Terminated("stopped by SIGTERM"), Terminated, 143)],
+)
+def test_what_keeps_its_data_from_being_fetched_is_recorded(
+    shop: Shop, problem: Exception, raised: type[Exception], code: int
+) -> None:
+    class Full(Folders):
+        def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:
+            raise problem
+
+    shop.data.__class__ = Full
+    with pytest.raises(raised):
+        start(shop, "true")
+    (view,) = list_runs(shop.runs, None, None)
+    assert (view.record.state, view.record.exit_code) == (RunState.NOT_LAUNCHED, code)
+    assert view.record.error == str(problem)
+    assert under_way(shop.place.state) == []
+    assert list(shop.place.state.rglob("live.log")) == []
+
+
+def test_marks_of_earlier_versions_are_read(shop: Shop) -> None:
+    record, _ = start(shop, "true")
+    marks = Marks(shop.place.state, STORE)
+    marks.set(replace(record, state=RunState.RUNNING))
+    path = shop.place.state / "running" / record.run
+    document = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({k: v for k, v in document.items() if k not in ("record", "live")}))
+    (one,) = under_way(shop.place.state)
+    assert one.run == record.run and one.mark.known() is None and not one.mark.is_dead()
+    assert marks.known() == []

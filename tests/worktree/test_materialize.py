@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import DsvError, IntegrityError, NoRoom, Unsupported
+from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.progress import NoProgress
 from dsv.worktree import materialize
 from dsv.worktree.materialize import Made, Materializer, check_folding, take_clean_survey
-from dsv.worktree.plan import Wish
 from dsv.worktree.state import State
 from dsv.worktree.writer import Writer
 from tests.worktree.worlds import Tree, World, tree_of
@@ -53,8 +53,8 @@ def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterat
 def bring(world: World, goal: Tree, reader: object = contents) -> Made:
     survey = world.survey()
     paths = sorted({*world.base, *goal})
-    wishes = [Wish(path, world.base.get(path), goal.get(path)) for path in paths]
-    work = Materializer(survey, lambda: wishes, NoProgress(), follow=COMMIT)
+    changes = [Change(path, world.base.get(path), goal.get(path)) for path in paths]
+    work = Materializer(survey, lambda: changes, NoProgress(), follow=COMMIT)
     assert not work.plan().conflicts
     made = work.carry_out(reader)  # type: ignore[arg-type]
     if not made.left:

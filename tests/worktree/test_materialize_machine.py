@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
 from dsv.worktree.materialize import Materializer
-from dsv.worktree.plan import Wish, nobody
+from dsv.worktree.plan import nobody
 from dsv.worktree.status import difference
 from tests.worktree.worlds import Tree, World, tree_of
 
@@ -155,12 +156,12 @@ class Pulls(RuleBasedStateMachine):
             chosen = [path for path in paths if scope.touches(path)]
             if not scope.whole:  # what leads there goes only where the goal has a folder instead
                 chosen = [path for path in chosen if path in scope or path not in goal]
-        wishes = [Wish(path, base.get(path), goal.get(path)) for path in chosen]
+        changes = [Change(path, base.get(path), goal.get(path)) for path in chosen]
         survey = self.world.survey()
         consents = scope.__contains__ if scope is not None and consent else nobody
-        work = Materializer(survey, lambda: wishes, NoProgress(), follow=commit, consents=consents)
+        work = Materializer(survey, lambda: changes, NoProgress(), follow=commit, consents=consents)
         plan = work.plan()
-        expected, in_conflict = self._expect(disk, wishes, consents)
+        expected, in_conflict = self._expect(disk, changes, consents)
         assert bool(plan.conflicts) == in_conflict, (plan.conflicts, disk, base, goal)
         if plan.conflicts:
             assert tree_of(self.folder) == disk
@@ -175,31 +176,35 @@ class Pulls(RuleBasedStateMachine):
         survey.state.save()
         self._check_knowledge()
 
-    def _expect(self, disk: Tree, wishes: list[Wish], consents: object) -> tuple[Tree, bool]:
+    def _expect(self, disk: Tree, changes: list[Change], consents: object) -> tuple[Tree, bool]:
         expected = dict(disk)
         conflict = False
         assert callable(consents)
-        for wish in wishes:
-            now = disk.get(wish.path)
-            full = any(path.startswith(wish.path + b"/") for path in disk)
-            if wish.after is None and full:
+        for change in changes:
+            now = disk.get(change.path)
+            full = any(path.startswith(change.path + b"/") for path in disk)
+            if change.after is None and full:
                 continue
-            if wish.after is not None and wish.after.kind is Kind.EMPTY_DIRECTORY and full:
-                expected[wish.path] = wish.after
+            if change.after is not None and change.after.kind is Kind.EMPTY_DIRECTORY and full:
+                expected[change.path] = change.after
                 continue
-            allowed = difference(now, wish.before) is None or difference(now, wish.after) is None
-            if not allowed and not consents(wish.path) and not (full and now is None and wish.before is None):
+            allowed = difference(now, change.before) is None or difference(now, change.after) is None
+            if (
+                not allowed
+                and not consents(change.path)
+                and not (full and now is None and change.before is None)
+            ):
                 conflict = True
-            if wish.after is None:
-                expected.pop(wish.path, None)
+            if change.after is None:
+                expected.pop(change.path, None)
             else:
-                expected[wish.path] = wish.after
-        for wish in wishes:  # consent makes room
-            if wish.after is not None:
-                is_folder = wish.after.kind is Kind.EMPTY_DIRECTORY
+                expected[change.path] = change.after
+        for change in changes:  # consent makes room
+            if change.after is not None:
+                is_folder = change.after.kind is Kind.EMPTY_DIRECTORY
                 for path in list(expected):
-                    below = path.startswith(wish.path + b"/") and consents(wish.path) and not is_folder
-                    above = wish.path.startswith(path + b"/") and consents(path)
+                    below = path.startswith(change.path + b"/") and consents(change.path) and not is_folder
+                    above = change.path.startswith(path + b"/") and consents(path)
                     if below or above:
                         del expected[path]
         return expected, clash(expected) or conflict

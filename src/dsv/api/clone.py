@@ -8,7 +8,6 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.footing import working
 from dsv.api.materializing import Goal, bring, check_tree
-from dsv.api.wishes import differences
 from dsv.errors import Conflict, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
@@ -52,7 +51,7 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
         with workspace.lock(COMMAND), working(repository, workspace) as footing:
             tree = TreeReader(repository.objects, commit)
             check_tree(tree, workspace.root)
-            goal = Goal(COMMAND, commit, lambda: differences(footing, tree), "move them away, or remove them")
+            goal = Goal(COMMAND, commit, lambda: footing.changes_to(tree), "move them away, or remove them")
             bring(context, repository.objects, workspace, footing, goal)
         return Cloned(workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes)
 

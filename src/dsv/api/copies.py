@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from dsv.errors import Conflict
+from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import PackId, RecipeId
 from dsv.model.location import Location, ObjectKind
@@ -14,24 +15,23 @@ from dsv.model.paths import show
 from dsv.model.units import format_count
 from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
-from dsv.worktree.plan import Wish
 
 _SHOWN = 20
 
 
 def check_copies(
-    tree: TreeReader | None, wishes: Iterable[Wish], consents: Callable[[bytes], bool], root: Path
+    tree: TreeReader | None, changes: Iterable[Change], consents: Callable[[bytes], bool], root: Path
 ) -> None:
-    """Raises `Conflict` if the wishes would remove or overwrite a file of which the store has lost the content.
+    """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
 
     Each pack is looked for once. Files that nobody minds to lose (`consents`) are not looked at.
     """
     going = {
-        wish.path: wish.before
-        for wish in wishes
-        if wish.before is not None and wish.before.is_file and wish.before.size
-        and (wish.after is None or wish.after.file_id != wish.before.file_id)
-        and not consents(wish.path)
+        change.path: change.before
+        for change in changes
+        if change.before is not None and change.before.is_file and change.before.size
+        and (change.after is None or change.after.file_id != change.before.file_id)
+        and not consents(change.path)
     }  # fmt: skip
     if tree is None or not going:
         return

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dsv.errors import Conflict
-from dsv.model.diff import Change
+from dsv.model.diff import Change, diff_entries
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
@@ -17,6 +17,7 @@ from dsv.model.paths import show
 from dsv.model.progress import Progress
 from dsv.repo.objects import Objects
 from dsv.repo.repository import Repository
+from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 from dsv.worktree.begun import Begun, read_begun, take_written, unfinished
 from dsv.worktree.materialize import take_clean_survey
@@ -103,6 +104,12 @@ class Footing:
         wanted = sorted((each for each in self.written if each in inside), key=sort_key)
         return _laid_over(entries, {each: self.written[each] for each in wanted})
 
+    def changes_to(self, after: TreeReader) -> Iterator[Change]:
+        """The paths at which something else counts as unchanged than `after` has."""
+        if self.written:
+            return diff_entries(self.below(b""), after.below(b""))
+        return diff_trees(self.tree, after)
+
     def check_publishable(self, progress: Progress) -> None:
         """Says what did not end. Raises `Conflict` where no tree can have both the user's changes and what the base
         has in the place of what was written: a file where one of them has a folder.
@@ -170,18 +177,10 @@ def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees) -> I
         before, after = trees.of(each.base), trees.of(each.commit)
         moved = frozenset[bytes]()
         if each.base != base:
-            moved = frozenset(change.path for change in _diff(before, trees.of(base)))
-        for change in each.concerning(_diff(before, after)):
+            moved = frozenset(change.path for change in diff_trees(before, trees.of(base)))
+        for change in each.concerning(diff_trees(before, after)):
             if change.path not in moved:
                 yield change
-
-
-def _diff(before: TreeReader | None, after: TreeReader | None) -> Iterator[Change]:
-    if before is not None and after is not None:
-        return before.diff(after)
-    if after is not None:
-        return (Change(entry.path, None, entry) for entry, _ in after.below(b""))
-    return (Change(entry.path, entry, None) for entry, _ in _below(before, b""))
 
 
 def _below(tree: TreeReader | None, path: bytes) -> Iterator[tuple[Entry, Location | None]]:

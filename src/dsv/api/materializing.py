@@ -20,7 +20,7 @@ from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.worktree.begun import Begun, restored, write_begun
 from dsv.worktree.journal import Journal
-from dsv.worktree.materialize import Made, Materializer, Wishes, check_folding
+from dsv.worktree.materialize import Changes, Made, Materializer, check_folding
 from dsv.worktree.plan import Consents, Plan, nobody
 from dsv.worktree.survey import Survey
 from dsv.worktree.workspace import Workspace
@@ -36,7 +36,7 @@ def check_tree(tree: TreeReader, root: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Where a command brings a workspace, and by which wishes.
+    """Where a command brings a workspace, and what it changes for that.
 
     paths: those that it is about; with none it is the whole workspace, whose base `commit` then is.
     consents: paths at which even what no commit has may be overwritten. hint: for whoever finds something in the way.
@@ -45,7 +45,7 @@ class Goal:
 
     command: str
     commit: CommitId
-    wishes: Wishes
+    changes: Changes
     hint: str
     paths: tuple[bytes, ...] = ()
     consents: Consents = nobody
@@ -61,7 +61,7 @@ def bring(context: Context, objects: Objects, workspace: Workspace, footing: Foo
     """
     follow = None if goal.paths else goal.commit
     survey = footing.survey
-    materializer = Materializer(survey, goal.wishes, context.progress, follow=follow, consents=goal.consents)
+    materializer = Materializer(survey, goal.changes, context.progress, follow=follow, consents=goal.consents)
     plan = materializer.plan()
     if plan.conflicts:
         lines = [f"{show(path)} {reason}" for path, reason in plan.conflicts[:_SHOWN]]
@@ -73,7 +73,7 @@ def bring(context: Context, objects: Objects, workspace: Workspace, footing: Foo
             subject=str(survey.root),
             hint=goal.hint,
         )
-    check_copies(footing.tree, goal.wishes(), goal.consents, survey.root)
+    check_copies(footing.tree, goal.changes(), goal.consents, survey.root)
     goal.ready()
     begun = Begun(goal.command, survey.base, goal.commit, goal.paths)
     if plan.writes and begun.commit != begun.base:

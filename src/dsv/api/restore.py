@@ -6,14 +6,16 @@ has, unless they were told that it may go.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.api.bases import distance, not_at_base, proven_base
 from dsv.api.context import Context, check_binding
 from dsv.api.footing import Footing, working
 from dsv.api.materializing import Goal, bring, check_tree
-from dsv.api.wishes import differences, restoring
 from dsv.errors import NotFound, UsageError
+from dsv.model.diff import Change, pair_entries
+from dsv.model.entry import sort_key
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, Target, clean_path
 from dsv.model.path_set import PathSet
@@ -81,7 +83,7 @@ def pull(context: Context) -> Pulled:
             goal = Goal(
                 "dsv pull",
                 head,
-                lambda: differences(footing, after),
+                lambda: footing.changes_to(after),
                 "to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
             )
             made = bring(context, repository.objects, workspace, footing, goal)
@@ -124,7 +126,7 @@ def restore(
             goal = Goal(
                 "dsv restore",
                 commit,
-                lambda: restoring(footing, after, chosen, suspects),
+                lambda: _restoring(footing, after, chosen, suspects),
                 "to drop a change of yours: dsv restore PATH; to drop all of them: dsv restore --force",
                 paths,
                 consents,
@@ -163,6 +165,24 @@ def _check_paths(footing: Footing, after: TreeReader, chosen: PathSet) -> None:
                 subject=path.decode("utf-8", "backslashreplace"),
                 hint=f"dsv ls @{str(after.commit_id)[:12]}",
             )
+
+
+def _restoring(
+    before: Footing, after: TreeReader, chosen: PathSet, suspects: frozenset[bytes]
+) -> Iterator[Change]:
+    """What makes the chosen paths what `after` has, in tree order. suspects: paths that come also if equal."""
+    starts = chosen.paths or (b"",)
+    runs: list[tuple[bytes, Iterable[Change]]] = [
+        (sort_key(path), pair_entries(before.below(path), after.below(path))) for path in starts
+    ]
+    for path in chosen.ways:
+        old = before.entry(path)
+        if old is not None and after.entry(path) is None:  # a file here is a folder there
+            runs.append((sort_key(path), [Change(path, old, None)]))
+    for _, run in sorted(runs, key=lambda each: each[0]):
+        for change in run:
+            if change.before != change.after or change.path in suspects:
+                yield change
 
 
 def _everybody(_: bytes) -> bool:

@@ -9,7 +9,6 @@ from dsv.api.context import Context, check_binding
 from dsv.api.footing import working
 from dsv.api.materializing import Goal, bring, check_tree
 from dsv.api.restore import source_commit
-from dsv.api.wishes import differences
 from dsv.errors import NotFound
 from dsv.fs.lock import Lock
 from dsv.model.commit import Commit
@@ -106,7 +105,7 @@ class _Rollback:
             goal = Goal(
                 "dsv rollback",
                 commit_id,
-                lambda: differences(footing, after),
+                lambda: footing.changes_to(after),
                 "to drop yours: dsv restore PATH; or publish them first: dsv sync",
                 ready=lambda: self._publish(commit, after.commit_id),
             )

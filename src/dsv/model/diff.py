@@ -6,30 +6,48 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.model.entry import Entry, sort_key
+from dsv.model.location import Location
+
+Located = tuple[Entry, Location | None]
+"""An entry, and where its content lies if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A path that only one side has (the other is None), or that the two sides have differently."""
+    """A path on two sides. A side that does not have it is None.
+
+    location: where the content of `after` lies, if that is known.
+    """
 
     path: bytes
     before: Entry | None
     after: Entry | None
+    location: Location | None = None
 
 
-def diff_entries(before: Iterable[Entry], after: Iterable[Entry]) -> Iterator[Change]:
-    """The changes in path order; both sides come in tree order."""
+def diff_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
+    """The paths that differ, in tree order; both sides come in tree order."""
+    return (change for change in pair_entries(before, after) if change.before != change.after)
+
+
+def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
+    """Every path of either side, also if both have the same, in tree order; both sides come in tree order."""
     left, right = iter(before), iter(after)
     old, new = next(left, None), next(right, None)
-    while old is not None or new is not None:
-        if new is None or (old is not None and sort_key(old.path) < sort_key(new.path)):
-            assert old is not None
+    while old is not None and new is not None:
+        entry, location = new
+        if old.path == entry.path:
+            yield Change(entry.path, old, entry, location)
+            old, new = next(left, None), next(right, None)
+        elif sort_key(old.path) < sort_key(entry.path):
             yield Change(old.path, old, None)
             old = next(left, None)
-        elif old is None or old.path != new.path:
-            yield Change(new.path, None, new)
-            new = next(right, None)
         else:
-            if old != new:
-                yield Change(new.path, old, new)
-            old, new = next(left, None), next(right, None)
+            yield Change(entry.path, None, entry, location)
+            new = next(right, None)
+    while old is not None:
+        yield Change(old.path, old, None)
+        old = next(left, None)
+    while new is not None:
+        yield Change(new[0].path, None, *new)
+        new = next(right, None)

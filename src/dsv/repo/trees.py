@@ -1,4 +1,4 @@
-"""Walking a commit's tree: whole, below a path, one path, or what differs from another."""
+"""Walking a commit's tree: whole, below a path, or one path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsv.errors import IntegrityError
-from dsv.model.diff import Change, diff_entries
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, NodeId, SegmentId
 from dsv.model.location import Location, ObjectKind
@@ -132,19 +131,6 @@ class TreeReader:
         escaping = link_escapes(links)
         if escaping:
             raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
-
-    def diff(self, other: TreeReader) -> Iterator[Change]:
-        """What changes from this tree to `other`, in path order; segments that both have are not read."""
-        mine, theirs = self.leaves(), other.leaves()
-        shared = {leaf.id for leaf in mine} & {leaf.id for leaf in theirs}
-        yield from diff_entries(
-            self._entries([leaf for leaf in mine if leaf.id not in shared]),
-            other._entries([leaf for leaf in theirs if leaf.id not in shared]),
-        )
-
-    def _entries(self, leaves: list[Leaf]) -> Iterator[Entry]:
-        for located in self.segments(leaves):
-            yield from located.segment.entries()
 
     def _position(self, key: bytes) -> int:
         """The first leaf whose last path is not before `key`."""

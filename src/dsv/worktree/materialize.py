@@ -1,8 +1,8 @@
 """Making a workspace's paths what a commit has there: the acting half of `plan`.
 
-First what goes, then what comes, in tree order, each path by itself: killed anywhere, every path is as before
-or as wished, and doing it again finds the second sort done. What changed since the plan was made is left
-alone and reported.
+First what goes, then what comes, in tree order, each path by itself: killed anywhere, every path is as it was
+or as it is to be, and the next run leaves the latter alone. What changed since the plan was made is left alone and
+reported.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from dsv.errors import Unsupported
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
+from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
@@ -24,14 +25,14 @@ from dsv.model.paths import fold_clashes, show
 from dsv.model.progress import Progress
 from dsv.worktree.disk import SurveyedDisk
 from dsv.worktree.patches import Patches
-from dsv.worktree.plan import Act, Consents, Plan, Step, Wish, decide, make_plan, nobody
+from dsv.worktree.plan import Act, Consents, Plan, Step, decide, make_plan, nobody
 from dsv.worktree.scanning import take_survey
 from dsv.worktree.state import State
 from dsv.worktree.survey import Survey
 from dsv.worktree.writer import Writer
 
-Wishes = Callable[[], Iterable[Wish]]
-"""Gives the same wishes, in tree order with each path once, each time it is called."""
+Changes = Callable[[], Iterable[Change]]
+"""Gives the same changes, in tree order with each path once, each time it is called."""
 
 Contents = Callable[[Iterator[tuple[Entry, Location | None]]], Iterator[Iterator[bytes]]]
 """Gives the content of each file that is asked for, in that order, in pieces that are verified."""
@@ -48,16 +49,16 @@ class Made:
 
 
 class Materializer:
-    """Plans and carries out wishes in the workspace that was surveyed; the caller holds its lock.
+    """Plans changes in a workspace and carries them out; the caller holds its lock.
 
-    follow: the commit that the wishes lead to, which is the base once they are done; None where they concern
+    follow: the commit that the changes lead to, which is the base once they are done; None if they concern
     some paths and the base stays. consents: paths at which even what no commit has may be overwritten.
     """
 
     def __init__(
         self,
         survey: Survey,
-        wishes: Wishes,
+        changes: Changes,
         progress: Progress,
         *,
         follow: CommitId | None,
@@ -65,14 +66,14 @@ class Materializer:
     ) -> None:
         self._survey = survey
         self._state = survey.state
-        self._wishes = wishes
+        self._changes = changes
         self._progress = progress
         self._follow = follow
         self._consents = consents
         self._made = Made()
         self._gone = set(survey.state.gone)
         self._removed: list[bytes] = []
-        self._folders: list[Wish] = []
+        self._folders: list[Change] = []
         self._cleared: set[bytes] = set()
         self._removes = True  # until a plan says otherwise
 
@@ -81,7 +82,7 @@ class Materializer:
         nothing.
         """
         with Descent(self._survey.root) as descent:
-            plan = make_plan(self._wishes(), SurveyedDisk(self._survey, descent), self._consents)
+            plan = make_plan(self._changes(), SurveyedDisk(self._survey, descent), self._consents)
         self._removes = plan.absent > 0
         return plan
 
@@ -110,27 +111,27 @@ class Materializer:
         if self._follow is not None:
             self._state.provisional = False
         take_survey(self._survey.root, self._state, base)
-        for wish in self._folders:
-            in_base = self._base_of(wish) == wish.after
-            if self._patches.folder(wish.path, in_base=in_base) and in_base:
-                self._state.gone.discard(wish.path)
+        for change in self._folders:
+            in_base = self._base_of(change) == change.after
+            if self._patches.folder(change.path, in_base=in_base) and in_base:
+                self._state.gone.discard(change.path)
 
     def _steps(self, *, removing: bool) -> Iterator[Step]:
         """Of what shall be absent, or of what shall be there. What went is not looked at again: a file that no stat
         vouches for would be read.
         """
-        for wish in self._wishes():
-            if (wish.after is None) == removing:
-                yield decide(wish, self._disk, self._consents)
+        for change in self._changes():
+            if (change.after is None) == removing:
+                yield decide(change, self._disk, self._consents)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
         for step in self._steps(removing=True):
             if step.act is Act.KEEP:
-                self._base_lacks(step.wish)
+                self._base_lacks(step.change)
             if step.act is not Act.REMOVE:
                 continue
-            path, before = step.wish.path, step.wish.before
+            path, before = step.change.path, step.change.before
             if before is not None and before.kind is Kind.EMPTY_DIRECTORY and step.row is None:
                 folders.add(path)
             elif self._writer.remove(path, step.row):
@@ -140,14 +141,14 @@ class Materializer:
             else:
                 self._made.left.append(path)
                 continue
-            self._base_lacks(step.wish)
+            self._base_lacks(step.change)
         self._writer.remove_folders(folders)
 
     def _write(self, contents: Contents) -> None:
         waiting: deque[Step] = deque()
         for content in contents(self._to_fetch(waiting)):
             step = waiting.popleft()
-            entry = step.wish.after
+            entry = step.change.after
             assert entry is not None
             self._done(step, self._file(step, entry, content))
             self._progress.advance(files=1, bytes=entry.size)
@@ -158,15 +159,15 @@ class Materializer:
             if self._patches.is_full:
                 self._patches.flush()
                 self._disk.names.clear()
-            entry = step.wish.after
+            entry = step.change.after
             assert entry is not None
             if step.act is Act.KEEP:
-                self._keep(step.wish, entry)
+                self._keep(step.change, entry)
             elif not self._make_way(step):
-                self._made.left.append(step.wish.path)
+                self._made.left.append(step.change.path)
             elif entry.is_file and entry.size:
                 waiting.append(step)
-                yield entry, step.wish.place
+                yield entry, step.change.location
             else:
                 self._done(step, self._small(step, entry))
                 self._progress.advance(files=1)
@@ -181,7 +182,7 @@ class Materializer:
         if not self._writer.folder(entry.path):
             return None
         self._patches.removed(entry.path)
-        self._folder_made(step.wish)
+        self._folder_made(step.change)
         return b""
 
     def _file(self, step: Step, entry: Entry, content: Iterable[bytes]) -> bytes | None:
@@ -189,7 +190,7 @@ class Materializer:
 
     def _make_way(self, step: Step) -> bool:
         """Takes away what the plan found may go: an empty folder, or with consent anything, above too."""
-        path = step.wish.path
+        path = step.change.path
         if step.forced:
             stranger = self._disk.stranger(path)
             if stranger is not None and stranger not in self._cleared:
@@ -201,7 +202,7 @@ class Materializer:
         return True
 
     def _done(self, step: Step, row: bytes | None) -> None:
-        entry = step.wish.after
+        entry = step.change.after
         assert entry is not None
         if row is None:
             self._made.left.append(entry.path)
@@ -212,35 +213,35 @@ class Materializer:
             self._made.replaced += 1
         if row:
             self._gone.discard(entry.path)
-            self._patches.written(entry, row, self._base_of(step.wish))
+            self._patches.written(entry, row, self._base_of(step.change))
 
-    def _keep(self, wish: Wish, entry: Entry) -> None:
+    def _keep(self, change: Change, entry: Entry) -> None:
         """What is there already stays; how it stands to the base may be another now."""
         row = self._disk.row(entry.path)
         if row is not None:
-            self._disk.relate(entry.path, self._base_of(wish))
+            self._disk.relate(entry.path, self._base_of(change))
             self._gone.discard(entry.path)
         elif self._writer.folder(entry.path):  # it may have gone with what was in it
-            self._folder_made(wish)
+            self._folder_made(change)
 
-    def _folder_made(self, wish: Wish) -> None:
+    def _folder_made(self, change: Change) -> None:
         """Whether it is as empty as the base's is known when the workspace is surveyed again."""
-        self._folders.append(wish)
-        if self._base_of(wish) is not None:
-            self._gone.add(wish.path)
+        self._folders.append(change)
+        if self._base_of(change) is not None:
+            self._gone.add(change.path)
 
-    def _base_lacks(self, wish: Wish) -> None:
-        """The path is not on disk; nor is it in the base, if the base is what the wishes lead to."""
-        if self._base_of(wish) is None:
-            self._gone.discard(wish.path)
-            folder = self._state.folder(wish.path)
+    def _base_lacks(self, change: Change) -> None:
+        """The path is not on disk; nor is it in the base, if the base is what the changes lead to."""
+        if self._base_of(change) is None:
+            self._gone.discard(change.path)
+            folder = self._state.folder(change.path)
             if folder is not None and folder.own:  # it may be made again, for what is in it then
-                self._state.edit(wish.path).own = 0
+                self._state.edit(change.path).own = 0
         else:
-            self._gone.add(wish.path)
+            self._gone.add(change.path)
 
-    def _base_of(self, wish: Wish) -> Entry | None:
-        return wish.after if self._follow is not None else wish.before
+    def _base_of(self, change: Change) -> Entry | None:
+        return change.after if self._follow is not None else change.before
 
 
 def take_clean_survey(root: Path, state: State, base: CommitId | None) -> Survey:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
-from dsv.model.location import Location
 from dsv.worktree.status import difference
 
 
@@ -19,16 +19,6 @@ class Act(enum.Enum):
     REPLACE = "replace"
     REMOVE = "remove"
     CONFLICT = "conflict"
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A path, what the base has there, what it shall be, and where that content lies if that is known."""
-
-    path: bytes
-    before: Entry | None
-    after: Entry | None
-    place: Location | None = None
 
 
 class Disk(Protocol):
@@ -64,14 +54,14 @@ Consents = Callable[[bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do about one wish. row: the stat that what is replaced or removed must still have, if it has
+    """What to do about one change. row: the stat that what is replaced or removed must still have, if it has
     one.
 
     at, reason: where a conflict is, and what it is. forced: whatever is in the way goes.
     """
 
     act: Act
-    wish: Wish
+    change: Change
     row: bytes | None = None
     at: bytes = b""
     reason: str = ""
@@ -80,7 +70,7 @@ class Step:
 
 @dataclass(slots=True)
 class Plan:
-    """The sum of the steps, and every conflict. fetched: bytes of contents to fetch. absent: wishes for nothing."""
+    """The sum of the steps, and every conflict. fetched: bytes of contents to fetch. absent: changes to nothing."""
 
     created: int = 0
     replaced: int = 0
@@ -96,7 +86,7 @@ class Plan:
         return bool(self.created or self.replaced or self.removed)
 
     def add(self, step: Step) -> None:
-        self.absent += step.wish.after is None
+        self.absent += step.change.after is None
         if step.act is Act.CONFLICT:
             self.conflicts.append((step.at, step.reason))
         elif step.act is Act.REMOVE:
@@ -108,15 +98,15 @@ class Plan:
                 self.created += 1
             else:
                 self.replaced += 1
-            assert step.wish.after is not None
-            self.fetched += step.wish.after.size
+            assert step.change.after is not None
+            self.fetched += step.change.after.size
 
 
-def make_plan(wishes: Iterable[Wish], disk: Disk, consents: Consents) -> Plan:
-    """What the wishes come to."""
+def make_plan(changes: Iterable[Change], disk: Disk, consents: Consents) -> Plan:
+    """What it takes to make the changes."""
     plan = Plan()
-    for wish in wishes:
-        plan.add(decide(wish, disk, consents))
+    for change in changes:
+        plan.add(decide(change, disk, consents))
     plan.conflicts = list(dict.fromkeys(plan.conflicts))
     return plan
 
@@ -126,9 +116,9 @@ def nobody(_: bytes) -> bool:
     return False
 
 
-def decide(wish: Wish, disk: Disk, consents: Consents) -> Step:
-    """Applies the wish where the disk is as in the base, or `consents` says that what is there may go."""
-    path, after = wish.path, wish.after
+def decide(change: Change, disk: Disk, consents: Consents) -> Step:
+    """Applies the change if the disk is as in the base, or if `consents` says that what is there may go."""
+    path, after = change.path, change.after
     now = disk.entry(path)
     if after is not None and difference(now, after) is not None:
         closed = disk.closed(path)
@@ -136,49 +126,51 @@ def decide(wish: Wish, disk: Disk, consents: Consents) -> Step:
             closed is not None
         ):  # whatever was written would count as removed, and the next sync would remove it
             at, reason = closed
-            return Step(Act.CONFLICT, wish, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
+            return Step(Act.CONFLICT, change, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
     if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
-        return _over_folder(wish, now, disk, consents)
+        return _over_folder(change, now, disk, consents)
     if now is None and disk.is_folder(path):
         return Step(
-            Act.KEEP, wish
+            Act.KEEP, change
         )  # a folder with something in it: nothing to remove, no empty folder to make
     if difference(now, after) is None:
-        return Step(Act.KEEP, wish)
+        return Step(Act.KEEP, change)
     forced = consents(path)
-    if difference(now, wish.before) is not None and not forced:
-        return Step(Act.CONFLICT, wish, at=path, reason=_reason(wish, now))
+    if difference(now, change.before) is not None and not forced:
+        return Step(Act.CONFLICT, change, at=path, reason=_reason(change, now))
     if after is None:
-        return Step(Act.REMOVE, wish, disk.row(path))
-    step = Step(Act.CREATE if now is None else Act.REPLACE, wish, disk.row(path), forced=forced)
+        return Step(Act.REMOVE, change, disk.row(path))
+    step = Step(Act.CREATE if now is None else Act.REPLACE, change, disk.row(path), forced=forced)
     stranger = disk.stranger(path)
     if stranger is None:
         return step
     if consents(stranger):
         return replace(step, forced=True)
-    return Step(Act.CONFLICT, wish, at=stranger, reason=f"is in the way of {_name(path)}")
+    return Step(Act.CONFLICT, change, at=stranger, reason=f"is in the way of {_name(path)}")
 
 
-def _over_folder(wish: Wish, now: Entry | None, disk: Disk, consents: Consents) -> Step:
-    """A file or symlink shall be where a folder is, which what the base has in it leaves by wishes of its
-    own.
-    """
-    step = Step(Act.CREATE, wish, forced=consents(wish.path))
-    if now is not None and difference(now, wish.before) is not None and not step.forced:
-        return Step(Act.CONFLICT, wish, at=wish.path, reason=_reason(wish, now))
-    stranger = disk.stranger_below(wish.path)
+def _over_folder(change: Change, now: Entry | None, disk: Disk, consents: Consents) -> Step:
+    """Puts a file or symlink in the place of a folder; what the base has in the folder has changes of its own."""
+    step = Step(Act.CREATE, change, forced=consents(change.path))
+    if now is not None and difference(now, change.before) is not None and not step.forced:
+        return Step(Act.CONFLICT, change, at=change.path, reason=_reason(change, now))
+    stranger = disk.stranger_below(change.path)
     if stranger is not None and not step.forced:
-        return Step(Act.CONFLICT, wish, at=stranger, reason=f"is in the way of {_name(wish.path)}")
+        return Step(Act.CONFLICT, change, at=stranger, reason=f"is in the way of {_name(change.path)}")
     return step
 
 
-def _reason(wish: Wish, now: Entry | None) -> str:
+def _reason(change: Change, now: Entry | None) -> str:
     here = (
-        "was removed here" if now is None else "was added here" if wish.before is None else "was changed here"
+        "was removed here"
+        if now is None
+        else "was added here"
+        if change.before is None
+        else "was changed here"
     )
-    if wish.before == wish.after:
+    if change.before == change.after:
         return here
-    there = "removed" if wish.after is None else "added" if wish.before is None else "changed"
+    there = "removed" if change.after is None else "added" if change.before is None else "changed"
     return f"{here}, and {there} there"
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from dsv.api.context import Context
-from dsv.cache.bindings import bind, bound_store, known_store, met
+from dsv.api.last_known import LastKnown, address, say_how_old, store_in_effect
+from dsv.cache.bindings import bind, bound_store, met
 from dsv.cache.disk import explain, own_folder
 from dsv.cache.filling.request import HelperSpec
 from dsv.cache.folder_names import folder_name
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import FULL, CacheRoot, Place
-from dsv.errors import DsvError, NotFound, Unreachable, UsageError
+from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
 from dsv.model.path_set import PathSet
-from dsv.model.units import format_duration
 from dsv.repo.resolve import Resolved
 
 # A hit is answered in less time than importing what fills takes, so that is imported when it is called for.
@@ -184,16 +184,15 @@ class Targets:
             return CommitId.parse(rev.text)
         if rev.commit_prefix is not None:
             return self._by_prefix(dataset, rev.commit_prefix) if branches else None
-        refs = KnownRefs(self.root, store)
-        tag = refs.tag(dataset, TagName.parse(rev.text))
+        known = LastKnown(self.root, store, self._context.workspace_or_none())
+        tag = known.tag(dataset, TagName.parse(rev.text))
         if tag is not None:
             return tag.commit
-        branch = refs.branch(dataset, BranchName.parse(rev.text)) if branches else None
+        branch = known.branch(dataset, BranchName.parse(rev.text)) if branches else None
         if branch is None:
             return None
         if self._offline:
-            age = format_duration(max(0.0, self.root.now() - branch.seen))
-            self._context.progress.note(f"{dataset}@{rev} as the store said {age} ago: {branch.commit}")
+            say_how_old(self._context, self.root, dataset, rev, branch)
         return branch.commit
 
     def _by_prefix(self, dataset: DatasetName, prefix: str) -> CommitId | None:
@@ -228,7 +227,7 @@ class Targets:
         if resolved is None:
             return
         try:
-            met(self.root, found.store, self._address())
+            met(self.root, found.store, address(self._context))
             refs = KnownRefs(self.root, found.store)
             if resolved.tag is not None:
                 refs.saw_tag(resolved.dataset, resolved.tag, resolved.commit)
@@ -250,20 +249,7 @@ class Targets:
         """Its id, as far as that is known without asking."""
         if target.dataset is None:
             return self._context.workspace().store_id
-        try:
-            return known_store(self.root, self._address())
-        except DsvError:  # none is named: what is cached can be used all the same, by full id or offline
-            return None
-
-    def _address(self) -> str:
-        """The store's URL, and the endpoint that decides where it leads."""
-        choice = self._context.settings.store()
-        options = self._context.store_options(choice)
-        scheme = choice.url.partition("://")[0]
-        own = {"s3": options.s3_endpoint, "gs": options.gcs_endpoint, "az": options.azure_endpoint}.get(
-            scheme
-        )
-        return f"{choice.url} {options.endpoint or own or ''}"
+        return store_in_effect(self._context, self.root)
 
 
 def open_source(url: str, options: dict[str, object], dot: str) -> StoreSource:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dsv.api.settings import BUILT_IN, Settings, StoreChoice
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId, StoreId
-from dsv.model.names import DatasetName, Target
+from dsv.model.names import DatasetName, Target, clean_path
 from dsv.model.progress import NoProgress, Progress
 from dsv.repo.refs import Refs
 from dsv.repo.repository import Clock, Repository, now_ms
 from dsv.repo.resolve import Resolved, expect, resolve
 from dsv.repo.session import Writer
+from dsv.repo.trees import TreeReader
 from dsv.store.base import Store
 from dsv.store.counting import Counting
 from dsv.store.open import open_store
@@ -28,7 +29,11 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`metadata` is the folder below which local copies of immutable metadata lie, one folder for each store."""
+    """`metadata` is the folder below which local copies of immutable metadata lie, one folder for each store.
+
+    offline: no store is asked, and what `open_offline` opens is read. offline_hint: the command line to tell of if the
+    store can't be reached and the same could be read offline.
+    """
 
     settings: Settings
     options: StoreOptions
@@ -37,6 +42,9 @@ class Context:
     cwd: Path
     progress: Progress = field(default_factory=NoProgress)
     clock: Clock = now_ms
+    offline: bool = False
+    offline_hint: str | None = None
+    open_offline: Callable[[Context, Target | None], Repository] | None = None
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / "stores" / str(store_id) / "objects"
@@ -72,8 +80,40 @@ class Context:
 
         target: what `resolve` is about to be asked.
         """
-        with self.store() as store:
-            yield self.open_repository(store, target)
+        if self.offline:
+            yield self._offline_repository(target)
+            return
+        try:
+            with self.store() as store:
+                yield self.open_repository(store, target)
+        except Unreachable as error:
+            self._offer_offline(error, target or Target())
+            raise
+
+    def _offline_repository(self, target: Target | None) -> Repository:
+        if self.open_offline is None:
+            raise Unreachable(
+                "no store is asked, and nothing else can be read here", hint="leave out --offline"
+            )
+        return self.open_offline(self, target)
+
+    def _offer_offline(self, error: Unreachable, target: Target) -> None:
+        if self.offline_hint is not None and self._can_answer_offline(target):
+            offer = f"from what is cached here: {self.offline_hint}"
+            error.hint = f"{error.hint}; {offer}" if error.hint else offer
+
+    def _can_answer_offline(self, target: Target) -> bool:
+        """Whether the target's commit, its tree, and the file that it names can be read without the store."""
+        try:
+            repository = replace(self, progress=NoProgress())._offline_repository(target)
+            tree = TreeReader(repository.objects, self.resolve(repository, target).commit)
+            path = clean_path(target.path)
+            found = tree.entry(path) if tree.leaves() and path else None
+            if found is not None and found[0].is_file and repository.objects.copy_of is not None:
+                repository.objects.copy_of(found[0])
+        except DsvError:
+            return False
+        return True
 
     def open_repository(
         self, store: Store, target: Target | None = None, commit: CommitId | None = None

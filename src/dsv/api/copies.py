@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from dsv.errors import Conflict
+from dsv.errors import Conflict, Unreachable
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import PackId, RecipeId
@@ -35,6 +35,13 @@ def check_copies(
     }  # fmt: skip
     if tree is None or not going:
         return
+    if tree.objects.copy_of is not None:
+        raise Unreachable(
+            f"nothing was written, as {format_count(len(going), 'file')} in {root} would go, and without asking the "
+            "store nothing tells whether it still has what they hold",
+            subject=str(root),
+            hint="name the paths that may go; dsv restore --offline --force gives up all of them",
+        )
     needed = list(_needed(tree, going))
     packs = tree.objects.packs
     lost = packs.lost_of({pack for _, pack in needed})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.errors import NotFound, Unreachable, UsageError
+from dsv.errors import NotFound, UsageError
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, DatasetName, Target, clean_path
@@ -56,7 +56,7 @@ def resolve(context: Context, target: Target) -> Resolved:
 def ls(context: Context, target: Target) -> Iterator[Entry]:
     """The entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
     path = clean_path(target.path)
-    with _away(target), context.repository(target) as repository:
+    with context.repository(target) as repository:
         try:
             resolved = context.resolve(repository, target)
         except NotFound as error:
@@ -81,7 +81,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
         raise UsageError(
             "dsv cat needs a path", subject=str(target), hint=f"dsv cat {near or f'{target}:PATH'}"
         )
-    with _away(target), context.repository(target) as repository:
+    with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)
         found = tree.entry(path)
@@ -97,18 +97,6 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
             raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
         pieces = Fetcher(repository.objects, connections=4).files([Wanted(entry, where)])
         yield next(pieces)[1]
-
-
-@contextmanager
-def _away(target: Target) -> Iterator[None]:
-    """Of a store that can't be reached, says what may be had without it."""
-    try:
-        yield
-    except Unreachable as error:
-        if str(target):
-            cached = f"if a cache has it: dsv cache --offline {target} prints its folder"
-            error.hint = f"{error.hint}; {cached}" if error.hint else cached
-        raise
 
 
 def _path_here(context: Context, target: Target) -> str | None:

@@ -73,6 +73,12 @@ def bring(context: Context, objects: Objects, workspace: Workspace, footing: Foo
             subject=str(survey.root),
             hint=goal.hint,
         )
+    if (
+        objects.copy_of is not None
+    ):  # all or nothing: a missing content is told before the first file is written
+        for entry in materializer.to_write():
+            if entry.is_file and entry.size:
+                objects.copy_of(entry)
     check_copies(footing.tree, goal.changes(), goal.consents, survey.root)
     goal.ready()
     begun = Begun(goal.command, survey.base, goal.commit, goal.paths)

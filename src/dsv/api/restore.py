@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.api.bases import distance, not_at_base, proven_base
-from dsv.api.context import Context, check_binding
+from dsv.api.context import Context
 from dsv.api.footing import Footing, working
 from dsv.api.materializing import Goal, bring, check_tree
 from dsv.errors import NotFound, UsageError
@@ -103,9 +103,7 @@ def restore(
     side has.
     """
     workspace = context.workspace()
-    with workspace.lock("dsv restore"), context.store() as store:
-        repository = context.open_repository(store)
-        check_binding(workspace, repository)
+    with workspace.lock("dsv restore"), context.bound_repository(workspace) as repository:
         before = workspace.base()
         commit = source_commit(context, repository, workspace, source)
         base = proven_base(context, repository, workspace)

@@ -5,8 +5,10 @@ A tag never changes its meaning, so it is recorded once. A branch is recorded wi
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +17,8 @@ from dsv.cache.layout import CacheRoot
 from dsv.errors import UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName, TagName
+
+Name = TypeVar("Name", BranchName, TagName)
 
 _OFTEN_ENOUGH = 60.0  # seconds between two records of an unchanged branch
 
@@ -59,15 +63,20 @@ class KnownRefs:
     def branch(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
         return _read(self._branch(dataset, branch))
 
+    def tags(self, dataset: DatasetName) -> dict[TagName, KnownRef]:
+        """Every tag that this cache has heard of."""
+        return _known(TagName, self._folder / dataset.component / "tags")
+
+    def branches(self, dataset: DatasetName) -> dict[BranchName, KnownRef]:
+        """Every branch that this cache has heard of."""
+        return _known(BranchName, self._folder / dataset.component / "branches")
+
     def names(self, dataset: DatasetName) -> dict[CommitId, list[str]]:
         """For each commit the tags, then the branches, that name it as far as is known."""
         found: dict[CommitId, list[str]] = {}
-        for kind in ("tags", "branches"):
-            folder = self._folder / dataset.component / kind
-            for name in list_names(folder):
-                known = _read(folder / name)
-                if known is not None:
-                    found.setdefault(known.commit, []).append(name.replace("%2F", "/"))
+        for known in (self.tags(dataset), self.branches(dataset)):
+            for name, ref in known.items():
+                found.setdefault(ref.commit, []).append(str(name))
         return found
 
     def _tag(self, dataset: DatasetName, tag: TagName) -> Path:
@@ -79,6 +88,16 @@ class KnownRefs:
 
 def _encode(commit: CommitId, seen: float) -> bytes:
     return msgspec.json.encode(_Known(1, str(commit), seen))
+
+
+def _known(kind: type[Name], folder: Path) -> dict[Name, KnownRef]:
+    found: dict[Name, KnownRef] = {}
+    for component in list_names(folder):
+        ref = _read(folder / component)
+        with suppress(UsageError):  # no name of dsv's
+            if ref is not None:
+                found[kind.from_component(component)] = ref
+    return found
 
 
 def _read(path: Path) -> KnownRef | None:

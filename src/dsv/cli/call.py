@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from dsv.api.settings import Settings
     from dsv.cli.failure import Failure
     from dsv.cli.progress import Meter
+    from dsv.model.names import Target
+    from dsv.repo.repository import Repository
 
 
 @dataclass(slots=True)
@@ -149,10 +152,13 @@ class Call(typer.Context):
         self._stderr(failure.text(self.around.stderr_ink).rstrip("\n"))
 
     @contextmanager
-    def context(self, *, writes: bool = False, author: str | None = None) -> Iterator[Context]:
+    def context(
+        self, *, writes: bool = False, author: str | None = None, offline: bool | None = None
+    ) -> Iterator[Context]:
         """What the functions of `dsv.api` take, with a meter that ends with it.
 
-        `writes` says that records will be signed: only then is git asked for a name.
+        `writes` says that records will be signed: only then is git asked for a name. `offline` is what a command that
+        has this option was given.
         """
         from dsv.api.context import Context
         from dsv.cli import environment
@@ -169,7 +175,16 @@ class Call(typer.Context):
                 metadata=self.around.cache_home() / ".dsv",
                 cwd=self.settings.cwd,
                 progress=meter,
+                offline=bool(offline),
+                open_offline=_open_offline,
+                offline_hint=self._offline_hint() if offline is False else None,
             )
+
+    def _offline_hint(self) -> str:
+        """This command line again, with --offline."""
+        typed = self.session.arguments
+        at = typed.index(self.session.command) + 1
+        return shlex.join(["dsv", *typed[:at], "--offline", *typed[at:]])
 
     @contextmanager
     def progress(self) -> Iterator[Meter]:
@@ -203,6 +218,12 @@ class Call(typer.Context):
             self.around.stderr.flush()
         except BrokenPipeError:
             pass
+
+
+def _open_offline(context: Context, target: Target | None) -> Repository:
+    from dsv.api.offline import open_offline
+
+    return open_offline(context, target)
 
 
 def _check_progress(mode: str) -> None:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from dsv.errors import UsageError
 from dsv.model.names import Target
+
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
+]
+"""The option of commands that can do without the store."""
 
 
 def commit_target(command: str, text: str) -> Target:

@@ -19,11 +19,17 @@ from dsv.fs.folders import Rights, make_folder
 class MetadataCache:
     """A folder of immutable copies, safe to share between processes, users and hosts; `None` keeps nothing."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, behind: MetadataCache | None = None) -> None:
+        """behind: where to look for a copy that is not in this folder."""
         self._folder = folder
+        self._behind = behind
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         """The copy's bytes, unchecked; None if there is none of at most `limit` bytes."""
+        found = self._read(kind, name, limit)
+        return self._behind.get(kind, name, limit) if found is None and self._behind is not None else found
+
+    def _read(self, kind: str, name: str, limit: int) -> bytes | None:
         if self._folder is None:
             return None
         try:
@@ -56,12 +62,11 @@ class MetadataCache:
 
     def names(self, kind: str) -> list[str]:
         """What there are copies of."""
-        if self._folder is None:
-            return []
-        try:
-            return [path.name for path in (self._folder / kind).glob("*/[!.]*")]
-        except OSError:
-            return []
+        found = set() if self._behind is None else set(self._behind.names(kind))
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                found.update(path.name for path in (self._folder / kind).glob("*/[!.]*"))
+        return list(found)
 
     def drop(self, kind: str, name: str) -> None:
         """Forgets a copy that was found to be wrong."""

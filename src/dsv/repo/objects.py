@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.model import codec, keys
 from dsv.model.commit import Commit
+from dsv.model.entry import Entry
 from dsv.model.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import MAX_ROWS, Locator, largest
@@ -64,6 +66,8 @@ class Objects:
         self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
+        self.copy_of: Callable[[Entry], Path] | None = None
+        """Where a file's content lies on this machine, if the store is not asked for it. Raises `Unreachable`."""
 
     def commit(self, commit_id: CommitId) -> Commit:
         """A commit that something names. Raises `IntegrityError` where it is not there, or not what its id says."""

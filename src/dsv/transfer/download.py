@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -116,11 +116,21 @@ class Fetcher:
     def _remote(
         self, wanted: Iterable[Wanted], plan: deque[_Piece], local: _DonorFiles
     ) -> Iterator[tuple[Location, _Piece]]:
-        for file in wanted:
+        for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):
             for piece, where in self._expand(file):
                 plan.append(piece)
                 if piece.chunk is not None and not local.has(piece):
                     yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
+
+    def _with_copy(self, file: Wanted) -> Wanted:
+        """The same, with a donor that has all of it, for a store that is not asked."""
+        entry, copy_of = file.entry, self._objects.copy_of
+        if copy_of is None or not entry.size or entry.file_id is None:
+            return file
+        chunks = {ChunkId(entry.file_id): (0, entry.size)}
+        if entry.recipe_id is not None:
+            chunks = donor_chunks(self._objects, entry.recipe_id, file.location)
+        return replace(file, donor=Donor(copy_of(entry), chunks))
 
     def _expand(self, file: Wanted) -> Iterator[tuple[_Piece, Location | None]]:
         entry = file.entry
@@ -167,6 +177,8 @@ class Fetcher:
             return piece, b""
         data = local.read(piece)
         if data is None or ChunkId.hash(data) != piece.chunk:  # the donor is not what it was
+            if self._objects.copy_of is not None:
+                raise _damaged_copy(piece.wanted)
             data = self._objects.read(ObjectKind.CHUNK, piece.chunk)
             self._read_singly += len(data)
         return piece, data
@@ -246,6 +258,15 @@ def donor_chunks(
 
 def _row(locator: Locator | None, row: int) -> Location | None:
     return locator.get(row) if locator is not None and row < len(locator) else None
+
+
+def _damaged_copy(wanted: Wanted) -> IntegrityError:
+    path = "" if wanted.donor is None else str(wanted.donor.path)
+    return IntegrityError(
+        f"{path} does not hold what its commit has at {show(wanted.entry.path)}",
+        subject=path,
+        hint="without --offline the store is asked, and dsv cached --check repairs damaged copies",
+    )
 
 
 def _not_its_file(entry: Entry) -> IntegrityError:

@@ -86,6 +86,14 @@ class Materializer:
         self._removes = plan.absent > 0
         return plan
 
+    def to_write(self) -> Iterator[Entry]:
+        """What a plan without conflicts would write; writes nothing."""
+        with Descent(self._survey.root) as descent:
+            disk = SurveyedDisk(self._survey, descent)
+            for change in self._changes():
+                if change.after is not None and decide(change, disk, self._consents).act is not Act.KEEP:
+                    yield change.after
+
     def carry_out(self, contents: Contents) -> Made:
         """Does it. Afterwards the state mirrors the base, if nothing was left; the caller saves it."""
         exact, self._state.exact = self._survey.exact, None

@@ -149,6 +149,13 @@ class Workspace:
         except (OSError, ValueError, DsvError):  # it only words messages and guards `dsv rollback`
             return None
 
+    def seen_time(self) -> float | None:
+        """When `seen` was noted, in seconds since 1970; None if it was not."""
+        try:
+            return (self.dot / _SEEN).stat().st_mtime
+        except OSError:
+            return None
+
     def set_seen(self, branch: BranchName, commit: CommitId) -> None:
         """Notes where a branch is by the store."""
         if branch != self.branch or self.seen() != commit:

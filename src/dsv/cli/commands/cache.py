@@ -13,6 +13,7 @@ from dsv.api.cache_stage import cache as materialize
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.output import local_time, rfc3339
+from dsv.cli.targets import Offline
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.model.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
@@ -73,9 +74,7 @@ def cache(
             help="Number of processes that fill the cache (default: automatic).",
         ),
     ] = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
-    ] = False,
+    offline: Offline = False,
 ) -> None:
     """Make commits appear as files in the cache.
 

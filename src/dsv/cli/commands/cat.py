@@ -9,20 +9,25 @@ import typer
 from dsv.api.look import cat as open_file
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.targets import Offline
 from dsv.model.names import Target
 
 
 @command(
     "cat",
-    unused=["--cache"],
     examples=[
         ("dsv cat chest-xray@v1:labels.csv | head", "without materializing anything else"),
+        (
+            "dsv cat --offline chest-xray@v1:labels.csv",
+            "from a commit that was cached here, without the store",
+        ),
         ("dsv cat :notes.txt", "as the base commit of this workspace has it"),
     ],
 )
 def cat(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="TARGET")],
+    offline: Offline = False,
 ) -> None:
     """Print one file of a commit.
 
@@ -31,6 +36,6 @@ def cat(
     With --json only a failure is JSON: stdout is the file's.
     """
     call.out.stream_when_large()
-    with call.context() as context, open_file(context, Target.parse(target)) as pieces:
+    with call.context(offline=offline) as context, open_file(context, Target.parse(target)) as pieces:
         for piece in pieces:
             call.out.write(piece)

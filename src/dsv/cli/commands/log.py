@@ -12,17 +12,17 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.output import printable, rfc3339, to_json
 from dsv.cli.style import Ink, Style
-from dsv.cli.targets import commit_target, one_of
+from dsv.cli.targets import Offline, commit_target, one_of
 from dsv.model.units import format_bytes, utc
 
 
 @command(
     "log",
-    unused=["--cache"],
     examples=[
         ("dsv log", "the branch of this workspace"),
         ("dsv log chest-xray@v1 -n 5", "five commits, from a tag backwards"),
         ("dsv log chest-xray --oneline", ""),
+        ("dsv log --offline", "as far as is known here, without the store"),
         ("dsv log --json | jq -r '.items[0].commit'", "the newest commit's id"),
     ],
     result={
@@ -44,6 +44,7 @@ def log(
     ] = None,
     oneline: Annotated[bool, typer.Option("--oneline", help="One line for each commit.")] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each commit.")] = False,
+    offline: Offline = False,
 ) -> None:
     """Show the commits of a branch.
 
@@ -51,7 +52,7 @@ def log(
     """
     one_of(json=call.json, jsonl=jsonl, oneline=oneline)
     wanted = commit_target("log", target)
-    with call.context() as context:
+    with call.context(offline=offline) as context:
         items = read_log(context, wanted, limit)
         if jsonl:
             for item in items:

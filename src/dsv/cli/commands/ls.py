@@ -10,7 +10,7 @@ from dsv.api.look import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import printable, to_json
-from dsv.cli.targets import one_of
+from dsv.cli.targets import Offline, one_of
 from dsv.model.entry import Entry, Kind
 from dsv.model.names import Target
 
@@ -24,10 +24,10 @@ KINDS = {
 
 @command(
     "ls",
-    unused=["--cache"],
     examples=[
         ("dsv ls chest-xray@v1", "every path of the tag"),
         ("dsv ls -l @v1:train/cats", "in this workspace's dataset, below a folder, with sizes and ids"),
+        ("dsv ls --offline chest-xray@v1", "of a commit that was cached here, without the store"),
         ("dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'", "files above 1 MB"),
     ],
     result={
@@ -42,6 +42,7 @@ def ls(
     target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
     long: Annotated[bool, typer.Option("-l", "--long", help="Show kind, size and id too.")] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each path.")] = False,
+    offline: Offline = False,
 ) -> None:
     """List the files of a commit.
 
@@ -49,7 +50,7 @@ def ls(
     it, the base commit of this workspace. Nothing is downloaded to disk.
     """
     one_of(json=call.json, jsonl=jsonl, long=long)
-    with call.context() as context:
+    with call.context(offline=offline) as context:
         entries = list_entries(context, Target.parse(target))
         if jsonl:
             for entry in entries:

@@ -9,15 +9,15 @@ import typer
 from dsv.api.look import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.targets import commit_target
+from dsv.cli.targets import Offline, commit_target
 
 
 @command(
     "resolve",
-    unused=["--cache"],
     examples=[
         ("dsv resolve chest-xray@v1", "the commit that the tag names"),
         ("dsv resolve @main~2", "in this workspace's dataset, two commits before the head of main"),
+        ("dsv resolve --offline chest-xray", "where main was when the store was last asked from here"),
         ("COMMIT=$(dsv resolve)", "the base of this workspace"),
     ],
     result={"dataset": "the dataset's name", "commit": "the full commit id"},
@@ -25,13 +25,14 @@ from dsv.cli.targets import commit_target
 def resolve(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    offline: Offline = False,
 ) -> None:
     """Print the full commit id that a target names.
 
     TARGET is [DATASET][@REV]; without it, the base commit of this workspace.
     """
     wanted = commit_target("resolve", target)
-    with call.context() as context:
+    with call.context(offline=offline) as context:
         found = find(context, wanted)
     if call.json:
         call.document({"dataset": str(found.dataset), "commit": str(found.commit)})

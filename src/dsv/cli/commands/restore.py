@@ -10,15 +10,16 @@ from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.paths import workspace_paths
+from dsv.cli.targets import Offline
 from dsv.model.names import Target
 
 
 @command(
     "restore",
-    unused=["--cache"],
     examples=[
         ("dsv restore labels.csv", "as the base has it; your change to it is gone"),
         ("dsv restore train/ --from @v1", "a folder as the tag has it"),
+        ("dsv restore --offline labels.csv", "from a commit that was cached here, without the store"),
         (
             "dsv restore --from @v1",
             "the whole workspace, whose base it then is; refused where work would be lost",
@@ -41,6 +42,7 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="Give up local changes, also where no path is named.")
     ] = False,
+    offline: Offline = False,
 ) -> None:
     """Put files back as a commit has them.
 
@@ -48,7 +50,7 @@ def restore(
     way. Without PATH it is the whole workspace, and nothing is lost without --force.
     """
     target = None if source is None else Target.parse(source)
-    with call.context() as context:
+    with call.context(offline=offline) as context:
         done = put_back(context, workspace_paths(context.workspace(), paths or ()), target, force=force)
     if call.json:
         call.document(

@@ -14,6 +14,7 @@ from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.launch import launching
+from dsv.cli.targets import Offline
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.runs.spec import parse_data
@@ -45,9 +46,7 @@ def with_(
         int | None,
         typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
     ] = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Don't ask the store; a branch is what it was when last seen.")
-    ] = False,
+    offline: Offline = False,
 ) -> int:
     """Run a command while its data is held in the cache.
 

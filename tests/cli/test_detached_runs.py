@@ -184,3 +184,68 @@ def test_the_exit_code_of_several_is_that_of_the_first_that_failed(here: Dsv) ->
         5,
         [f"{run} {code}" for run, code in zip(runs, (0, 5, 4), strict=True)],
     )
+
+
+def test_no_store_is_needed_for_a_run_whose_record_waits_here(here: Dsv) -> None:
+    here.ok("cache", "pets@v1")
+    run = detach(here, TRAPPED, "--offline")
+    await_file(here, "ready")
+    store = here.home / ".local/share/dsv/store"
+    store.rename(store.with_name("away"))
+    assert here.ok("logs", run).out == "up\n"
+    stopped = here.ok("stop", run, "--json").json
+    assert (stopped["stopped"], stopped["exit_code"]) == (True, 7)
+    assert here("wait", run).code == 7
+    assert "saving" in here.ok("logs", run).out
+
+
+def test_a_foreground_run_is_stopped_from_elsewhere(here: Dsv) -> None:
+    process = here.start("run", "pets@v1", "--name", "front", "--", "sh", "-c", TRAPPED)
+    await_file(here, "ready")
+    live = here("logs", "front")
+    assert live.code == 3 and "before it has ended" in live.err
+    assert here.ok("stop", "front", "--json").json["exit_code"] == 7
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, b"saving" in out) == (7, True)
+    assert "saving" in here.ok("logs", "front").out
+
+
+def test_a_run_of_another_machine_is_left_to_it(here: Dsv) -> None:
+    run = detach(here, TRAPPED)
+    await_file(here, "ready")
+    path = here.home / ".local/state/dsv/running" / run
+    document = json.loads(path.read_text())
+    other = {**document, "process": ["another-kernel:1", *document["process"][1:]], "host": "gpu-9/0123"}
+    path.write_text(json.dumps(other))
+    refused = here("stop", run)
+    assert refused.code == 9 and "gpu-9" in refused.err
+    assert here("logs", run).code == 3
+    path.write_text(json.dumps(document))
+    assert here("stop", run).code == 0
+
+
+def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) -> None:
+    run = detach(here, TRAPPED)
+    await_file(here, "ready")
+    pid = mark(here, run)["process"][1]
+    for child in children(pid):
+        if b"guardian" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(child, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    assert processes_of(run)
+    stopped = here("stop", run)
+    assert (stopped.code, processes_of(run)) == (0, [])
+    assert shown(here, run)["state"] == "cut-off"
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(folder.name))
+    return found

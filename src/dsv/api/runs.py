@@ -15,7 +15,7 @@ from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.listing import RunView, run_log, show_run
 from dsv.runs.marks import Marks, record_cut_off
-from dsv.runs.place import LIVE_LOG, run_folder
+from dsv.runs.place import LIVE_LOG, SPOOLS, run_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def open_runs(context: Context) -> Iterator[Runs]:
         yield Runs(
             repository,
             RunStore(repository.store),
-            Spool(state / "unsent-runs", repository.id),
+            Spool(state / SPOOLS, repository.id),
             Marks(state, repository.id),
             state,
             None if workspace is None else workspace.dataset,

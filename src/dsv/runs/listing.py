@@ -123,6 +123,18 @@ def waiting_run(folder: Path, text: str) -> RunRecord:
     return waiting[only_one(text, set(waiting))]
 
 
+def ended_here(folder: Path, text: str) -> tuple[RunRecord, bytes | None] | None:
+    """The record and the log of a run that has ended, if they wait in this folder of spools. No store is asked.
+
+    text: a whole id; any other might mean runs that only a store knows.
+    """
+    for spool in _spools(folder):
+        for record in spool.records(lambda part: part.run == text, lambda _: None):
+            if record.state.is_terminal:
+                return record, spool.log(record.dataset, record.run)
+    return None
+
+
 def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
     """What the run wrote: head and tail of it; None if it was not kept."""
     waiting = spool.log(record.dataset, record.run)

@@ -24,6 +24,8 @@ from dsv.worktree.workspace import Workspace
 MAX_METRICS: Final = 1 << 20
 MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
+SPOOLS: Final = "unsent-runs"
+"""Where records wait to be sent, in the user's folder for dsv's state."""
 LIVE_LOG: Final = "live.log"
 """What a detached job has written so far, in the folder of its run."""
 PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
@@ -51,7 +53,7 @@ class RunPlace:
 
     @property
     def spool(self) -> Path:
-        return self.state / "unsent-runs"
+        return self.state / SPOOLS
 
 
 def first_time(place: RunPlace, what: str) -> bool:

@@ -12,7 +12,9 @@ from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.errors import NotFound, UsageError
 from dsv.runs.control import find_under_way, is_here, read_live
+from dsv.runs.listing import ended_here
 from dsv.runs.marks import UnderWay
+from dsv.runs.place import SPOOLS
 
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")]
 
@@ -44,6 +46,10 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
                 subject=one.run,
                 hint=f"dsv wait {one.run}",
             )
+    kept = ended_here(call.settings.state / SPOOLS, run if one is None else one.run)
+    if kept is not None and kept[1] is not None:
+        call.out.write(kept[1])
+        return
     with call.context() as context, open_runs(context) as found:
         warn_of_cut_off(call, found)
         _write_kept(call, found, run if one is None else one.run)

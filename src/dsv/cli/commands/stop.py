@@ -15,7 +15,9 @@ from dsv.errors import NotFound, Unsupported
 from dsv.model.run import RunRecord
 from dsv.model.units import parse_duration
 from dsv.runs.control import ask_to_stop, find_under_way, wait_for_end
+from dsv.runs.listing import ended_here
 from dsv.runs.marks import cancel
+from dsv.runs.place import SPOOLS
 
 Grace = Annotated[
     str | None,
@@ -54,6 +56,10 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
             wait_for_end(one)
         except NotFound:  # its dsv is gone
             pass
+        kept = ended_here(call.settings.state / SPOOLS, one.run)
+        if kept is not None:
+            _tell(call, kept[0], asked=asked)
+            return
     with call.context() as context, open_runs(context) as found:
         record = found.show(run if one is None else one.run).record
         if one is not None and one.mark.is_dead() and not record.state.is_terminal:

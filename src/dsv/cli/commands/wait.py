@@ -13,6 +13,8 @@ from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.model.run import RunRecord
 from dsv.runs.control import find_under_way, is_here, wait_for_end
+from dsv.runs.listing import ended_here
+from dsv.runs.place import SPOOLS
 
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 """Seconds between two looks into the store for the end of a run on another machine."""
@@ -38,15 +40,19 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     exit code is that of the first in this order that has not succeeded, else 0. A run on another machine has ended once
     its record is in the store.
     """
+    state = call.settings.state
     ids: list[str] = []
     for text in run:
-        one = find_under_way(call.settings.state, text)
+        one = find_under_way(state, text)
         ids.append(text if one is None else one.run)
         if one is not None and is_here(one):
             wait_for_end(one)
-    with call.context() as context, open_runs(context) as found:
-        warn_of_cut_off(call, found)
-        records = [_ended(call, found, text) for text in ids]
+    there = [ended_here(state / SPOOLS, text) for text in ids]
+    records = [each[0] for each in there if each is not None]
+    if len(records) < len(ids):  # the others are in the store, or will be
+        with call.context() as context, open_runs(context) as found:
+            warn_of_cut_off(call, found)
+            records = [_ended(call, found, text) for text in ids]
     if call.json:
         call.items(
             {"run": each.run, "state": each.state, "exit_code": each.exit_code, "error": each.error}

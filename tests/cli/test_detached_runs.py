@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dsv.engines.guardian import processes_of
+from dsv.engines.registry import ENGINES
 from tests.cli.runner import Dsv, assert_documented
+from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
 
 TRAPPED = (
@@ -236,6 +238,48 @@ def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) ->
     stopped = here("stop", run)
     assert (stopped.code, processes_of(run)) == (0, [])
     assert shown(here, run)["state"] == "cut-off"
+
+
+@pytest.fixture(params=["docker", "podman"])
+def lab(request: pytest.FixtureRequest) -> ContainerEngine:
+    engine = request.getfixturevalue("docker_engine" if request.param == "docker" else "podman")
+    assert isinstance(engine, ContainerEngine)
+    return engine
+
+
+def test_a_detached_container_is_stopped_and_one_without_a_supervisor_is_cut_off(
+    here: Dsv, lab: ContainerEngine
+) -> None:
+    containers = here.at(here.cwd, **lab.env)
+    engine = Path(lab.program).name
+    job = 'trap "echo saving; exit 7" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
+    for end in ("stop", "kill"):
+        started = containers.process(
+            "run",
+            "-d",
+            "--json",
+            "pets@v1",
+            "--engine",
+            engine,
+            "--image",
+            lab.busybox,
+            "--",
+            "sh",
+            "-c",
+            job,
+        )
+        assert started.code == 0, started
+        run, out = (json.loads(started.out)[key] for key in ("run", "out"))
+        until((Path(out) / "ready").exists, "the container's start")
+        assert containers.ok("logs", run).out == "up\n"
+        if end == "stop":
+            assert containers("stop", run).code == 0
+            assert containers("wait", run).code == 7
+            assert containers.ok("logs", run).out == "up\nsaving\n"
+        else:
+            os.kill(mark(here, run)["process"][1], signal.SIGKILL)
+            assert containers("wait", run).code == 125
+        assert not ENGINES[engine](containers.environ).still_runs(run)
 
 
 def children(pid: int) -> list[int]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
-from typing import ClassVar
+from time import monotonic, sleep
+from typing import ClassVar, Final
 
 from dsv.engines.base import (
     ALL_GPUS,
@@ -35,6 +36,10 @@ from dsv.engines.output import Output
 from dsv.engines.session_memory import SessionMemory
 from dsv.errors import LaunchError, UsageError
 from dsv.model.run import Usage
+
+_DYING: Final = 10.0
+"""Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
+_PAUSE: Final = 0.05
 
 
 class Process:
@@ -85,6 +90,9 @@ class Process:
 
     def cancel(self, run: str, grace: float) -> None:
         end_groups(set(processes_of(run)), grace)
+        deadline = monotonic() + _DYING
+        while processes_of(run) and monotonic() < deadline:
+            sleep(_PAUSE)
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None

@@ -12,7 +12,9 @@ from dsv.api.clone import clone
 from dsv.api.restore import pull, restore
 from dsv.api.sync import Synced
 from dsv.errors import Conflict, DsvError, IntegrityError
+from dsv.model.location import ObjectKind
 from dsv.model.names import DatasetName, Target
+from dsv.model.pack import verify
 from tests.api.people import Files, Person
 
 FILES: Files = {f"d/{n}": b"%d" % n * 40 for n in range(30)} | {"large": random.Random(3).randbytes(5 << 20)}
@@ -143,3 +145,23 @@ def test_a_pull_removes_no_file_that_only_this_workspace_has(ann: Person, tmp_pa
         **{path: data for path, data in FILES.items() if path != "d/1"},
         "large": b"small now",
     }
+
+
+def test_a_pull_removes_no_large_file_whose_recipe_is_gone_from_the_store(
+    ann: Person, tmp_path: Path
+) -> None:
+    bob = Person(tmp_path / "bob", ann.store, "bob")
+    clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
+    before = list((Path(ann.store) / "packs").glob("*/*"))
+    (bob.workspace / "large").unlink()
+    bob.sync()
+    for path in before:
+        if ObjectKind.RECIPE in verify(path.read_bytes()).kinds:
+            path.unlink()
+    with pytest.raises(Conflict, match="large"):
+        pull(ann.context())
+    assert ann.files() == FILES
+    with pytest.raises(Conflict):
+        ann.sync(reupload=True)  # bob has moved the branch; what was lost is stored again all the same
+    pull(ann.context())
+    assert "large" not in ann.files()

@@ -9,11 +9,11 @@ from pathlib import Path
 from dsv.errors import Conflict, Unreachable
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
-from dsv.model.ids import PackId, RecipeId
-from dsv.model.location import Location, ObjectKind
+from dsv.model.ids import PackId
 from dsv.model.paths import show
 from dsv.model.units import format_count
 from dsv.repo.objects import Objects
+from dsv.repo.reachability import reach_content
 from dsv.repo.trees import TreeReader
 
 _SHOWN = 20
@@ -24,7 +24,7 @@ def check_copies(
 ) -> None:
     """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
 
-    Each pack is looked for once. Files that nobody minds to lose (`consents`) are not looked at.
+    Each pack is looked for once. Files that may be lost (`consents`) are not looked at.
     """
     going = {
         change.path: change.before
@@ -71,30 +71,14 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
     for located in tree.segments(chosen):
         for entry, where in located.entries():
             if where is not None and going.get(entry.path) == entry:
-                for pack_id in _packs(tree, entry, where):
-                    yield entry.path, pack_id
+                for reached in reach_content(tree.objects, entry, where):
+                    if reached.location is not None:
+                        yield entry.path, reached.location.pack
 
 
 def _elsewhere(objects: Objects, entry: Entry) -> bool:
     """Whether an index gives another place for all of a file's content: it may have been stored again."""
-    if entry.recipe_id is None:
-        assert entry.file_id is not None
-        return objects.indexes.find(ObjectKind.CHUNK, entry.file_id, absent=objects.packs) is not None
-    recipes = [entry.recipe_id]
-    while recipes:
-        recipe, _ = objects.recipe(recipes.pop())
-        if recipe.level:
-            recipes += [RecipeId(child) for child in recipe.children()]
-        elif any(
-            objects.indexes.find(ObjectKind.CHUNK, chunk, absent=objects.packs) is None
-            for chunk in recipe.children()
-        ):
-            return False
-    return True
-
-
-def _packs(tree: TreeReader, entry: Entry, where: Location) -> Iterable[PackId]:
-    if entry.recipe_id is None:
-        return (where.pack,)
-    _, locator = tree.objects.recipe(entry.recipe_id, where)
-    return () if locator is None else locator.packs
+    return all(
+        objects.indexes.find(kind, object_id, absent=objects.packs) is not None
+        for kind, object_id, _ in reach_content(objects, entry, None)
+    )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dsv.errors import Conflict
-from dsv.model.ids import CommitId, Id, RecipeId
-from dsv.model.location import Location, ObjectKind
+from dsv.model.ids import CommitId
 from dsv.repo.damage import missing_commit
+from dsv.repo.reachability import reach_tree
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.trees import TreeReader
@@ -31,48 +31,14 @@ def naming(repository: Repository, writer: Writer, commit_id: CommitId) -> Itera
 
 
 def check_whole(session: Session, commit_id: CommitId) -> None:
-    """Raises `Conflict` where something of the commit lies in condemned packs alone. Where none is, asks nothing."""
+    """Raises `Conflict` if something of the commit lies in condemned packs only. Asks nothing if none is."""
     if not session.condemned:
         return
-    for kind, object_id, where in _needed(session.repository, commit_id):
-        if (where is None or where.pack in session.condemned) and session.find(kind, object_id) is None:
+    tree = TreeReader(session.repository.objects, commit_id)
+    for kind, object_id, location in reach_tree(tree):
+        if (location is None or location.pack in session.condemned) and session.find(kind, object_id) is None:
             raise Conflict(
                 f"commit {str(commit_id)[:12]} is being removed from {session.repository.store.url} by gc",
                 subject=str(commit_id),
                 hint="sync its files again, if somebody still has them",
             )
-
-
-def _needed(repository: Repository, commit_id: CommitId) -> Iterator[tuple[ObjectKind, Id, Location | None]]:
-    """Every object of a commit's tree, and where a locator says that it lies."""
-    tree = TreeReader(repository.objects, commit_id)
-    seen = set[RecipeId]()
-    yield from tree.nodes()
-    for leaf in tree.leaves():
-        yield ObjectKind.SEGMENT, leaf.id, leaf.where
-    for entry, where in tree.below(b""):
-        if entry.recipe_id is not None:
-            yield from _recipe(repository, entry.recipe_id, where, seen)
-        elif entry.is_file and entry.size:
-            assert entry.file_id is not None
-            yield ObjectKind.CHUNK, entry.file_id, where
-
-
-def _recipe(
-    repository: Repository,
-    recipe_id: RecipeId,
-    where: Location | None,
-    seen: set[RecipeId],
-    said: tuple[int, int] | None = None,
-) -> Iterator[tuple[ObjectKind, Id, Location | None]]:
-    if recipe_id in seen:
-        return
-    seen.add(recipe_id)
-    yield ObjectKind.RECIPE, recipe_id, where
-    recipe, locator = repository.objects.recipe(recipe_id, where, said)
-    for row, (child, length) in enumerate(recipe.rows()):
-        place = locator.get(row) if locator is not None and row < len(locator) else None
-        if recipe.level:
-            yield from _recipe(repository, RecipeId(child), place, seen, (recipe.level - 1, length))
-        else:
-            yield ObjectKind.CHUNK, child, place

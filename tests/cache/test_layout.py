@@ -166,6 +166,24 @@ def test_errors_by_what_a_handler_would_do() -> None:
         assert type(explain(OSError(number, "x"), Path("/c"))) is kind
 
 
+def test_a_root_that_becomes_a_groups_later_passes_it_on_all_the_same(tmp_path: Path) -> None:
+    """The dot folder was made before and does not have the setgid bit, so nothing inherits it from there."""
+    root = make_root(tmp_path / "cache")
+    root.path.chmod(0o2775)
+    if os.geteuid() == 0:
+        os.chown(root.path, -1, 12345)
+        root.path.chmod(0o2775)
+    later = CacheRoot(root.path)
+    before = os.umask(0)  # else mkdir alone would not do for other reasons
+    try:
+        for path in (later.claims(place()), later.path / "xrays"):
+            later.make_directory(path)
+            found = path.stat()
+            assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o2775, root.path.stat().st_gid)
+    finally:
+        os.umask(before)
+
+
 def test_the_umask_is_read_without_being_touched() -> None:
     before = os.umask(0o027)
     try:

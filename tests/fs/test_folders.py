@@ -51,6 +51,53 @@ def test_a_failure_leaves_no_draft(tmp_path: Path, parent: int, monkeypatch: pyt
     assert os.listdir(tmp_path) == []
 
 
+def test_a_draft_is_made_where_it_is_told_and_is_its_makers_alone(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drafts").mkdir()
+    drafts = os.open(tmp_path / "drafts", os.O_RDONLY)
+    seen: list[int] = []
+    rename = os.rename
+
+    def look(draft: str, name: str, **where: int) -> None:
+        assert where == {"src_dir_fd": drafts, "dst_dir_fd": parent}
+        assert os.listdir(tmp_path) == ["drafts"]
+        rename(draft, name, **where)
+
+    def chmod(draft: str, mode: int, **where: int) -> None:
+        seen.append(stat.S_IMODE(os.stat(draft, **where).st_mode))
+        real(draft, mode, **where)
+
+    real = os.chmod
+    monkeypatch.setattr(folders.os, "rename", look)
+    monkeypatch.setattr(folders.os, "chmod", chmod)
+    make_folder(parent, "a", Rights(given=0o775, free=0, group=os.getegid()), drafts)
+    os.close(drafts)
+    assert seen == [0o700]
+    assert os.listdir(tmp_path / "drafts") == []
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o775
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to any group")
+def test_a_folder_appears_with_its_group(tmp_path: Path, parent: int) -> None:
+    make_folder(parent, "a", Rights(given=0o2775, free=0, group=12345))
+    found = (tmp_path / "a").stat()
+    assert (found.st_gid, stat.S_IMODE(found.st_mode)) == (12345, 0o2775)
+
+
+def test_a_folder_that_has_its_rights_from_birth_needs_no_draft(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders.os, "rename", None)
+    old = os.umask(0o022)
+    try:
+        make_folder(parent, "a", Rights(given=0o755, free=0, plain=True))
+        make_folder(parent, "a", Rights(given=0o755, free=0, plain=True))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
+
+
 def test_missing_parents_are_made(tmp_path: Path) -> None:
     make_durable(tmp_path / "a/b/c")
     make_durable(tmp_path / "a/b/c")

@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.directories import make_directory
-from dsv.cache.disk import FORGOTTEN, explain, link_count, list_names, own_folder, read_small
+from dsv.cache.disk import FORGOTTEN, explain, link_count, list_names, own_folder, read_small, umask
 from dsv.cache.folder_names import SETTINGS_FILE, dataset_of
 from dsv.errors import NotFound, Unsupported
 from dsv.fs.attributes import PROBE, refresh
+from dsv.fs.folders import Rights, make_folder, open_folder
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 
@@ -219,9 +219,21 @@ class CacheRoot:
             return
         if path.parent != self.path:
             self._make_directory(path.parent)
-        # tmp itself can have no temporary name inside tmp
-        beside = path.parent if path in (self.dot, self.temporary) else self.temporary
-        make_directory(path, self.directory_mode, self._rights()[2], beside)
+        with contextlib.ExitStack() as opened:
+            parent = opened.enter_context(open_folder(path.parent))
+            drafts = parent  # of tmp itself, which can have no draft inside it
+            if path not in (self.dot, self.temporary):
+                drafts = opened.enter_context(open_folder(self.temporary))
+            make_folder(parent, path.name, self._rights_in(parent), drafts)
+
+    def _rights_in(self, parent: int) -> Rights:
+        """What a folder made there needs to have the root's rights."""
+        mode, _, group = self._rights()
+        above = os.fstat(parent)
+        passed_on = above.st_mode & stat.S_ISGID
+        born_in = above.st_gid if passed_on else os.getegid()
+        plain = born_in == group and passed_on == mode & stat.S_ISGID and not mode & umask()
+        return Rights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
 
     def write_once(self, path: Path, data: bytes) -> bool:
         """Creates `path` with exactly this content, atomically and durably; False if the name was taken.

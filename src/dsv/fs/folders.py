@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,41 +20,52 @@ _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The mode of new folders: the bits that each has, and those about which the umask of its maker decides."""
+    """The mode of new folders: the bits that each has, and those about which the umask of its maker decides.
+
+    group: which they are given to if their maker may do so; None: the one that they are born with. plain: mkdir alone
+    gives them all of this.
+    """
 
     given: int = 0
     free: int = 0o777
+    group: int | None = None
+    plain: bool = False
 
     def mode(self, born: int) -> int:
         """The mode of a folder that mkdir made with `born`."""
         return self.given | (born & self.free)
 
 
-def make_folder(parent: int, name: str, rights: Rights) -> None:
+def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | None = None) -> None:
     """Makes a folder in an open one. One that is there already is fine. It is not durable yet: see `sync_folder`.
 
     It appears with its rights. If its maker dies half way, nothing is left that locks the group out, but at most an
-    empty folder with a hidden name. It may replace an empty folder that another has just made: whoever was to create
-    something in that one gets ENOENT, and looks the path up again. Raises `OSError`.
+    empty folder with a hidden name, in `drafts` or beside it. It may replace an empty folder that another has just
+    made: whoever was to create something in that one gets ENOENT, and looks the path up again. Raises `OSError`.
     """
-    if not rights.given:
+    if rights.plain or not rights.given:
         with suppress(FileExistsError):
-            os.mkdir(name, 0o777, dir_fd=parent)
+            os.mkdir(name, rights.given & 0o777 or 0o777, dir_fd=parent)
         return
-    draft = f".{os.urandom(16).hex()}"  # beside it, to inherit what it would
-    os.mkdir(draft, 0o777, dir_fd=parent)
+    above = parent if drafts is None else drafts  # beside it, a folder inherits what it would
+    draft = f".{os.urandom(16).hex()}"
+    os.mkdir(draft, 0o777 if rights.free else 0o700, dir_fd=above)
     try:
-        born = stat.S_IMODE(os.stat(draft, dir_fd=parent, follow_symlinks=False).st_mode)
-        os.chmod(draft, rights.mode(born), dir_fd=parent)
-        os.rename(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
+        if rights.group is not None:
+            with suppress(PermissionError):  # of one who is no member: the mode alone has to do
+                os.chown(draft, -1, rights.group, dir_fd=above)
+        born = stat.S_IMODE(os.stat(draft, dir_fd=above, follow_symlinks=False).st_mode)
+        os.chmod(draft, rights.mode(born), dir_fd=above)
+        os.rename(draft, name, src_dir_fd=above, dst_dir_fd=parent)
     except BaseException as error:
         with suppress(FileNotFoundError):
-            os.rmdir(draft, dir_fd=parent)
+            os.rmdir(draft, dir_fd=above)
         if not isinstance(error, OSError) or not (error.errno in TAKEN or _is_there(parent, name)):
             raise
+        ask_again(parent)  # an NFS client would go on believing that it is missing, as it said before
 
 
-def _is_there(parent: int, name: str) -> bool:
+def _is_there(parent: int, name: str | bytes) -> bool:
     """Asked after a refused rename: in a sticky folder even another user's empty folder stays."""
     ask_again(parent)
     try:
@@ -61,6 +73,16 @@ def _is_there(parent: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder, for a while. Raises `OSError`."""
+    descriptor = os.open(folder, _READABLE)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: int | Path) -> None:

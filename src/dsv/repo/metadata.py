@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from dsv.fs.files import replace_file
-from dsv.fs.folders import Rights, make_folder
+from dsv.fs.folders import Rights, make_folder, open_folder
 
 
 class MetadataCache:
@@ -85,11 +85,8 @@ def _make_folder(folder: Path) -> int:
         return folder.stat().st_mode
     except FileNotFoundError:
         mode = _make_folder(folder.parent) & 0o2777
-    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_folder(folder.parent) as parent:
         make_folder(parent, folder.name, Rights(given=mode, free=0))
-    finally:
-        os.close(parent)
     return mode
 
 

@@ -29,6 +29,7 @@ from dsv.cache.layout import FULL, CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.usage import mark_used
 from dsv.errors import Conflict
+from dsv.periodic import NEVER, Periodic
 
 TTL = 900.0
 """Seconds that a lease outlives its last renewal: what a host may be cut off without anybody noticing."""
@@ -58,8 +59,9 @@ class Lease:
         self._identity: tuple[int, int] | None = None
         self._entries: frozenset[str] = frozenset()
         self._sure_until = 0.0
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._released = False
+        self._renewal = Periodic("dsv-lease", self._renew_in_time, first=record.ttl / _RENEWALS)
+        self._held = False
         self._turn = threading.Lock()
 
     @classmethod
@@ -122,7 +124,7 @@ class Lease:
             older = self._rename(self.root.claims(self.place) / str(name))
             self._name, self._older = name, older
             self._counts_from(started)
-            if self._stop.is_set():  # released while this hung
+            if self._released:  # while this hung
                 self._remove()
                 return
             self._void_intents()
@@ -131,19 +133,17 @@ class Lease:
 
     def hold(self) -> Self:
         """Starts the thread that renews until `release`."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._renewing, name="dsv-lease", daemon=True)
-            self._thread.start()
+        if not self._held:
+            self._held = True
+            self._renewal.start()
         return self
 
     def release(self) -> None:
         """Ends the claim and records the use. What can't be reached expires by itself; never raises
         `OSError`.
         """
-        self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5.0)  # it may hang in the kernel while the server is away
-            self._thread = None
+        self._released = True
+        self._renewal.stop(timeout=5.0)  # it may hang in the kernel while the server is away
         with contextlib.suppress(OSError):
             if self._identity is not None and not self.lost.is_set():
                 mark_used(self.root, self.place)
@@ -234,17 +234,16 @@ class Lease:
         self.reason = f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
         self.lost.set()
 
-    def _renewing(self) -> None:
+    def _renew_in_time(self) -> float:
+        """Renews, and gives the seconds until the next time."""
         interval = self.record.ttl / _RENEWALS
-        wait = interval
-        while not self._stop.wait(wait) and not self.lost.is_set():
-            try:
-                self.renew()
-                wait = interval if self.secure else 0.0  # it hung for so long that it is old already
-            except OSError:
-                wait = min(
-                    interval, _RETRY
-                )  # cut off, or no room for a file: `secure` tells when that matters
+        if self.lost.is_set():
+            return NEVER
+        try:
+            self.renew()
+        except OSError:  # cut off, or no room for a file: `secure` tells when that matters
+            return min(interval, _RETRY)
+        return interval if self.secure else 0.0  # it hung for so long that it is old already
 
 
 def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import FORGOTTEN, list_names, read_small
 from dsv.cache.layout import CacheRoot
 from dsv.fs.system import FileSystem
+from dsv.periodic import Periodic
 
 BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
 BEAT_REMOTE = 4.0
@@ -78,8 +78,7 @@ class Heartbeat:
         self._sync = kind.remote
         self._period = BEAT_REMOTE if kind.remote else BEAT_LOCAL
         self._descriptor = -1
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dsv-beat", daemon=True)
+        self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
     def enlist(self, folder: Path) -> None:
         """Puts the record into a `workers` folder, before the fill appears or before the first claim.
@@ -101,13 +100,11 @@ class Heartbeat:
     def start(self, folder: Path) -> None:
         """Begins to beat; `folder` is where the record lies by now."""
         self._folder = folder
-        self._thread.start()
+        self._periodic.start()
 
     def stop(self) -> None:
         """Tells the others that this process has left. There is nothing to do where the fill has ended."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._periodic.stop()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self._write(left=True)
@@ -115,10 +112,10 @@ class Heartbeat:
             with contextlib.suppress(OSError):  # what a lost one may say has been heard
                 os.close(descriptor)
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._period):
-            with contextlib.suppress(OSError):  # an unplugged server, or a fill that has ended: others decide
-                self._write(left=False)
+    def _say_alive(self) -> float:
+        with contextlib.suppress(OSError):  # an unplugged server, or a fill that has ended: others decide
+            self._write(left=False)
+        return self._period
 
     def _write(self, *, left: bool) -> None:
         tally = self.tally

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from dsv.cache.disk import umask
 from dsv.cache.layout import CacheRoot
+from dsv.fs import folders
 from dsv.fs.attributes import refresh
+from dsv.fs.folders import make_folder
 from dsv.fs.system import begin_write_back
 
 # 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.
@@ -62,6 +64,10 @@ class Rights:
             group=group if shared else None,
             sync=sync,
         )
+
+    def for_folders(self) -> folders.Rights:
+        plain = not self.mend and self.group is None
+        return folders.Rights(given=self.folder, free=0, group=self.group, plain=plain)
 
 
 class Folders:
@@ -163,27 +169,12 @@ class Folders:
 
     def _make(self, parent: int, name: bytes) -> None:
         """A folder appears with its final rights at once: with others, it could lock other users out for ever."""
-        rights = self._rights
-        if not rights.mend and rights.group is None:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, rights.folder & 0o777, dir_fd=parent)
-            return
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(name, dir_fd=parent, follow_symlinks=False)
-            return
-        draft = os.urandom(8).hex()
-        os.mkdir(draft, 0o700, dir_fd=self._drafts)
-        if rights.group is not None:
-            with contextlib.suppress(PermissionError):
-                os.chown(draft, -1, rights.group, dir_fd=self._drafts)
-        os.chmod(draft, rights.folder, dir_fd=self._drafts)
-        try:  # an empty folder that another has just made is replaced; it then looks its path up again
-            os.rename(draft, name, src_dir_fd=self._drafts, dst_dir_fd=parent)
-        except OSError as error:
-            os.rmdir(draft, dir_fd=self._drafts)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            refresh(parent)  # an NFS client goes on believing that it is missing, as it said above
+        made = self._rights.for_folders()
+        if not made.plain:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(name, dir_fd=parent, follow_symlinks=False)
+                return
+        make_folder(parent, name, made, self._drafts)
 
 
 def create_file(

@@ -76,7 +76,9 @@ def init(
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:
         call.say(
-            "this store is your own, in your home: nobody else sees it. To share the data, choose a store first:\n"
+            "this store is your own, in your home: nobody else sees it. To share the data, choose a store first:"
+        )
+        call.say(
             f"  rm -r {made.root}/.dsv; dsv init {made.dataset} --store s3://BUCKET/PREFIX (or a shared folder)"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     quoted = messages()
     assert len(quoted) > 50
     assert [message for message in quoted if not any(_fits(message, text) for text in known)] == []
+
+
+def test_json_in_the_pages_is_json() -> None:
+    found = [
+        block
+        for page in (ROOT / "docs").glob("*.md")
+        for block in re.findall(r"^```json\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    assert found
+    for block in found:
+        json.loads(block)
 
 
 def messages() -> list[str]:

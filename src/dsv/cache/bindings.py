@@ -26,7 +26,7 @@ _BINDING = msgspec.json.Decoder(_Binding)
 def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
     """Gives the dataset's visible paths to this store, if they are nobody's yet.
 
-    Raises `Conflict` where another store has filled a dataset of that name; `OSError`.
+    Raises `Conflict` if another store has filled a dataset of that name; `OSError`.
     """
     owner = bound_store(root, dataset)
     if owner is None:
@@ -43,7 +43,7 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
 
 
 def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
-    """The store that filled this dataset first; None where none did. Raises `OSError`."""
+    """The store that filled this dataset first; None if no store did. Raises `OSError`."""
     data = read_small(root.binding(folder_name(dataset)))
     try:
         return None if data is None else StoreId.parse(_BINDING.decode(data).store)
@@ -54,7 +54,7 @@ def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
 def met(root: CacheRoot, store: StoreId, address: str) -> None:
     """Remembers that this address led to this store, so that next time a cached commit can do without asking.
 
-    `address` is a URL and what else decides where it leads. Raises `OSError`.
+    `address` is a URL and everything else that decides where it leads. Raises `OSError`.
     """
     name = _address_name(address)
     for other in list_names(root.dot / "stores"):

@@ -1,4 +1,4 @@
-"""Reading small files where another host may replace them meanwhile, and what the errors of that mean."""
+"""Reading small files that another host may replace meanwhile, and what the errors of that mean."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ process, and no more than that: opened again by their names, if they still have 
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
-    """The whole of a small file; None where there is none, or one longer than `limit`, or something that is no file.
+    """The whole of a small file; None if there is none, or one longer than `limit`, or something that is no file.
     Raises `OSError`.
 
     Opening asks the server for the file's present state (close-to-open), and a handle that was replaced
@@ -54,7 +54,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Names in a folder, without the hidden ones, sorted; none where it is missing. Raises `OSError`.
+    """Names in a folder, without the hidden ones, sorted; none if it is missing. Raises `OSError`.
 
     The server is asked; but that the folder itself is missing an NFS client may know from memory (see `record.reach`).
     """

@@ -11,7 +11,7 @@ A cache is a directory, local or on a network file system, that several hosts an
     <root>/.dsv/room/  trash/  tmp/
 
 `<name>` is `<commit>` or `<commit>+<selection>`. Everything is made with the rights of the root folder,
-whatever the umask, so that who may write to the root may share the work, and nobody ever has to change the
+whatever the umask, so that anyone who may write to the root may share the work, and nobody ever has to change the
 mode of what another made.
 """
 
@@ -81,7 +81,7 @@ class Place:
 
     @property
     def dataset_name(self) -> DatasetName:
-        """Raises `UsageError` where `dataset` is no dataset's."""
+        """Raises `UsageError` if `dataset` is no dataset's."""
         return dataset_of(self.dataset)
 
 
@@ -179,7 +179,7 @@ class CacheRoot:
             raise explain(error, self.path) from error
 
     def prepare(self) -> None:
-        """Makes the root and its dot folder where missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
+        """Makes the root and its dot folder if they are missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
@@ -239,7 +239,7 @@ class CacheRoot:
         """Creates `path` with exactly this content, atomically and durably; False if the name was taken.
 
         Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made where
-        missing. Raises `OSError`; `Unsupported` where the file system has no hard links.
+        missing. Raises `OSError`; `Unsupported` if the file system has no hard links.
         """
         with self.drafted(data) as draft:
             return self.link_once(draft, path)
@@ -271,7 +271,7 @@ class CacheRoot:
     def replace(self, path: Path, data: bytes) -> None:
         """Writes `path` anew, atomically: readers see the old content or the new. For a file of one's own.
 
-        Who reads it meanwhile over NFS may get ESTALE: use `read_small`. Raises `OSError`.
+        A reader over NFS may get ESTALE meanwhile: use `read_small`. Raises `OSError`.
         """
         draft = self._draft(data)
         try:
@@ -310,7 +310,7 @@ class CacheRoot:
             os.fsync(descriptor)
 
     def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Makes the folder anew where it was removed under us; raises `error` where that is no cure."""
+        """Makes the folder anew if it was removed under us; raises `error` if that is no cure."""
         self._pause_after(error, folder, attempt)
         try:
             self._make_directory(folder)
@@ -363,7 +363,7 @@ class CacheRoot:
                 probe.unlink(missing_ok=True)
 
     def reach(self, folder: Path) -> None:
-        """Makes a folder where missing, and makes sure that this host sees it as it is.
+        """Makes a folder if it is missing, and makes sure that this host sees it as it is.
 
         One's own change in a folder is what makes an NFS client forget what it believed of the names in it; where the
         folder itself has gone but is remembered, those above it are looked at. Raises `OSError`.
@@ -372,10 +372,9 @@ class CacheRoot:
         self.now(folder)
 
     def put_name(self, path: Path) -> bool:
-        """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block
-        nor inode.
+        """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block nor inode.
 
-        True where it took a spare file for that, as some file systems count a link as a file: who wants
+        True if it took a spare file for that, as some file systems count a link as a file: anyone who wants
         that name no more renames it back. Raises `OSError`.
         """
         try:

@@ -1,9 +1,9 @@
 """What a visible commit is, in one small file beside it: so a hit costs the same for a file and for a million.
 
 The record is part of the protocol, not just for show. A commit is whole while its visible folder stands and its
-`entry-<fill>` lies in its claims folder. Who publishes renames first and records then; an evictor renames away first
-and removes the record then, before it takes its intent back. So whoever has just written a claim into that folder, and
-so sees it as it is, cannot be misled by a client that still remembers the visible folder.
+`entry-<fill>` lies in its claims folder. A publisher renames first and then records; an evictor renames away first
+and then removes the record, before it takes its intent back. A process that has just written a claim into that folder
+sees it as it is, and so cannot be misled by a client that still remembers the visible folder.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def encode(record: Filled) -> bytes:
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
     """The record of a place, visible or not; `names` is a listing of its claims folder, if there is one.
 
-    None where there is none that can be understood. Raises `OSError`.
+    None if there is none that can be understood. Raises `OSError`.
     """
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names

@@ -1,8 +1,7 @@
 """Deleting what was taken out of sight, and counting exactly what that frees.
 
 Everything goes through descriptors of folders opened without following links, so a link that somebody puts
-in the way leads nowhere. Files of a folder are removed by several threads: over NFS each removal is a
-round trip.
+in the way leads nowhere. Files of a folder are removed by several threads: over NFS each removal is a round trip.
 
 A file that this host has open on NFS only gets another name, `.nfs...`, until it is closed, and that name can't be
 removed. It stays, with the folders above it, for a later sweep.
@@ -68,7 +67,7 @@ class Remover:
 
     @property
     def removed(self) -> Removed:
-        """What the last `remove` has removed, also where it failed."""
+        """What the last `remove` has removed, also if it failed."""
         return self._removed
 
     def remove(self, path: Path) -> Removed:
@@ -95,7 +94,7 @@ class Remover:
     def _folder(self, parent: int, last: str, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
         """Removes a folder; somebody cut off may still be adding to it, so it is emptied until it goes.
 
-        False where it stays, as something in it is open on this host.
+        False if it stays, as something in it is open on this host.
         """
         for attempt in range(_TRIES):
             try:
@@ -124,9 +123,9 @@ class Remover:
         return False
 
     def _empty(self, folder: int, where: _Where, pool: ThreadPoolExecutor | None) -> bool:
-        """Removes what is in an open folder; a pool takes whole subfolders where there are many of them.
+        """Removes what is in an open folder; a pool takes whole subfolders if there are many of them.
 
-        False where something could not be removed, as it is open on this host.
+        False if something could not be removed, as it is open on this host.
         """
         names: list[str] = []
         subfolders: list[str] = []
@@ -151,9 +150,7 @@ class Remover:
         return all(went)
 
     def _lift(self, folder: int, subfolders: list[str], top: int) -> None:
-        """Moves folders that lie too deep up to the top, to be removed from there; when dry they are not
-        counted.
-        """
+        """Moves folders that lie too deep up to the top, to be removed from there; when dry they are not counted."""
         for last in [] if self._dry else subfolders:
             name = f"deep-{os.urandom(8).hex()}"
             with contextlib.suppress(FileNotFoundError):
@@ -161,7 +158,7 @@ class Remover:
                 self._deep.append(name)
 
     def _files(self, folder: int, shown: str, names: list[str]) -> bool:
-        """False where one of them stays, as it is open on this host."""
+        """False if one of them stays, as it is open on this host."""
         files = freed_bytes = freed_files = 0
         all_went = True
         foreign: list[str] = []

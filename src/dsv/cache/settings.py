@@ -9,8 +9,7 @@ protected = ["chest-xray", "team-a/*"]
 
 [datasets."scratch/*"]
 unused_for = "6h"
-max_size = "500G"
-protected = false
+max_size = "500G" protected = false
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ class CacheSettings:
     datasets: Mapping[str, DatasetRule] = field(default_factory=dict)
 
     def rule(self, dataset: str) -> DatasetRule:
-        """The one rule for a dataset: its own, else the first whose pattern fits."""
+        """The one rule for a dataset: its own, or the first whose pattern fits."""
         exact = self.datasets.get(dataset)
         fitting = (rule for name, rule in self.datasets.items() if fnmatch.fnmatchcase(dataset, name))
         return exact or next(fitting, DatasetRule())
@@ -153,9 +152,9 @@ class CacheSettings:
 
 
 def load_settings(root: CacheRoot) -> CacheSettings:
-    """The owner's settings, defaults where there is no file.
+    """The owner's settings, or the defaults if there is no file.
 
-    Raises `UsageError` where the file is not what it should be, `Denied`, `Unreachable`.
+    Raises `UsageError` if the file is not what it should be, `Denied`, `Unreachable`.
     """
     try:
         data = read_small(root.settings_file)
@@ -185,8 +184,7 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
 
 
 def prepare_cache(root: CacheRoot) -> CacheSettings:
-    """Makes the cache where it is missing, with a settings file to edit, and makes sure that it may be
-    written.
+    """Makes the cache if it is missing, with a settings file to edit, and makes sure that it may be written.
 
     Raises `Unsupported` for a cache of a newer dsv, `Denied`, `NoRoom`, `Unreachable`, `UsageError`, `Conflict` for
     one that leads elsewhere.
@@ -204,7 +202,7 @@ def prepare_cache(root: CacheRoot) -> CacheSettings:
 
 
 def check_writable(root: CacheRoot, settings: CacheSettings) -> None:
-    """Raises `Unsupported` where a newer dsv has laid down rules for writers that this one does not know."""
+    """Raises `Unsupported` if a newer dsv has laid down rules for writers that this one does not know."""
     if settings.protocol > PROTOCOL:
         raise Unsupported(
             f"{root.path} is a cache of protocol {settings.protocol}, which this dsv may read but not write",

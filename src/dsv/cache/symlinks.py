@@ -1,6 +1,6 @@
 """No folder that dsv keeps in its dot folder may be a symlink.
 
-Everybody who shares a cache may write to its dot folder. A symlink in place of the trash, say, would make the next
+All users of a cache may write to its dot folder. A symlink in place of the trash, say, would make the next
 `dsv evict`, of whatever user, empty the folder that it leads to.
 """
 
@@ -21,7 +21,7 @@ _LEVELS = {"claims": 2, "fill": 4}
 def refuse_symlinks(root: CacheRoot) -> None:
     """Raises `Conflict` that names one of dsv's own folders that is a symlink, `Denied`, `Unreachable`.
 
-    It costs one listing for each dataset. Links that appear later are another matter: who shares a cache is trusted
+    It costs one listing for each dataset. Links that appear later are another matter: the users of a cache are trusted
     not to race.
     """
     try:

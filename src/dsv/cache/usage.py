@@ -77,7 +77,7 @@ def used_until(root: CacheRoot, place: Place, moment: float) -> None:
 
 
 def last_used(root: CacheRoot, place: Place) -> float | None:
-    """Seconds since 1970 by the file server's clock; None where no use was recorded. Raises `OSError`."""
+    """Seconds since 1970 by the file server's clock; None if no use was recorded. Raises `OSError`."""
     data = read_small(root.claims(place) / USED)
     try:
         return None if data is None else _USED.decode(data).at

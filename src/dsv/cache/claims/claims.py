@@ -53,9 +53,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.renewed + self.ttl
 
     def valid(self, now: float) -> bool:
-        """Whether it protects. Only a command's own process speaks for it: a run's container may outlive
-        dsv.
-        """
+        """Whether it protects. Only a command's own process speaks for it: a run's container may outlive dsv."""
         return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
 
     def describe(self) -> str:
@@ -98,9 +96,7 @@ _PIN_RECORD = msgspec.json.Decoder(PinRecord)
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A lease or pin that this version can't read; `written` is its age's start by the file server's
-    clock.
-    """
+    """A lease or pin that this version can't read; `written` is its age's start by the file server's clock."""
 
     name: str
     written: float
@@ -135,7 +131,7 @@ class Claims:
 
 
 def read_claims(root: CacheRoot, place: Place) -> Claims:
-    """Raises `OSError`. Over NFS this is up to date only for who has just changed this folder."""
+    """Raises `OSError`. Over NFS this is up to date only for a process that has just changed this folder."""
     folder = root.claims(place)
     for _ in range(_TRIES):
         start = time.monotonic()
@@ -148,7 +144,7 @@ def read_claims(root: CacheRoot, place: Place) -> Claims:
 
 
 def _read(folder: Path, names: list[str]) -> Claims | None:
-    """None where an owner's lease vanished while it was read: it was released or renewed, so look again."""
+    """None if an owner's lease vanished while it was read: it was released or renewed, so look again."""
     latest: dict[str, LeaseName] = {}
     pins: list[PinRecord] = []
     unknown: list[Unknown] = []
@@ -179,9 +175,7 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """`lease-<holder>.<number>.<renewed>`: the name tells when the lease was renewed, in whole
-    milliseconds.
-    """
+    """`lease-<holder>.<number>.<renewed>`: the name tells when the lease was renewed, in whole milliseconds."""
 
     holder: str
     number: int

@@ -2,7 +2,7 @@
 
 An intent is a file in the place's claims folder, and an empty folder of its own in the trash, made before
 it. The one thing that removes a commit from sight is a rename of its visible folder into that trash
-folder. Whoever finds an intent and wants the commit removes the trash folder: that succeeds only while it
+folder. Anyone who finds an intent and wants the commit removes the trash folder: that succeeds only while it
 is empty, and from then on the rename can only fail, even one that an unplugged host sends minutes later.
 So the file server decides, atomically, and nobody has to wait or to compare clocks.
 """
@@ -112,15 +112,13 @@ class Intent:
         return Fired.GONE
 
     def withdraw(self) -> None:
-        """Takes the intent back; the trash folder first, as an intent without one is void. Raises
-        `OSError`.
-        """
+        """Takes the intent back; the trash folder first, as an intent without one is void. Raises `OSError`."""
         _remove_folder(self.folder)
         self.file.unlink(missing_ok=True)
 
 
 def void(root: CacheRoot, place: Place, name: str) -> bool:
-    """Makes sure that the intent in this claim file can no longer fire; False where it has fired already.
+    """Makes sure that the intent in this claim file can no longer fire; False if it has fired already.
 
     Raises `OSError`.
     """
@@ -131,7 +129,7 @@ def void(root: CacheRoot, place: Place, name: str) -> bool:
 
 
 def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:
-    """None where it was taken back, or can't be understood. Raises `OSError`."""
+    """None if it was taken back, or can't be understood. Raises `OSError`."""
     data = read_small(root.claims(place) / name)
     try:
         return None if data is None else _INTENT.decode(data)
@@ -140,9 +138,7 @@ def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None
 
 
 def _remove_folder(folder: Path) -> bool:
-    """False where the folder is not empty. One that is not there was removed by its evictor or by another
-    taker.
-    """
+    """False if the folder is not empty. One that is not there was removed by its evictor or by another taker."""
     try:
         folder.rmdir()
     except OSError as error:

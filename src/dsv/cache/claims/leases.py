@@ -1,10 +1,10 @@
 """Taking, renewing and ending leases: rules L1 to L9 of docs/cache-protocol.md, which says why they hold.
 
 A lease is a file `lease-<owner>.<number>.<renewed>` that goes by two names, the last and the one before.
-Renewing renames the older one to the next: a name is never used twice, so that whoever clears away an
+Renewing renames the older one to the next: a name is never used twice, so that clearing away an
 expired lease can't hit a renewed one; one of the two names stays all the time, so that no listing, however
 the server goes about it, can miss both; and a rename needs neither a block nor an inode, so that a full
-disk ends no lease. Only where the disk has been full since before the first renewal, which makes the second
+disk ends no lease. Only if the disk has been full since before the first renewal, which makes the second
 name, there is but one, and that is renamed.
 """
 
@@ -107,9 +107,7 @@ class Lease:
         return not self.lost.is_set() and boot_clock() < self._sure_until
 
     def confirm(self) -> bool:
-        """Whether the whole commit is visible, and so stays visible while the lease lasts. Raises
-        `OSError`.
-        """
+        """Whether the whole commit is visible, and so stays visible while the lease lasts. Raises `OSError`."""
         self._entries = self._recorded()
         self._identity = visible_identity(self.root, self.place)
         return self._identity is not None
@@ -139,9 +137,7 @@ class Lease:
         return self
 
     def release(self) -> None:
-        """Ends the claim and records the use. What can't be reached expires by itself; never raises
-        `OSError`.
-        """
+        """Ends the claim and records the use. What can't be reached expires by itself; never raises `OSError`."""
         self._released = True
         self._renewal.stop(timeout=5.0)  # it may hang in the kernel while the server is away
         with contextlib.suppress(OSError):
@@ -181,9 +177,7 @@ class Lease:
             raise
 
     def _put(self, older: Path | None, current: Path, new: Path) -> None:
-        """The new name beside the current one; anew where an evictor, or a person, has cleared the old ones
-        away.
-        """
+        """The new name beside the current one; anew if an evictor, or a person, has cleared the old ones away."""
         try:
             if older is None:
                 os.link(current, new)
@@ -217,9 +211,7 @@ class Lease:
                 intents.void(self.root, self.place, name)
 
     def _unchanged(self) -> bool:
-        """Whether the folder is the one that was confirmed; an inode's number may come back, a record's
-        never.
-        """
+        """Whether the folder is the one that was confirmed; an inode's number may come back, a record's never."""
         if self._identity is None:
             return True
         entries = self._recorded()
@@ -265,7 +257,7 @@ def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
 
 
 def boot_clock() -> float:
-    """Seconds that run on while the machine sleeps, where the system has such a clock."""
+    """Seconds that run on while the machine sleeps, if the system has such a clock."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

@@ -1,4 +1,4 @@
-"""Claims that do not expire: who wants a commit to stay, and why."""
+"""Claims that do not expire: people who want a commit to stay, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsv.fs.process import user_name
 
 
 def pin(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:
-    """Pins the commit, for ever or for so many seconds; None where it is not cached.
+    """Pins the commit, for ever or for so many seconds; None if it is not cached.
 
     A pin is taken as a lease is: told first, then settled with every evictor. Raises `OSError`.
     """

@@ -1,1 +1,1 @@
-"""Eviction: which commits go, and how they go without hurting who uses them."""
+"""Eviction: which commits go, and how they go without hurting their users."""

@@ -1,5 +1,4 @@
-"""Carrying out evictions: intent first, then a look at the claims, then out of sight in one rename, then
-deletion.
+"""Carrying out evictions: intent first, then a look at the claims, then out of sight in one rename, then deletion.
 
 docs/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
 """
@@ -34,9 +33,7 @@ _FILE_TIME_NS = FILE_TIME * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """One commit that went (or would go). freed: what that left free; foreign: files in it that were not
-    its own.
-    """
+    """One commit that went (or would go). freed: what that left free; foreign: files in it that were not its own."""
 
     candidate: Candidate
     reason: str
@@ -169,7 +166,7 @@ def _carry_out(
     act: Callable[[Due], Evicted | Halved | str | None],
     on_evicted: Callable[[Evicted], None],
 ) -> EvictionResult:
-    """`act` answers what went, why it stays after all, or None where another was faster."""
+    """`act` answers what went, why it stays after all, or None if another was faster."""
     result = EvictionResult()
     while (due := planner.next()) is not None:
         try:
@@ -214,9 +211,7 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there: a cache that is not made yet will be on its file
-    system.
-    """
+    """The folder, or the nearest above it that is there: a cache that is not made yet will be on its file system."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -231,7 +226,7 @@ class _Executor:
         self._remover = Remover(_FILE_TIME_NS)
 
     def evict(self, due: Due, new_owner: Place | None) -> Evicted | Halved | str | None:
-        """What went; why it stays after all; None where another evictor was faster. Raises `OSError`."""
+        """What went; why it stays after all; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
@@ -289,8 +284,7 @@ def _half_removed(place: Place, error: OSError) -> DsvError:
 
 
 def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
-    """Removes what was known and claimed of a commit that has gone: exactly the names that were seen under
-    the intent.
+    """Removes what was known and claimed of a commit that has gone: exactly the names that were seen under the intent.
 
     No such name is ever used again, so a new fill of the same commit keeps all of its own; `used` alone
     is, and losing it does no harm. Raises `OSError`.

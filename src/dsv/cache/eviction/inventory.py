@@ -29,8 +29,8 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 class Item:
     """What is known of one place. Times by the file server's clock.
 
-    visible: it can be seen; where not, only claims or a fill under way are there. record: None where none was
-    written (who filled it died right then) or none can be read. room: what it stands for on disk. closed: it lies in
+    visible: it can be seen; if not, only claims or a fill under way are there. record: None if none was
+    written (its filler died right then) or none can be read. room: what it stands for on disk. closed: it lies in
     a folder that this user may not read, so it is known by its record alone, and stays.
     """
 
@@ -106,9 +106,7 @@ def read_item(root: CacheRoot, place: Place, *, visible: bool, claims: Claims | 
 
 
 def server_now(root: CacheRoot) -> float:
-    """The file server's clock; this host's, for who may only read and so decides nothing. Raises
-    `OSError`.
-    """
+    """The file server's clock; this host's, if this user may only read, and so decides nothing. Raises `OSError`."""
     try:
         return root.now() if root.exists() else time.time()
     except OSError as error:
@@ -118,7 +116,7 @@ def server_now(root: CacheRoot) -> float:
 
 
 def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
-    """What of one dataset is visible. Raises `OSError`, and `Conflict` where its folder is a symlink."""
+    """What of one dataset is visible. Raises `OSError`, and `Conflict` if its folder is a symlink."""
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):
@@ -152,7 +150,7 @@ def find_visible(root: CacheRoot) -> Visible:
         ours = root.binding(folder.name).exists()
         try:
             inside = _entries(Path(folder.path))
-        except PermissionError:  # somebody's own, or one who does not want his commits read
+        except PermissionError:  # its owner does not want it read
             inside = []
             if ours:
                 closed.add(folder.name)

@@ -1,7 +1,7 @@
 """Which cached commits go, in which order and why. Pure: values in, a plan out; no clock, no disk.
 
 The planner hands out one commit at a time and is told what its going freed, so that limits are met exactly
-and not one commit more goes: with `--dry-run` the caller measures what would be freed, else it deletes and
+and not one commit more goes: with `--dry-run` the caller measures what would be freed, otherwise it deletes and
 counts.
 """
 
@@ -40,7 +40,7 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Disk:
     """The file system: free and total bytes; and of fills under way what they wrote and what they still
-    will. free_files: how many files can be made before inodes run out; None where it sets no limit, or tells none.
+    will. free_files: how many files can be made before inodes run out; None if it sets no limit, or tells none.
     """
 
     free: int
@@ -96,9 +96,7 @@ class EvictionPlan:
 
 
 class Planner:
-    """Asks and is told, in turn: `next`, then `evicted`, `kept` or `gone` for what it gave; at the end
-    `finish`.
-    """
+    """Asks and is told, in turn: `next`, then `evicted`, `kept` or `gone` for what it gave; at the end `finish`."""
 
     def __init__(
         self,
@@ -158,9 +156,7 @@ class Planner:
         self._room.close(self._answer().candidate)
 
     def new_owner(self) -> Place | None:
-        """On whose account goes what the given commit leaves behind: the last used of its dataset, else of
-        any.
-        """
+        """On whose account goes what the given commit leaves behind: the last used of its dataset, else of any."""
         assert self._given is not None
         mine = self._given.candidate
         others = [one for one in self._there.values() if one.place != mine.place]

@@ -1,5 +1,4 @@
-"""Clearing away what the killed have left: trash, intents, dead claims, fills that nobody goes on with,
-drafts.
+"""Clearing away what the killed have left: trash, intents, dead claims, fills that nobody goes on with, drafts.
 
 Everybody may do it at any time, beside everybody else: names are random and never used twice, and what has
 fired or was renamed away can't come back.
@@ -198,7 +197,7 @@ class Sweeper:
             self._unlink(place, name)
 
     def _trash(self, name: str) -> None:
-        """Removes what lies in the trash, but for the folder of an evictor who has not come to it yet."""
+        """Removes what lies in the trash, except the folder of an evictor that has not used it yet."""
         folder = self._root.trash / name
         if folder == self._root.spare_folder:
             return
@@ -254,13 +253,13 @@ class Sweeper:
 
 
 def remove_empty(root: CacheRoot, place: Place) -> None:
-    """Removes the folders of a place, and of its dataset, that hold nothing now. Who comes back makes them
+    """Removes the folders of a place, and of its dataset, that hold nothing now. Anyone who comes back makes them
     anew.
     """
     claims = root.claims(place)
     with contextlib.suppress(OSError):
         for path in claims.iterdir():
-            if path.name.startswith((PROBE, ".dsv-")):  # of who died while asking for the time
+            if path.name.startswith((PROBE, ".dsv-")):  # left by one who died while asking for the time
                 path.rmdir() if path.is_dir() else path.unlink()
     for folder in (claims, claims.parent, root.visible(place).parent):
         with contextlib.suppress(OSError):

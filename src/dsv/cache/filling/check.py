@@ -32,9 +32,7 @@ _NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A path that is not what was committed. links: names of that file elsewhere, which are wrong just as
-    well.
-    """
+    """A path that is not what was committed. links: names of that file elsewhere, which are wrong just as well."""
 
     entry: Entry
     where: Location | None
@@ -216,9 +214,7 @@ def _at(visible: Path, path: bytes) -> Path:
 
 
 def _make_way(root: CacheRoot, visible: Path, path: Path) -> None:
-    """Makes folders of what should be folders above the path, and moves a folder that stands in its place
-    away.
-    """
+    """Makes folders of what should be folders above the path, and moves a folder that stands in its place away."""
     for folder in reversed(path.relative_to(visible).parents[:-1]):
         above = visible / folder
         if above.is_symlink() or (above.exists() and not above.is_dir()):

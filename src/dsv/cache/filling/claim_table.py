@@ -7,7 +7,7 @@ All of it is names in one folder, made by symlink(2), which is atomic, exclusive
     <part>.<generation>.done.<boot>  whole, but a power cut may tear it: counts until this machine starts again
 
 Only the newest generation of a part counts. A claimer of a further generation looks for `done` after its own claim,
-and who publishes makes a change in the folder before it lists it: so either the publisher sees the new claim, or the
+and a publisher makes a change in the folder before it lists it: so either the publisher sees the new claim, or the
 claimer sees that there was nothing left to take over. Even then it removes the drafts of those before it: one of them
 may be about to rename a file into the tree. These are rules F5, W4 and W5 of docs/cache-protocol.md.
 """
@@ -87,7 +87,7 @@ class ClaimTable:
     def refresh(self) -> float:
         """Looks at the folder anew, past the memory of an NFS client; returns the server's time.
 
-        Raises `OSError`; `FileNotFoundError` or ESTALE where the fill has ended.
+        Raises `OSError`; `FileNotFoundError` or ESTALE if the fill has ended.
         """
         now = self._clock(self._folder)
         newest: dict[int, int] = {}
@@ -112,7 +112,7 @@ class ClaimTable:
         return now
 
     def claim_free(self) -> Claim | None:
-        """The next part that nobody has claimed; None where there is none left. Raises `OSError`."""
+        """The next part that nobody has claimed; None if there is none left. Raises `OSError`."""
         while True:
             part = self._next_free()
             if part is None:
@@ -175,7 +175,7 @@ class ClaimTable:
         return bool(owner) and owner != self._owner and (part in self._lost or is_gone(owner))
 
     def _owner_of(self, part: int, generation: int) -> str:
-        """ "" where the fill has ended meanwhile."""
+        """ "" if the fill has ended meanwhile."""
         try:
             return str((self._folder / f"{part}.{generation}").readlink())
         except FileNotFoundError:
@@ -200,8 +200,8 @@ def do_free_parts(
 ) -> None:
     """Gives `do` all parts that are free, until there are none or `stop` says so.
 
-    What is fetched ahead is claimed ahead, where others could help with it. So on a file server, where writing is what
-    takes long, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
+    What is fetched ahead is claimed ahead, though others could help with it. On a file server, where writing takes the
+    time, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
     the fill end at about the same time; and nothing is claimed for the next one before this one is done.
     """
     most = _FIRST if remote else table.count

@@ -152,7 +152,7 @@ class Contents:
             start = stop
 
     def older_version(self, item: Item) -> Donor | None:
-        """The chunks of the file that a donor has at this path; None where it has none after all."""
+        """The chunks of the file that a donor has at this path; None if it has none after all."""
         if item.older is None:
             return None
         plan = self._directory.plan.donors[item.older]

@@ -104,7 +104,7 @@ class Matching:
         return cls(bytearray(starts[-1]), starts)
 
     def add(self, donor: int, tree: Tree, theirs: Tree, selection: PathSet) -> bool:
-        """Uses donor number `donor` for what is still to be fetched; False where it gave nothing.
+        """Uses donor number `donor` for what is still to be fetched; False if it gave nothing.
 
         `selection`: what of `theirs` is there.
         """
@@ -250,7 +250,7 @@ def contents(segment: Segment) -> list[Content]:
 
 
 def match(source: Source, tree: Tree, found: Sequence[Candidate]) -> tuple[Matching, list[Candidate]] | None:
-    """Compares the tree with the candidates in their order; None where none has anything of it."""
+    """Compares the tree with the candidates in their order; None if nothing of it is in any of them."""
     matching = Matching.of(tree)
     used: list[Candidate] = []
     for candidate in found:

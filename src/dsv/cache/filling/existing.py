@@ -81,7 +81,7 @@ def draft_name(part: int, generation: int) -> str:
 
 
 def _bar(folder: Path) -> None:
-    """Puts a symlink to nowhere where the folder is, or would be made later."""
+    """Puts a symlink to nowhere in place of the folder, whether that is there or would be made later."""
     deadline = time.monotonic() + _BAR_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Making a commit visible in a cache, together with whoever else wants it."""
+"""Making a commit visible in a cache, together with everyone else who wants it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def fill(
     progress: Progress | None = None,
     helper: HelperSpec | None = None,
 ) -> FillResult:
-    """Returns when the commit is visible and whole, whoever filled it.
+    """Returns when the commit is visible and whole, no matter which process filled it.
 
-    source: is asked for nothing where the commit is there already. jobs: processes on this host, None for what suits
+    source: is asked for nothing if the commit is there already. jobs: processes on this host, None for what suits
     the machine; more than one needs `helper`, by which they get their own source.
     Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something else is in the way), `Denied`, `Unreachable`,
-    and what the source raises. Finished files stay for the next attempt, except where the disk is full.
+    and what the source raises. Finished files stay for the next attempt, unless the disk is full.
     """
     try:
         found = lookup(root, request.place)
@@ -157,7 +157,7 @@ def _make_way(root: CacheRoot, place: Place) -> None:
 
 
 def _begin(request: FillRequest, context: FillContext, heartbeat: Heartbeat) -> FillDirectory | None:
-    """Plans, reserves room, and starts; None where another was faster."""
+    """Plans, reserves room, and starts; None if another was faster."""
     root, place = context.root, context.place
     _check_free(root, place)
     planned = _plan_that_fits(request, context)
@@ -176,8 +176,8 @@ def _begin(request: FillRequest, context: FillContext, heartbeat: Heartbeat) -> 
 def _plan_that_fits(request: FillRequest, context: FillContext) -> Planned:
     """A plan for which there is room, and which has reserved it.
 
-    What it takes files from can't be evicted for it. Where it does not fit beside that, it is planned without the one
-    that was used least recently, and so on. Raises `NoRoom` where that does not help either.
+    What it takes files from can't be evicted for it. If it does not fit beside that, it is planned without the one
+    that was used least recently, and so on. Raises `NoRoom` if that does not help either.
     """
     root, place = context.root, context.place
     without: set[Place] = set()

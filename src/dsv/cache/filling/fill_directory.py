@@ -10,10 +10,10 @@
         drafts/      private folders of the workers
         tree/        what will be visible
 
-It is made elsewhere and renamed to `<name>`, which fails where a fill is there: so all agree on one, and nobody ever
+It is made elsewhere and renamed to `<name>`, which fails if a fill is there: so all agree on one, and nobody ever
 sees half a plan. From then on every path has the fill's random name in it, so nothing that is still on its way from a
 slow host can touch a later fill of the same commit. There is one way to become visible and one to be given up, and both
-take the same thing: whoever renames `tree` first has decided.
+take the same thing: the first to rename `tree` has decided.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FillDirectory:
     plan: Plan
 
     def make_folder(self, path: Path) -> None:
-        """A folder of the fill, with the cache's rights. Raises `OSError`; `FileNotFoundError` where the fill ended."""
+        """A folder of the fill, with the cache's rights. Raises `OSError`; `FileNotFoundError` if the fill ended."""
         self.tree.stat()
         self.root.make_directory(path)
 
@@ -98,7 +98,7 @@ def start(
     moves: Mapping[int, bytes],
     enlist: Callable[[Path], None],
 ) -> FillDirectory | None:
-    """Begins a fill; None where another was faster. Raises `OSError`.
+    """Begins a fill; None if another was faster. Raises `OSError`.
 
     enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
     appeared for one that nobody works on.
@@ -145,7 +145,7 @@ def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
 
 
 def join(root: CacheRoot, place: Place) -> FillDirectory | None:
-    """The fill that is under way; None where there is none, or only the rest of one. Raises `OSError`."""
+    """The fill that is under way; None if there is none, or only the rest of one. Raises `OSError`."""
     home = root.fill(place)
     root.reach(home.parent)
     names = list_names(home)
@@ -175,7 +175,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
 
 
 def _remove_probes(home: Path) -> None:
-    """What somebody left who died while asking for the time: no fill could ever appear where it lies."""
+    """Left by somebody who died while asking for the time: no fill could ever appear where it lies."""
     with contextlib.suppress(OSError):
         for path in home.iterdir():
             if path.name.startswith(PROBE):
@@ -191,7 +191,7 @@ def _newer(place: Place) -> Unsupported:
 
 
 def _remove_stray(root: CacheRoot, folder: Path) -> None:
-    """A fill appears and goes as a whole; less than that is what a latecomer made where it had been."""
+    """A fill appears and goes as a whole; less than that was made by a latecomer in its place."""
     with contextlib.suppress(OSError):
         trash = root.trash / f"stray-{os.urandom(8).hex()}"
         folder.rename(trash)
@@ -199,11 +199,11 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
 
 
 def publish(directory: FillDirectory, record: Filled) -> bool:
-    """Makes the tree visible and says so; False where it was published or given up before.
+    """Makes the tree visible and says so; False if it was published or given up before.
 
-    Also False, with the tree still there, where an earlier fill is visible: who began this one looked before that was
+    Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
     published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
-    and `Conflict` where something that is not dsv's is in the way.
+    and `Conflict` if something that is not dsv's is in the way.
     """
     directory.root.reach(directory.root.claims(directory.place))
     with directory.root.drafted(encode(record)) as draft:
@@ -218,7 +218,7 @@ def publish(directory: FillDirectory, record: Filled) -> bool:
 
 
 def _tell(directory: FillDirectory, draft: Path, name: Path) -> None:
-    """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; who else may have
+    """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; anyone else who
     recorded this fill wrote the same."""
     try:
         directory.root.link_once(draft, name)
@@ -229,7 +229,7 @@ def _tell(directory: FillDirectory, draft: Path, name: Path) -> None:
 
 
 def _becomes_visible(directory: FillDirectory) -> bool:
-    """Renames the tree into its place; False where the tree or the place's folder has gone, or a commit is there."""
+    """Renames the tree into its place; False if the tree or the place's folder has gone, or a commit is there."""
     target = directory.root.visible(directory.place)
     directory.root.reach(target.parent)
     try:
@@ -252,14 +252,14 @@ def _becomes_visible(directory: FillDirectory) -> bool:
 def was_published(directory: FillDirectory) -> bool:
     """Whether a fill without a tree ended by being published, and is still to be cleared away.
 
-    Else it was given up, or whoever cleared it away has recorded it. Looked at in this order: the folder goes with what
-    is in it, and another commit may be visible since.
+    Otherwise it was given up, or the process that cleared it away has recorded it. Looked at in this order: the folder
+    goes with what is in it, and another commit may be visible since.
     """
     return not directory.dead.is_dir() and directory.folder.is_dir()
 
 
 def give_up(directory: FillDirectory) -> bool:
-    """Ends a fill that nobody works on; False where it ended before. What it wrote is deleted. Raises `OSError`."""
+    """Ends a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
     if not condemn(directory):
         return False
     clear(directory)
@@ -267,7 +267,7 @@ def give_up(directory: FillDirectory) -> bool:
 
 
 def condemn(directory: FillDirectory) -> bool:
-    """Ends a fill: from here on nobody can publish it. False where it ended before. Raises `OSError`."""
+    """Ends a fill: from here on nobody can publish it. False if it ended before. Raises `OSError`."""
     try:
         directory.tree.rename(directory.dead)
     except OSError as error:

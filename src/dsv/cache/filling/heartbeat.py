@@ -103,7 +103,7 @@ class Heartbeat:
         self._periodic.start()
 
     def stop(self) -> None:
-        """Tells the others that this process has left. There is nothing to do where the fill has ended."""
+        """Tells the others that this process has left. There is nothing to do if the fill has ended."""
         self._periodic.stop()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ class Heartbeat:
 
 
 def read_worker(folder: Path, owner: str) -> Worker | None:
-    """None where there is none, or none that can be read. Raises `OSError`."""
+    """None if there is none, or none that can be read. Raises `OSError`."""
     for _ in range(3):  # read in the middle of a beat
         data = read_small(folder / owner)
         if data is None:

@@ -1,4 +1,4 @@
-"""Taking files from other cached commits: a hard link, else shared blocks, else a copy of checked bytes."""
+"""Taking files from other cached commits: a hard link, or shared blocks, or a copy of checked bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Links:
         self._clones = True
 
     def folder_of(self, donor: int, path: bytes) -> tuple[int, bytes] | None:
-        """The donor's folder that has this path, and the name in it; None where it is no longer there."""
+        """The donor's folder that has this path, and the name in it; None if it is no longer there."""
         if donor not in self._folders:
             self._folders[donor] = self._open(donor)
         folders = self._folders[donor]
@@ -67,7 +67,7 @@ class Links:
             return None
 
     def open_folder(self, donor: int, folder: bytes) -> int | None:
-        """The donor's folder; None where it is no longer there. Raises `OSError`."""
+        """The donor's folder; None if it is no longer there. Raises `OSError`."""
         found = self.folder_of(donor, folder + b"/" if folder else b"")
         return None if found is None else found[0]
 
@@ -97,7 +97,7 @@ class Links:
         return failed
 
     def identity(self, source: tuple[int, bytes], size: int, *, executable: bool) -> tuple[int, int] | None:
-        """Device and inode of a donor's file; None where it is not as it was filled. Raises `OSError`."""
+        """Device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
@@ -167,7 +167,7 @@ class Links:
         executable: bool,
     ) -> Taken:
         """Shared blocks cost nothing. A copy is made of small files only: a large one's chunks are checked and
-        copied by who fetches, so that no wrong byte is ever written."""
+        copied by the process that fetches, so that no wrong byte is ever written."""
         try:
             descriptor = os.open(source[1], _READ, dir_fd=source[0])
         except OSError as error:

@@ -90,7 +90,7 @@ class FillParticipant:
         return self._heartbeat.tally.linked + (0 if self._helpers is None else self._helpers.linked)
 
     def run(self) -> None:
-        """Returns when this process published; raises `FillEnded` where it ended otherwise, `NoRoom`, and more."""
+        """Returns when this process published; raises `FillEnded` if it ended otherwise, `NoRoom`, and more."""
         directory, context = self._directory, self._context
         self._reporter.start()
         try:
@@ -179,7 +179,7 @@ class FillParticipant:
         return step()
 
     def _check_disk(self) -> None:
-        """Where a fill ended because the disk lost something, that is what has to be said."""
+        """If a fill ended because the disk lost something, that is the error to report."""
         if self._write_back is not None:
             self._write_back.check()
 
@@ -224,7 +224,7 @@ class FillParticipant:
         if others and all(one.gone(now) for one in others):
             self._make_room()
         elif self._table.started:
-            # Far from where the others are, so that each works on neighbouring parts.
+            # Far from the others, so that each works on neighbouring parts.
             self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
 
     def _others(self) -> list[Worker]:

@@ -168,7 +168,7 @@ def _sliced(load: Load, slices: int) -> Iterator[Part]:
 def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:
     """Where each slice of a segment begins and ends, by its entries' sizes: runs that cover all, some maybe empty.
 
-    An entry belongs to the slice in which its first byte lies, so everybody who reads the segment cuts alike.
+    An entry belongs to the slice in which its first byte lies, so all readers of the segment cut it alike.
     """
     if slices == 1:
         return [(0, len(sizes))]

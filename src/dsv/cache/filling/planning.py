@@ -72,10 +72,10 @@ def make_plan(
     remote: bool,
     without: Container[Place] = frozenset(),
 ) -> Planned:
-    """Reads the tree's nodes, and its segments where there is something to compare or to select.
+    """Reads the tree's nodes, and its segments if there is something to compare or to select.
 
     without: cached commits that nothing is to be taken from, as they may have to go.
-    Raises `NotFound` where a selected path is not in the tree, `Conflict` where the file system would mix up two of
+    Raises `NotFound` if a selected path is not in the tree, `Conflict` if the file system would mix up two of
     its paths, `OSError`.
     """
     tree = source.tree(request.commit)
@@ -233,7 +233,7 @@ def _donor(root: CacheRoot, candidate: Candidate, samples: Sequence[bytes]) -> D
 
 
 def _try(root: CacheRoot, path: bytes) -> str | None:
-    """None where that file says nothing about others."""
+    """None if that file says nothing about others."""
     draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
     try:
         os.link(path, draft, follow_symlinks=False)

@@ -75,7 +75,7 @@ class Pool:
             raise error
 
     def _start(self) -> None:
-        """Raises `RuntimeError` where the system gives none, and there is none yet to do the work."""
+        """Raises `RuntimeError` if the system gives none, and there is none yet to do the work."""
         thread = threading.Thread(target=self._work, name="dsv-write", daemon=True)
         try:
             thread.start()

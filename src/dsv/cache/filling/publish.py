@@ -12,10 +12,10 @@ from dsv.model.paths import link_escapes, show
 
 
 def complete(directory: FillDirectory, owner: Owner, write_back: WriteBack | None) -> bool:
-    """Publishes a fill whose parts are all done; False where another ended it before. The caller clears up.
+    """Publishes a fill whose parts are all done; False if another ended it before. The caller clears up.
 
     Before the rename everything is on stable storage: over NFS each file was when it was closed, elsewhere on a
-    remote file system with each part; on a local one `write_back` sees to it here. Raises `IntegrityError` where a
+    remote file system with each part; on a local one `write_back` sees to it here. Raises `IntegrityError` if a
     symlink leaves the tree, `Lost`, `Conflict`, `OSError`.
     """
     _check_links(directory)

@@ -45,7 +45,7 @@ class Reporter:
         self._tell()
 
     def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
-        """Tells who is waited for, and how long that may be."""
+        """Tells whom it waits for, and how long that may take."""
         self._look(workers)
         self._tell()
         if time.monotonic() - self._noted > _NOTE_EVERY:

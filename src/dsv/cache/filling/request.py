@@ -82,9 +82,9 @@ class NoRoomBeside(NoRoom):
 class EnsureRoom(Protocol):
     def __call__(self, need: Need, /) -> None:
         """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
-        (`room.reservations`, less the one for `need.place`), evicting where that helps.
+        (`room.reservations`, less the one for `need.place`), evicting if that helps.
 
-        Raises `NoRoom`; `NoRoomBeside` where it could help to keep less.
+        Raises `NoRoom`; `NoRoomBeside` if it could help to keep less.
         """
 
 

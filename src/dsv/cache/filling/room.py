@@ -44,7 +44,7 @@ class Reservation:
     """One fill's room, in bytes of disk blocks and in inodes.
 
     bytes, files: of the whole fill. written_bytes, written_files: of these, on disk now. left_bytes, left_files: to
-    come; 0 where nobody works on it. live: somebody does.
+    come; 0 if nobody works on it. live: somebody does.
     """
 
     place: Place
@@ -107,7 +107,7 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
     folder = root.fill(place) / f"{PREFIX}{fill}"
     workers = read_workers(folder / "workers")
     if not workers:
-        # Not begun yet, or just begun: as long as who reserved it may be alive.
+        # Not begun yet, or just begun: it counts as long as its maker may be alive.
         late = now - record.time > _BEGINS_WITHIN
         if record.owner.surely_dead() or (late and not _is_at_work(root, place, record.owner, now)):
             if not folder.is_dir():

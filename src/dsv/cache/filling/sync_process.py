@@ -11,7 +11,7 @@ def main(descriptor: int, tree: str, dead: str) -> None:
     syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     while os.read(0, 1):
         number = 0 if syncfs(descriptor) == 0 else ctypes.get_errno()
-        if number:  # whoever asked may have ended meanwhile, and the kernel tells nobody else
+        if number:  # the process that asked may have ended meanwhile, and the kernel tells nobody else
             with contextlib.suppress(OSError):
                 os.rename(tree, dead)  # noqa: PTH104 (pathlib takes long to import)
         os.write(1, b"%d\n" % number)

@@ -66,7 +66,7 @@ class PartWorker:
         self._syncer: Syncer | None = None  # where each part is synced
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
-        """Bytes of disk used where the plan had counted on links."""
+        """Bytes of disk used for files that the plan had counted on linking."""
         try:
             self._contents = Contents(directory, source)
             self._stack.callback(self._contents.close)
@@ -111,7 +111,7 @@ class PartWorker:
             self._count_fetched()
 
     def meaning(self, error: OSError) -> Exception:
-        """`FillEnded` where the error comes of the folder's having gone; else the error."""
+        """`FillEnded` if the error comes from the folder's having gone; otherwise the error."""
         if error.errno in GONE and not self._directory.is_open():
             return FillEnded()
         return error
@@ -251,7 +251,7 @@ class PartWorker:
         job.again, job.symlinks = again.again, again.symlinks
 
     def _report_links(self, job: Job) -> None:
-        """For who publishes: nobody may follow a symlink out of the tree."""
+        """For the publisher: nobody may follow a symlink out of the tree."""
         if job.symlinks:
             folder = self._directory.links
             self._directory.make_folder(folder)

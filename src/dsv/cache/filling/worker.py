@@ -1,6 +1,6 @@
 """`python -m dsv.cache.filling.worker`: a helper process of a fill, started by `helpers`.
 
-One line of JSON on stdin says what to do; the end of stdin, which is also the death of who started it, ends it. It
+One line of JSON on stdin says what to do; the end of stdin, which is also the death of its parent, ends it. It
 does free parts while there are any, reports on stdout, and leaves the rest (waiting, takeover, publishing) to others.
 """
 
@@ -29,7 +29,7 @@ from dsv.fs import system
 
 def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # who started this process hears it too, and ends it if need be
+        signal.signal(number, signal.SIG_IGN)  # the parent hears it too, and ends this process if need be
     order = json.loads(_read_line())
     sys.path[:] = order["path"]
     stop = threading.Event()
@@ -42,7 +42,7 @@ def main() -> int:
     try:
         heartbeat = _work(directory, source, order["begin"], stop)
     except (FillEnded, OSError):
-        return 1  # who started it finds the same, and takes over what was begun
+        return 1  # the parent finds the same, and takes over what was begun
     except DsvError as error:
         return error.exit_code
     sys.stdout.write(json.dumps({"fetched": heartbeat.tally.fetched, "linked": heartbeat.tally.linked}))

@@ -27,12 +27,12 @@ STEP = 32 << 20
 
 
 class Lost(Unreachable):
-    """The disk could not write something of a fill, whoever wrote it; the fill has ended."""
+    """The disk could not write some part of a fill; the fill has ended."""
 
 
 def lost(directory: FillDirectory, error: OSError) -> DsvError:
     """Gives up the fill of which a sync told this error; returns what is to be raised."""
-    with contextlib.suppress(OSError):  # who hears of the error gives it up, too
+    with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
         condemn(directory)
     told: DsvError
     if error.errno in FULL:  # some file systems say so only now

@@ -226,7 +226,7 @@ def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
 
 
 def set_time(descriptor: int) -> None:
-    """Raises `PermissionError` where the file is another user's, `OSError`."""
+    """Raises `PermissionError` if the file is another user's, `OSError`."""
     os.utime(descriptor, ns=_TIMES)
 
 

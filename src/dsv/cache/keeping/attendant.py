@@ -39,7 +39,7 @@ _TRIES = 5  # to start the keeper again
 
 
 class Hold:
-    """The keeper, started anew where it was killed."""
+    """The keeper, started again if it was killed."""
 
     def __init__(self, keeper: Keeper | None, order: Order) -> None:
         self._keeper = keeper

@@ -69,7 +69,7 @@ def _keep(order: Order, held: list[Lease], commands: _Commands) -> int:
 
 
 class _Commands:
-    """Lines on stdin. Its end says nothing: who started this process may have died, and what is watched lives."""
+    """Lines on stdin. Its end says nothing: the parent may have died, and what is watched lives."""
 
     def __init__(self) -> None:
         self._unread = b""

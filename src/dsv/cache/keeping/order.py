@@ -5,7 +5,7 @@ stopped, and survives the terminal, whatever becomes of the process that started
 waits for a command imports this, and nothing else.
 
     to it:      its order, one line of JSON; then `watch PID`, to watch another process instead; `done`, to end
-    from it:    `held ID...`; or `gone PLACE`, where a commit was evicted first, or `failed ERRNO PATH`; later
+    from it:    `held ID...`; or `gone PLACE`, if a commit was evicted first, or `failed ERRNO PATH`; later
                 `lost REASON`
 """
 
@@ -26,7 +26,7 @@ PROGRAM = "dsv.cache.keeping.keeper"
 @dataclass(frozen=True, slots=True)
 class Order:
     """places: each a dataset's component and a name. pid: the process to watch; it began at tick `start` of its
-    kernel, 0 where that is unknown. program: what it runs, as people are told. replaces: ids of the leases of keepers
+    kernel, 0 if that is unknown. program: what it runs, as people are told. replaces: ids of the leases of keepers
     that were killed, which nobody renews."""
 
     root: str
@@ -89,7 +89,7 @@ class Keeper:
             os.write(self.commands, line.encode() + b"\n")
 
     def answer(self, seconds: float) -> str | None:
-        """The next line of what it says, "" where it has ended, None after so long without one."""
+        """The next line of what it says, "" if it has ended, None after so long without one."""
         while b"\n" not in self._unread:
             if not select.select([self.answers], [], [], seconds)[0]:
                 return None

@@ -148,7 +148,7 @@ def test_log_shows_people_and_programs_the_same_commits(pets: Dsv) -> None:
     assert abs(age.total_seconds()) < 600
     assert [json.loads(line) for line in pets.ok("log", "--jsonl").lines] == items
     text = pets.ok("log").out
-    assert f"commit {head} (main)\nAuthor: Bo\nDate:   " in text
+    assert re.search(rf"commit {head} \(main\)\nAuthor: Bo\nDate:   \d{{4}}-\d\d-\d\d \d\d:\d\d\n", text)
     assert "    first\n    \n    with a second paragraph" in text.replace("\n\n    with", "\n    \n    with")
     assert pets.ok("log", "--oneline", "-n", "1").lines == [f"{head[:12]} (main) second"]
     assert pets.ok("log", "@v1", "--oneline").lines == [f"{items[1]['commit'][:12]} (v1) first"]

@@ -94,7 +94,7 @@ def test_a_workspace_keeps_its_stores_name_and_with_it_how_that_is_reached(
     write_files(copy.cwd, {"a.txt": b"beta\n"})
     assert copy.ok("sync").out != commit
     assert person.ok("pull").lines == [
-        f"pets@main is at {copy.ok('resolve').out[:12]}: 0 created, 1 replaced, 0 removed"
+        f"pulled pets@main ({copy.ok('resolve').out[:12]}): 0 files added, 1 replaced, 0 removed"
     ]
 
 

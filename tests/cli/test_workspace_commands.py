@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_pull_brings_what_others_synced(pets: Dsv, other: Dsv) -> None:
     assert (moved.code, moved.out) == (4, "")
     assert "dsv pull" in moved.err
     assert "dsv sync --new-branch NAME" in moved.err
-    assert other.ok("pull").lines == [f"pets@main is at {head[:12]}: 1 created, 1 replaced, 0 removed"]
+    assert other.ok("pull").lines == [f"pulled pets@main ({head[:12]}): 1 file added, 1 replaced, 0 removed"]
     assert (other.cwd / "a.txt").read_bytes() == b"beta\n"
     assert other.ok("sync", "--json").json["parent"] == head
     document = pets.ok("pull", "--json").json
@@ -136,8 +137,13 @@ def test_restore_of_named_paths(pets: Dsv) -> None:
     (pets.cwd / "train/2.png").unlink()
     result = pets.at(pets.cwd / "train").ok("restore", ".")
     assert len(result.lines) == 1
-    assert result.out.endswith(": 1 created, 1 replaced, 0 removed\n")
+    assert result.out.endswith(": 1 file added, 1 replaced, 0 removed\n")
     assert (pets.cwd / "a.txt").read_bytes() == b"changed"
+    base = pets.ok("resolve").out[:12]
+    assert result.out.startswith(f"restored pets@{base}: ")
+    pets.ok("tag", "v1")
+    tagged = pets.ok("restore", "train", "--from", "@v1").out
+    assert re.fullmatch(r"restored pets@v1 \([0-9a-f]{12}\): 0 files added, 0 replaced, 0 removed\n", tagged)
     document = pets.ok("restore", "a.txt", "--json").json
     assert_documented("restore", document)
     assert (pets.cwd / "a.txt").read_bytes() == b"alpha\n"

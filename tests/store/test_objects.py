@@ -65,9 +65,22 @@ def test_each_bad_answer_has_its_error(name: str, call: str) -> None:
     with serving(body) as wire, pytest.raises(DsvError) as caught:
         CALLS[call](store_at(wire))
     assert type(caught.value) is expected
-    assert "secret" not in caught.value.message and not caught.value.message.endswith(".")
+    assert "secret" not in caught.value.message.replace(
+        "wrong secret key", ""
+    ) and not caught.value.message.endswith(".")
     assert "\n" not in caught.value.message and len(caught.value.message) < 300
     assert caught.value.hint or not isinstance(caught.value, Denied | StoreMissing)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("SignatureDoesNotMatch", "wrong secret key"), ("InvalidAccessKeyId", "no such access key")],
+)
+def test_a_wrong_key_is_said_of_the_store_and_not_of_an_object(code: str, said: str) -> None:
+    with serving(s3_error("403 Forbidden", code)) as wire, pytest.raises(Denied) as caught:
+        store = store_at(wire)
+        store.get("k")
+    assert caught.value.message == f"{store.url}: {said} (403 {code})" and caught.value.subject == store.url
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -51,6 +51,7 @@ class Pulled:
 class Restored:
     """What `commit` has is in the workspace; with no paths named it is the base, too."""
 
+    dataset: DatasetName
     commit: CommitId
     created: int
     replaced: int
@@ -130,7 +131,7 @@ def restore(
                 consents,
             )
             made = bring(context, repository.objects, workspace, footing, goal)
-        return Restored(commit, made.created, made.replaced, made.removed)
+        return Restored(workspace.dataset, commit, made.created, made.replaced, made.removed)
 
 
 def source_commit(

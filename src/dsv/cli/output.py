@@ -141,6 +141,11 @@ def local_time(time_ms: float | None) -> str:
     return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
 
 
+def path_counts(created: int, replaced: int, removed: int) -> str:
+    """What became of a workspace's files, for people."""
+    return f"{units.format_count(created, 'file')} added, {replaced:,} replaced, {removed:,} removed"
+
+
 def printable(text: str | bytes) -> str:
     """A name without its power over a terminal: control characters as escapes such as `\\n` or `\\x1b`."""
     if isinstance(text, bytes):

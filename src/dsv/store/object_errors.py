@@ -20,6 +20,11 @@ _MISSING_BUCKET: Final = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDe
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _FULL: Final = {"QuotaExceeded", "QuotaExceededException", "XMinioStorageFull", "InsufficientStorage"}
 _REFUSED_WITH_400: Final = {"InvalidToken", "AuthorizationHeaderMalformed", "InvalidAccessKeyId"}
+_WRONG_KEY: Final = {
+    "SignatureDoesNotMatch": "wrong secret key",
+    "InvalidAccessKeyId": "no such access key",
+    "AuthenticationFailed": "wrong account key",
+}
 _BUSY_STATUS: Final = {408, 429, 500, 502, 503, 504}
 _BUSY_CODE: Final = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable"}
 
@@ -123,6 +128,12 @@ def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
             f"{about} was refused: {answer.said}",
             subject=subject,
             hint="set AWS_REGION to the bucket's region",
+        )
+    if answer.code in _WRONG_KEY:
+        return Denied(
+            f"{url}: {_WRONG_KEY[answer.code]} ({answer.said})",
+            subject=url,
+            hint=f"see which keys are in effect (environment, ~/.aws): {login_hint(url)}",
         )
     return Denied(f"{about} was refused: {answer.said}", subject=subject, hint=login_hint(url))
 

@@ -10,10 +10,10 @@ from dsv.api.log import LogItem
 from dsv.api.log import log as read_log
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
-from dsv.cli.output import printable, rfc3339, to_json
+from dsv.cli.output import local_time, printable, rfc3339, to_json
 from dsv.cli.style import Ink, Style
 from dsv.cli.targets import Offline, commit_target, one_of
-from dsv.model.units import format_bytes, utc
+from dsv.model.units import format_bytes
 
 
 @command(
@@ -98,7 +98,7 @@ def _write(call: Call, item: LogItem) -> None:
     ink = call.around.stdout_ink
     call.out.line(ink.paint(Style.COMMIT, f"commit {item.id}") + _names(item, ink))
     call.line(f"Author: {commit.author}")
-    call.line(f"Date:   {utc(commit.time_ms).astimezone():%Y-%m-%d %H:%M:%S %z}")
+    call.line(f"Date:   {local_time(commit.time_ms)}")
     call.line(f"Files:  {commit.files:,}, {format_bytes(commit.bytes)}")
     if commit.message:
         call.line("")

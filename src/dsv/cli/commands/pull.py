@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsv.api.restore import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.output import path_counts
 
 
 @command(
@@ -52,5 +53,5 @@ def pull(call: Call) -> None:
     elif not done.any_change:
         call.line(f"{where} is at {str(done.commit)[:12]} already")
     else:
-        paths = f"{done.created:,} created, {done.replaced:,} replaced, {done.removed:,} removed"
-        call.line(f"{where} is at {str(done.commit)[:12]}: {paths}")
+        counts = path_counts(done.created, done.replaced, done.removed)
+        call.line(f"pulled {where} ({str(done.commit)[:12]}): {counts}")

@@ -9,6 +9,7 @@ import typer
 from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.output import path_counts
 from dsv.cli.paths import workspace_paths
 from dsv.cli.targets import Offline
 from dsv.model.names import Target
@@ -62,5 +63,12 @@ def restore(
             }
         )
         return
-    counts = f"{done.created:,} created, {done.replaced:,} replaced, {done.removed:,} removed"
-    call.line(f"as in {str(done.commit)[:12]}: {counts}")
+    counts = path_counts(done.created, done.replaced, done.removed)
+    commit = str(done.commit)[:12]
+    rev = (
+        ""
+        if target is None or target.rev is None or str(done.commit).startswith(target.rev.text)
+        else target.rev
+    )
+    what = f"{done.dataset}@{rev} ({commit})" if rev else f"{done.dataset}@{commit}"
+    call.line(f"restored {what}: {counts}")

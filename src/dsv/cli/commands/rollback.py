@@ -9,6 +9,7 @@ import typer
 from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
+from dsv.cli.output import path_counts
 from dsv.model.names import Target
 
 
@@ -71,5 +72,5 @@ def rollback(
     if not done.any_change:
         call.say(f"{where} has the files of {str(done.source)[:12]} already")
         return
-    paths = f"{done.created:,} created, {done.replaced:,} replaced, {done.removed:,} removed"
-    call.say(f"{where} has the files of {str(done.source)[:12]} again: {paths} here")
+    counts = path_counts(done.created, done.replaced, done.removed)
+    call.say(f"{where} has the files of {str(done.source)[:12]} again: {counts} here")

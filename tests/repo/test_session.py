@@ -59,8 +59,11 @@ def test_the_order_of_writes() -> None:
         elif kind == "sessions":
             kind = key.rsplit("/", 1)[1]
         kinds.append(kind)
+    # The session's first key is put once more, to see it lose, at the same time as its verdict.
+    at = kinds.index("locators") + 1
+    kinds[at : at + 2] = sorted(kinds[at : at + 2])
     assert kinds == [
-        "open", "data", "data", "data", "metadata", "index", "commits", "locators", "verdict", "refs", "closed",
+        "open", "data", "data", "data", "metadata", "index", "commits", "locators", "open", "verdict", "refs", "closed",
     ]  # fmt: skip
 
 
@@ -161,6 +164,42 @@ def test_a_fenced_session_publishes_nothing(repository: Repository) -> None:
         with pytest.raises(Conflict, match="gave up"):
             publish(session, head, commit_id)
     assert repository.refs.head(DATASET, MAIN).commit is None
+
+
+class Forgetful(MemoryStore):
+    """A server that was updated, and no longer knows conditions."""
+
+    honours = True
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        if not self.honours:
+            self.delete(key)
+        return super().put_if_absent(key, data)
+
+
+def test_a_store_that_no_longer_lets_one_writer_win_gets_no_ref() -> None:
+    """It has done so before, and what it overwrites would be somebody's move."""
+    store = Forgetful()
+    repository = create(store)
+    first = commit(repository, {"a": b"1"})
+    store.honours = False
+    before = {item.key: store.get(item.key) for item in store.list("refs/")}
+    with pytest.raises(IntegrityError, match=r"no longer lets one writer win.*no branch and no tag") as caught:
+        commit(repository, {"a": b"2"})
+    assert caught.value.exit_code == 5 and str(caught.value.subject).endswith("/open")
+    with (
+        pytest.raises(IntegrityError, match="no longer lets one writer win"),
+        naming(repository, WRITER, first),
+    ):
+        pytest.fail("a name was about to be written")
+    assert {item.key: store.get(item.key) for item in store.list("refs/")} == before
+
+
+def test_one_writer_who_promised_to_be_alone_may_go_on() -> None:
+    store = Forgetful()
+    store.honours = False
+    repository = create(store, single_writer=True)
+    assert read(repository, commit(repository, {"a": b"2"})) == {"a": b"2"}
 
 
 def test_a_session_renews_itself_while_it_is_open(

@@ -30,9 +30,14 @@ Files = Mapping[str, bytes | None]
 """Path -> content; None is an empty directory; a key that ends in '@' is a symlink with its target as content."""
 
 
-def create(store: Store) -> Repository:
+def create(store: Store, *, single_writer: bool = False) -> Repository:
     repository = Repository.create(
-        store, None, author=WRITER.author, tool=WRITER.tool, clock=lambda: next(TIME)
+        store,
+        None,
+        author=WRITER.author,
+        tool=WRITER.tool,
+        single_writer=single_writer,
+        clock=lambda: next(TIME),
     )
     entry = RefEntry(None, False, Nonce.random(), next(TIME), WRITER.author, "init")
     assert isinstance(repository.refs.move(DATASET, MAIN, None, entry), Moved)

@@ -15,6 +15,9 @@ from dsv.store.base import Store
 T = TypeVar("T")
 
 NOT_OURS = "no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits"
+ONE_WINS_AGAIN = (
+    "nobody should write there until the server honours If-None-Match again; then dsv pull and dsv sync"
+)
 
 
 def put_back(key: str) -> str:

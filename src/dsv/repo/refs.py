@@ -18,7 +18,7 @@ from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
 from dsv.model.wire import RECORD_MAX
-from dsv.repo.damage import put_back, read_record
+from dsv.repo.damage import ONE_WINS_AGAIN, put_back, read_record
 from dsv.repo.listed import Listed, latest, parts
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
@@ -181,7 +181,7 @@ class Refs:
             f"{self._store.url} no longer lets one writer win: this move of branch {branch} of {dataset} {what} "
             f"({key})",
             subject=key,
-            hint="nobody should write there until the server honours If-None-Match again; then dsv pull and dsv sync",
+            hint=ONE_WINS_AGAIN,
         )
 
     def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from dsv.errors import Conflict, Denied, DsvError
+from dsv.errors import Conflict, Denied, DsvError, IntegrityError
 from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
@@ -28,11 +29,12 @@ from dsv.model.records import (
     SessionVerdict,
 )
 from dsv.periodic import Periodic
-from dsv.repo.damage import read_record
+from dsv.repo.damage import ONE_WINS_AGAIN, read_record
 from dsv.repo.packs import Packs
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Buffer, Put
+from dsv.store.together import both
 
 # gc may fence a session that was not renewed for many times this long.
 RENEW_SECONDS = 60.0
@@ -53,9 +55,16 @@ class Session:
     A context manager: it renews itself in a thread while it is open, and leaves its keys to gc.
     """
 
-    def __init__(self, repository: Repository, session_id: SessionId, condemned: frozenset[PackId]) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        session_id: SessionId,
+        opened: SessionOpen,
+        condemned: frozenset[PackId],
+    ) -> None:
         self.repository = repository
         self.id = session_id
+        self._opened = opened
         self.condemned = condemned
         self._absent = _Absent(condemned, repository.objects.packs)
         self._heartbeats = 0
@@ -86,7 +95,7 @@ class Session:
                 subject=url,
                 hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
             ) from error
-        session = cls(repository, session_id, _condemned(repository))
+        session = cls(repository, session_id, opened, _condemned(repository))
         repository.objects.indexes.renew()
         session._renewal.start()
         return session
@@ -161,7 +170,31 @@ class Session:
             self.repository.store.put_if_absent(keys.session_closed_key(self.id), closed.encode())
 
     def declare(self, commit_id: CommitId) -> None:
-        """To be called just before a ref names the commit. Raises `Conflict` where gc has fenced this session."""
+        """To be called just before a ref names the commit.
+
+        Raises `Conflict` if gc has fenced this session, and `IntegrityError` if the store overwrites what it has.
+        """
+        both(partial(self._put_verdict, commit_id), self._check_one_wins)
+
+    def _check_one_wins(self) -> None:
+        """Puts the session's own first key once more, which has to lose.
+
+        A server may stop honouring the condition of a write long after `dsv init` has tried it, as after an upgrade.
+        The ref would then overwrite somebody's move, who has read it back before and is not told any more.
+        """
+        if self.repository.format.single_writer:
+            return
+        key = keys.session_open_key(self.id)
+        again = replace(self._opened, nonce=Nonce.random())
+        if self.repository.store.put_if_absent(key, again.encode()) is Put.WON:
+            url = self.repository.store.url
+            raise IntegrityError(
+                f"{url} no longer lets one writer win: it took {key} twice; no branch and no tag was written",
+                subject=key,
+                hint=ONE_WINS_AGAIN,
+            )
+
+    def _put_verdict(self, commit_id: CommitId) -> None:
         verdict = SessionVerdict(commit_id, Nonce.random())
         if (
             self.repository.store.put_if_absent(keys.session_verdict_key(self.id), verdict.encode())

@@ -294,6 +294,7 @@ LIMITS = {
     "bytes of an unpacked node": sizes.OBJECT_LIMITS[ObjectKind.NODE],
     "rows of a segment's locator": sizes.LOCATOR_ROWS[ObjectKind.SEGMENT],
     "rows of a recipe's locator": sizes.LOCATOR_ROWS[ObjectKind.RECIPE],
+    "stored bytes of a node for each child, at least": sizes.STORED_CHILD,
     "bytes by which a stored object may be larger than its kind's limit": sizes.FRAME_SLACK,
     "bytes of a locator, and 128 more for each stored byte": locator.FREE_BYTES,
 }

@@ -73,7 +73,7 @@ def repeated(maker: Maker, level: int, child: Below) -> Below:
     paths = [b"%04d" % number for number in range(4095)] + [child.last]
     children = [Below(path, child.id, child.entries, child.files, child.bytes) for path in paths]
     data = node_bytes(level, children)
-    maker.add(ObjectKind.NODE, NodeId.hash(data), data, frame(data))
+    maker.add(ObjectKind.NODE, NodeId.hash(data), data)  # a frame of it would be too small for so many ids
     return Below(child.last, NodeId.hash(data), 4096 * child.entries, 4096 * child.files, 4096 * child.bytes)
 
 
@@ -92,6 +92,27 @@ def test_nodes_whose_children_are_all_the_same(scene: Scene) -> None:
         refused(little(scene.newcomer(), *use), 5, "not what the node above says")
     done = read_independently(scene.store, scene.folder / "out")
     assert done.returncode == 1 and "not what is said of it above" in done.stderr, done
+
+
+def test_nodes_that_list_segments_that_nobody_made(scene: Scene) -> None:
+    """1,000 nodes of 4,096 segments each, which are missed only when they are read, in some MB."""
+    maker = Maker()
+    nodes = []
+    for at in range(1000):
+        ids = (struct.pack(">32xII", at, number)[-32:] for number in range(4096))
+        children = [
+            Below(b"%04d/%04d" % (at, number), SegmentId(one), 1, 0, 0) for number, one in enumerate(ids)
+        ]
+        data = node_bytes(1, children)
+        packed = zstandard.ZstdCompressor(level=3, write_content_size=True).compress(data)
+        assert len(packed) < 30 * 4096 / 2
+        maker.add(ObjectKind.NODE, NodeId.hash(data), data, packed)
+        nodes.append(Below(children[-1].last, NodeId.hash(data), 4096, 0, 0))
+    root = node_bytes(2, nodes)
+    maker.add(ObjectKind.NODE, NodeId.hash(root), root)
+    scene.reset(maker.store(maker.commit(NodeId.hash(root), (0, 0, 1000 * 4096), (), level=2)))
+    for use in USES:
+        refused(little(scene.newcomer(), *use), 5, "node", "is damaged")
 
 
 def test_totals_beyond_what_a_tree_can_have(scene: Scene) -> None:

@@ -184,7 +184,9 @@ def test_a_store_that_no_longer_lets_one_writer_win_gets_no_ref() -> None:
     first = commit(repository, {"a": b"1"})
     store.honours = False
     before = {item.key: store.get(item.key) for item in store.list("refs/")}
-    with pytest.raises(IntegrityError, match=r"no longer lets one writer win.*no branch and no tag") as caught:
+    with pytest.raises(
+        IntegrityError, match=r"no longer lets one writer win.*no branch and no tag"
+    ) as caught:
         commit(repository, {"a": b"2"})
     assert caught.value.exit_code == 5 and str(caught.value.subject).endswith("/open")
     with (

@@ -12,6 +12,7 @@ from dsv.model.chunking import MAX_CHUNK
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import largest
 from dsv.model.paths import MAX_TARGET
+from dsv.model.wire import Buffer
 
 _HEADER: Final = 64
 """More than any header line and the counts behind it."""
@@ -32,6 +33,18 @@ LOCATOR_ROWS: Final = {ObjectKind.SEGMENT: tree.MAX_ENTRIES, ObjectKind.RECIPE: 
 
 FRAME_SLACK: Final = 64 << 10
 """Bytes by which a zstd frame may be larger than what it holds."""
+
+STORED_CHILD: Final = 30
+"""Bytes that a stored node has for each child at least: an id is a hash of 32 bytes, and hashes don't shrink."""
+
+
+def has_real_ids(stored: int, node: Buffer) -> bool:
+    """Whether so few stored bytes can hold the ids of a node's children, which all differ.
+
+    A reader keeps every child of a tree in memory, before it has read what is below. Ids that somebody made up
+    compress to almost nothing, and some MB of such nodes would take it GBs.
+    """
+    return stored >= STORED_CHILD * tree.count_of_children(node)
 
 
 def is_possible(kind: ObjectKind, where: Location) -> bool:

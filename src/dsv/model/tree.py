@@ -116,6 +116,13 @@ class Node:
         return cls(level, tuple(map(Child, last, ids, *totals)))
 
 
+def count_of_children(data: Buffer) -> int:
+    """How many children an encoded node says that it has, unchecked. Raises `IntegrityError`, `Unsupported`."""
+    read = ColumnReader("node", data)
+    read.u32(MAX_LEVEL, "levels")
+    return read.u32(MAX_ENTRIES, "children")
+
+
 def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
     """A column of `count` paths, each ended by NUL, checked to be valid and in order (`IntegrityError`)."""
     if not count and not column:

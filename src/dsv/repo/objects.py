@@ -22,7 +22,7 @@ from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import MAX_ROWS, Locator, largest
 from dsv.model.recipe import Recipe
 from dsv.model.segment import Segment
-from dsv.model.sizes import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, is_possible
+from dsv.model.sizes import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, has_real_ids, is_possible
 from dsv.model.tree import Node
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
@@ -347,6 +347,8 @@ def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Buffer) ->
     except IntegrityError as error:
         raise damaged(kind, object_id, where) from error
     if _HASHES[kind](data) != object_id:
+        raise damaged(kind, object_id, where)
+    if kind is ObjectKind.NODE and not has_real_ids(where.stored, data):
         raise damaged(kind, object_id, where)
     return data
 

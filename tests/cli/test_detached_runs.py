@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,11 @@ def await_file(dsv: Dsv, name: str) -> None:
     until((dsv.cwd / name).exists, f"the file {name} of the job")
 
 
+def await_log(dsv: Dsv, run: str, lines: set[str]) -> None:
+    """Until a job's output has come to the file that is read here."""
+    until(lambda: set(dsv.ok("logs", run).lines) == lines, "the job's output")
+
+
 def mark(dsv: Dsv, run: str) -> Any:
     return json.loads((dsv.home / ".local/state/dsv/running" / run).read_text())
 
@@ -53,8 +60,7 @@ def test_a_detached_run_is_followed_and_waited_for(here: Dsv) -> None:
     run = detach(here, job, "-p", "lr=0.1", "--name", "baseline")
     await_file(here, "ready")
     assert shown(here, run)["state"] == "running"
-    so_far = here.ok("logs", "baseline").out
-    assert sorted(so_far.split()) == ["err", "out"]
+    await_log(here, "baseline", {"out", "err"})
     following = here.start("logs", "-f", run[-8:])
     assert following.stdout is not None
     assert sorted(following.stdout.readline() for _ in range(2)) == [b"err\n", b"out\n"]
@@ -99,7 +105,7 @@ def test_a_run_outlives_the_session_that_started_it(here: Dsv) -> None:
 
 def test_a_supervisor_that_is_killed_leaves_a_run_that_was_cut_off(here: Dsv) -> None:
     run = detach(here, TRAPPED)
-    await_file(here, "ready")
+    await_log(here, run, {"up"})
     os.kill(mark(here, run)["process"][1], signal.SIGKILL)
     waited = here("wait", run, "--json")
     assert waited.code == 125
@@ -191,7 +197,7 @@ def test_the_exit_code_of_several_is_that_of_the_first_that_failed(here: Dsv) ->
 def test_no_store_is_needed_for_a_run_whose_record_waits_here(here: Dsv) -> None:
     here.ok("cache", "pets@v1")
     run = detach(here, TRAPPED, "--offline")
-    await_file(here, "ready")
+    await_log(here, run, {"up"})
     store = here.home / ".local/share/dsv/store"
     store.rename(store.with_name("away"))
     assert here.ok("logs", run).out == "up\n"
@@ -240,6 +246,35 @@ def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) ->
     assert shown(here, run)["state"] == "cut-off"
 
 
+STAGES_FOR_EVER = """
+import threading
+from dsv.api.cache_stage import Stager
+from dsv.cli.detach import main
+Stager.stage = lambda *_: threading.Event().wait()
+main()
+"""
+
+
+def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
+    reading, writing = os.pipe()
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", STAGES_FOR_EVER, str(writing)],
+        cwd=here.cwd, env=dict(here.environ), stdin=subprocess.PIPE, pass_fds=(writing,), start_new_session=True,
+    )  # fmt: skip
+    os.close(writing)
+    assert supervisor.stdin is not None
+    supervisor.stdin.write(json.dumps(["run", "-d", "pets@v1", "--", "true"]).encode())
+    supervisor.stdin.close()
+    with os.fdopen(reading) as told:
+        run = json.loads(told.readline())["run"]
+    assert (shown(here, run)["state"], shown(here, run)["sent"]) == ("staging", False)
+    assert run in here.ok("runs").out
+    stopped = here.ok("stop", run, "--json").json
+    assert (stopped["stopped"], stopped["state"], stopped["exit_code"]) == (True, "not-launched", 143)
+    assert supervisor.wait(PATIENCE) == 143
+    assert here("wait", run).code == 143
+
+
 @pytest.fixture(params=["docker", "podman"])
 def lab(request: pytest.FixtureRequest) -> ContainerEngine:
     engine = request.getfixturevalue("docker_engine" if request.param == "docker" else "podman")
@@ -271,7 +306,7 @@ def test_a_detached_container_is_stopped_and_one_without_a_supervisor_is_cut_off
         assert started.code == 0, started
         run, out = (json.loads(started.out)[key] for key in ("run", "out"))
         until((Path(out) / "ready").exists, "the container's start")
-        assert containers.ok("logs", run).out == "up\n"
+        await_log(containers, run, {"up"})
         if end == "stop":
             assert containers("stop", run).code == 0
             assert containers("wait", run).code == 7

@@ -4,6 +4,7 @@
     plan = engine.plan(job, facts)          pure: what will be run, as a value that `--dry-run` prints
     handle = engine.submit(plan, ...)       the one step with an effect
     supervise(handle, ...)                  see supervise.py
+    engine.still_runs(run), cancel(run)     from any other process of this machine, later
 
 A new engine implements `Engine` and `Handle`, is registered in registry.py, and joins the conformance suite.
 """
@@ -93,7 +94,7 @@ class Facts:
     """What planning has to know about the machine and the engine on it.
 
     rootless: the engine runs as the caller; remapped: root in its containers is nobody outside; init: the
-    options that put an init process into a container, none where there is no such program; keep_groups:
+    options that put an init process into a container, none if there is no such program; keep_groups:
     whether the caller's supplementary groups can be passed on by that name.
     """
 
@@ -154,9 +155,9 @@ class ImageIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 where it never began.
+    """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
 
-    reason: for people, where the exit code alone doesn't say it. seen: False where nobody knows how it ended, nor
+    reason: for people, if the exit code alone doesn't say it. seen: False if nobody knows how it ended, nor
     even whether it did, because the engine doesn't tell any more.
     """
 
@@ -195,7 +196,7 @@ class Engine(Protocol):
     takes_image: ClassVar[bool]
     """Whether it needs an image; one that doesn't takes none."""
     gpu_hint: ClassVar[str]
-    """What may help where a job with GPUs can't be started."""
+    """What may help if a job with GPUs can't be started."""
 
     def probe(self) -> Facts | NoEngine:
         """Asks whether the engine answers, for at most a few seconds."""
@@ -212,7 +213,7 @@ class Engine(Protocol):
     def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
         """Starts it. What it writes goes to `output`; `on_end` is called once, by another thread, at the end.
 
-        A command that can't be started is an ended job; raises `LaunchError` where not even that came about.
+        A command that can't be started is an ended job; raises `LaunchError` if there is not even that.
         """
         ...
 

@@ -37,7 +37,7 @@ class ContainerProgram(ABC):
     def call(
         self, *arguments: str, seconds: float | None = CALL_SECONDS
     ) -> subprocess.CompletedProcess[bytes] | None:
-        """Runs the program, away from the terminal's signals; None where it can't be had or is too slow."""
+        """Runs the program, away from the terminal's signals; None if it can't be started or is too slow."""
         try:
             return subprocess.run(
                 [self.name, *arguments],
@@ -52,9 +52,9 @@ class ContainerProgram(ABC):
             return None
 
     def inspect(self, container: str) -> dict[str, Any] | None:
-        """What the engine knows about a container: nothing where it says that there is none of that id.
+        """What the engine knows about a container: empty if it says that there is none of that id.
 
-        None where it gave no answer, because its daemon is down for instance.
+        None if it gave no answer, for instance because its daemon is down.
         """
         done = self.call("container", "inspect", container)
         if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:

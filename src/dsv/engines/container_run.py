@@ -129,7 +129,7 @@ class ContainerRun:
         self._on_end()
 
     def _conclude(self, code: int) -> Ended:
-        """code: of the program, which is the command's where all went well."""
+        """code: of the program; that of the command, if all went well."""
         container = self._container()
         if container is None:
             self._sampler.stop()
@@ -155,7 +155,7 @@ class ContainerRun:
 
     def _await_end(self, container: str) -> tuple[dict[str, Any] | None, bool]:
         """What the engine says of the container once that lives no more, as `inspect`; and whether it lived on
-        after the program. None where the engine had no answer for too long, or when the job was to be killed."""
+        after the program. None if the engine had no answer for too long, or when the job was to be killed."""
         outlived, answered, pause = False, monotonic(), _PAUSE
         while True:
             details = self._engine.inspect(container)

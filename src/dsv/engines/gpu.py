@@ -18,7 +18,7 @@ INTERVAL: Final = 10.0
 def pick(wanted: int, machine: Machine) -> tuple[str, ...] | None:
     """The indices or UUIDs that a job of `wanted` GPUs gets: the first ones that the caller was given.
 
-    None where the caller was given no certain ones and wants all, or any so many. Raises `LaunchError` where
+    None if the caller was given no particular ones and wants all, or any so many. Raises `LaunchError` if
     there are too few.
     """
     if machine.visible_gpus is None:

@@ -186,7 +186,7 @@ class Output:
         return _wait(lambda: self._stdout.was_read() and self._stderr.was_read(), seconds)
 
     def last_line(self) -> str:
-        """The last line on stderr that says something: where a launch failed, that is why."""
+        """The last line on stderr that says something: the reason, if a launch has failed."""
         lines = [line.strip() for line in self._stderr.tail.decode("utf-8", "replace").splitlines()]
         said = [line for line in lines if line and not line.startswith(("See '", "Run '"))]
         return said[-1] if said else ""

@@ -198,7 +198,7 @@ class _ProcessRun:
 
 
 def _not_started(error: OSError, plan: Plan, environ: Mapping[str, str]) -> Ended:
-    """127 where there is no such command, 126 where it is there and can't be run, as a shell has it."""
+    """127 if there is no such command, 126 if it is there and can't be run, as in a shell."""
     command = plan.argv[0]
     if plan.cwd is not None and not plan.cwd.is_dir():
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{plan.cwd} is no folder to work in")

@@ -36,9 +36,9 @@ class Chosen:
 
 
 def choose(environ: Mapping[str, str], name: str | None, image: str | None) -> Chosen:
-    """The engine of this name; without one the first that answers, or `process` where there is no image.
+    """The engine of this name; without one the first that answers, or `process` if there is no image.
 
-    Raises `UsageError` for an unknown name or an image that doesn't go with it, `LaunchError` where the one
+    Raises `UsageError` for an unknown name or an image that doesn't go with it, `LaunchError` if the one
     that was named, or none of them, answers.
     """
     if name is not None:

@@ -1,4 +1,4 @@
-"""Stays with a job until it ends: passes signals on, gives it time to end, ends it where it doesn't."""
+"""Stays with a job until it ends: passes signals on, gives it time to end, and kills it if it doesn't."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def supervise(
     lost: asked once a second; what it answers is a reason to end the job. grace: seconds that the job gets to end,
     asked for when it is told to. over: called in between: a slow reader
     may take as long as it likes, and that is no time of the job's. An exception that reaches this
-    function, Ctrl-C where nobody catches signals for instance, ends the job before it goes on.
+    function, for instance Ctrl-C if nobody catches signals, ends the job before it goes on.
     """
     try:
         outcome = _until_end(handle, output, signals, lost, note, grace)

@@ -38,8 +38,8 @@ def again(
 ) -> Again:
     """The same commits, image, engine, code folder, command and parameters.
 
-    command, engine_args: instead of the recorded ones; env: values given anew, before the caller's of the same
-    names; params: those that the record hides. Raises `UsageError` if what was hidden is not given anew.
+    command, engine_args: used instead of the recorded ones; env: values, which come before those that the caller's
+    environment has; params: those that the record hides. Raises `UsageError` if a hidden value is not given again.
     """
     cannot: list[str] = []
     for given, recorded, again_with in (

@@ -75,7 +75,7 @@ class Staging(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """exit_code: what dsv exits with. error: set where that isn't the command's own doing. sent: what became of
+    """exit_code: of dsv. error: set if that is not the exit code of the command. sent: what became of
     the record: `sent.problem` says why it isn't in the store yet."""
 
     record: RunRecord

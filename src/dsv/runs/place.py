@@ -89,7 +89,7 @@ def output_folder(place: RunPlace, asked: Path | None, own: Path) -> Path:
 
 
 def code_folder(place: RunPlace, asked: Path) -> Path:
-    """Raises `UsageError` where it is no folder."""
+    """Raises `UsageError` if it is no folder."""
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
     if not folder.is_dir():
         raise UsageError(
@@ -119,7 +119,7 @@ def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tupl
 
     Nothing can be mounted inside a folder that is mounted read-only unless it has a place for it. So with
     further data `/data` is a skeleton that has one for each entry at the top of the commit, and for each name.
-    Nothing is written: see `make_skeleton`. Raises `LaunchError` where names clash or there are too many.
+    Nothing is written: see `make_skeleton`. Raises `LaunchError` if names clash or there are too many.
     """
     others = [Mount(path, f"/data/{name}") for name, path in further.items()]
     if not others:
@@ -163,7 +163,7 @@ def remove_scratch(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """values: None where the job wrote none, or none that count; problem: why not, if it wrote some."""
+    """values: None if the job wrote none, or none that can be used; problem: why not, if it wrote some."""
 
     values: dict[str, Json] | None = None
     problem: str | None = None
@@ -200,7 +200,7 @@ def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
 
 
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
-    """The git commit of a folder, and whether it differs from it; neither where it is in no work tree."""
+    """The git commit of a folder, and whether it differs from it; neither if it is in no work tree."""
     head = _git(folder, environ, "rev-parse", "--verify", "HEAD")
     if head is None or re.fullmatch(r"[0-9a-f]{40,64}", head.strip()) is None:
         return CodeState(str(folder))

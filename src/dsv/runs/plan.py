@@ -169,5 +169,5 @@ def _masker(spec: JobSpec, place: RunPlace) -> Masker:
 
 
 def data_variable(name: str) -> str:
-    """The variable that tells where data of this name is: `DSV_DATA_MASKS` for `masks`."""
+    """The variable that holds the folder of the data of this name: `DSV_DATA_MASKS` for `masks`."""
     return "DSV_DATA_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -26,8 +26,8 @@ class Sent:
 
 
 class RunRecords:
-    """Where the record of one run goes. runs: None where the store isn't to be asked (`--offline`); marks: tell of the
-    run while it is under way."""
+    """Where the record of one run goes. runs: None if the store must not be asked (`--offline`); marks: make the
+    run known to other commands while it is under way."""
 
     def __init__(self, spool: Spool, runs: RunStore | None, marks: Marks | None = None) -> None:
         self._marks = marks
@@ -110,7 +110,7 @@ def _explained(error: DsvError | OSError) -> DsvError:
 
 
 def encode_within_bounds(record: RunRecord) -> bytes:
-    """The record, without its metrics where they would make it longer than one may be."""
+    """The record, without its metrics if they would make it longer than a record may be."""
     data = record.encode()
     if len(data) <= MAX_RECORD:
         return data

@@ -152,7 +152,7 @@ class Option:
 
     field: of `JobSpec`. parse: makes the value of that field from what was typed. record: the field of `RunRecord`
     that holds the value, which `write` makes of it and `read` makes into it again; None if it is recorded in
-    another way, or not at all. anew: whether a run that is repeated may be given another value.
+    another way, or not at all. anew: whether `--again` takes another value.
     """
 
     flag: str

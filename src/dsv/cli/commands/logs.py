@@ -26,6 +26,7 @@ Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the ru
         ("dsv logs -f baseline", "as it is written, of the run with this --name"),
     ],
     result={},
+    unused=["--cache"],
 )
 def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow: Follow = False) -> None:
     """Print what a run writes, or wrote.

@@ -38,6 +38,7 @@ Grace = Annotated[
         "state": "ended, not-launched, or cut-off",
         "exit_code": "how it ended: the command's own, or 125 to 127",
     },
+    unused=["--cache"],
 )
 def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: Grace = None) -> None:
     """End a run that is under way on this machine, and wait for its end.

@@ -32,6 +32,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
         "items.exit_code": "how it ended: the command's own, or 125 to 127",
         "items.error": "why it was not launched, or was cut off",
     },
+    unused=["--cache"],
 )
 def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> int:
     """Wait until runs have ended, and exit with their exit code.

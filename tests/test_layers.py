@@ -88,7 +88,7 @@ PROGRAMS = {
     PACKAGE / "cache/filling/worker.py",
     PACKAGE / "cache/keeping/attendant.py",
     PACKAGE / "cache/keeping/keeper.py",
-    PACKAGE / "worktree/ahead/process.py",
+    PACKAGE / "worktree/prefetch/process.py",
 }
 NOT_FOR_VALUES = {
     "pathlib",

@@ -72,7 +72,7 @@ def test_a_folder_that_is_left_out_where_a_file_is_to_be(team: tuple[Person, Per
 
 
 def test_a_repository_of_git_in_a_folder_that_becomes_a_file(team: tuple[Person, Person]) -> None:
-    """Nothing that a survey sees; with no consent it stays."""
+    """Nothing that a scan sees; it stays unless it may be overwritten."""
     ann, bob = team
     (bob.workspace / "folder/.git").mkdir()
     (ann.workspace / "folder/x").unlink()

@@ -68,26 +68,26 @@ def settle(folder: Path) -> dict[str, object]:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(str(number).encode())
     rounds = 0
-    while not world.survey().unchanged and rounds < 10:
+    while not world.scan().unchanged and rounds < 10:
         time.sleep(0.1)
         world.sync()
         rounds += 1
-    return {"reads": world.reads, "unchanged": world.survey().unchanged}
+    return {"reads": world.reads, "unchanged": world.scan().unchanged}
 
 
 def look(folder: Path) -> dict[str, object]:
     """Sees the other host's workspace with its state."""
     from dsv.model.ids import CommitId
-    from dsv.worktree.scanning import take_survey
+    from dsv.worktree.scanner import scan_workspace
 
     root = folder / "w"
     state = State.load(root / ".dsv/state")
     assert state.exact is not None
     began = time.monotonic()
-    survey = take_survey(root, state, CommitId(state.exact))
+    scan = scan_workspace(root, state, CommitId(state.exact))
     return {
-        "pending": len(list(survey.pending())),
-        "exact": survey.exact,
+        "pending": len(list(scan.pending())),
+        "exact": scan.exact,
         "seconds": time.monotonic() - began,
     }
 

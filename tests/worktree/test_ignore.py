@@ -64,18 +64,18 @@ def test_verdicts_of_ignore_rules_are_remembered(world: World, monkeypatch: pyte
 
     monkeypatch.setattr(Rules, "ignores", never)
     (world.root / "a.tmp").write_bytes(b"other")
-    assert world.survey().unchanged
+    assert world.scan().unchanged
 
 
 def test_a_line_that_is_no_pattern_is_said_to_be(world: World) -> None:
     write(world, **{"sub__.dsvignore": b"fine\n!\n"})
     with pytest.raises(UsageError, match=r"sub/\.dsvignore"):
-        world.survey()
+        world.scan()
 
 
 def test_a_pattern_that_backtracking_would_never_finish(world: World) -> None:
     write(world, **{".dsvignore": b"*a*a*a*a*a*a*b\n", "a" * 120: b"1", "a" * 120 + "b": b"2"})
-    assert [item.path for item in world.survey().pending()] == [b".dsvignore", b"a" * 120]
+    assert [item.path for item in world.scan().pending()] == [b".dsvignore", b"a" * 120]
 
 
 def test_a_long_dsvignore_is_read_to_its_end(world: World) -> None:
@@ -86,7 +86,7 @@ def test_a_long_dsvignore_is_read_to_its_end(world: World) -> None:
         + b"\n*.key\n"
     )
     write(world, **{".dsvignore": rules, "my.key": b"secret", "a": b"a"})
-    assert [item.path for item in world.survey().pending()] == [b".dsvignore", b"a"]
+    assert [item.path for item in world.scan().pending()] == [b".dsvignore", b"a"]
 
 
 def test_what_can_not_be_read_whole_is_no_set_of_rules(world: World) -> None:
@@ -96,12 +96,12 @@ def test_what_can_not_be_read_whole_is_no_set_of_rules(world: World) -> None:
     path.write_bytes(b"secret\n")
     os.truncate(path, (16 << 20) + 1)
     with pytest.raises(UsageError, match=r"sub/\.dsvignore' is larger than 16"):
-        world.survey()
+        world.scan()
     path.unlink()
     for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("../target")):
         make(path)
         with pytest.raises(UsageError, match=r"sub/\.dsvignore' is not a regular file"):
-            world.survey()
+            world.scan()
         path.rmdir() if path.is_dir() else path.unlink()
 
 

@@ -12,27 +12,27 @@ from pathlib import Path
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
-from dsv.worktree.examine import hash_content
+from dsv.worktree.detect_changes import hash_content
 from dsv.worktree.folder import row_of
 from dsv.worktree.problem import Problem
-from dsv.worktree.scanning import take_survey
+from dsv.worktree.scanner import scan_workspace
+from dsv.worktree.stable_read import read_stable
 from dsv.worktree.state import State
-from dsv.worktree.steady import read_steadily
-from dsv.worktree.survey import Gone, Pending, Survey
+from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 
 Tree = dict[bytes, Entry]
 UNPRIVILEGED = """
 import json, os, sys
 from pathlib import Path
 from dsv.worktree.state import State
-from dsv.worktree.scanning import take_survey
+from dsv.worktree.scanner import scan_workspace
 os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they may lie where that user may not read
 root = Path(sys.argv[1])
-survey = take_survey(root, State.load(root / ".dsv/state"), None)
+scan = scan_workspace(root, State.load(root / ".dsv/state"), None)
 print(json.dumps({
-    "problems": {p.path.decode(): [p.reason, p.trouble.value] for p in survey.problems},
-    "pending": [item.path.decode() for item in survey.pending()],
-    "missing": [path.decode() for path in survey.missing],
+    "problems": {p.path.decode(): [p.reason, p.trouble.value] for p in scan.problems},
+    "pending": [item.path.decode() for item in scan.pending()],
+    "missing": [path.decode() for path in scan.missing],
 }))
 """
 
@@ -52,12 +52,12 @@ class World:
     def state_folder(self) -> Path:
         return self.root / ".dsv" / "state"
 
-    def survey(self, only: Iterable[bytes] = ()) -> Survey:
-        survey = take_survey(self.root, State.load(self.state_folder), self.commit, only)
-        if not survey.exact:
-            survey.align(self.base[path] for path in sorted(self.base, key=sort_key))
-            assert survey.exact
-        return survey
+    def scan(self, only: Iterable[bytes] = ()) -> WorkspaceScan:
+        scan = scan_workspace(self.root, State.load(self.state_folder), self.commit, only)
+        if not scan.exact:
+            scan.sync_with_tree(self.base[path] for path in sorted(self.base, key=sort_key))
+            assert scan.exact
+        return scan
 
     def sync(
         self, only: Iterable[bytes] = (), *, killed_after: int | None = None, forget: bool = False
@@ -66,16 +66,16 @@ class World:
 
         `killed_after` so many paths it saves and stops; with `forget` the state is not saved after publishing.
         """
-        survey = self.survey(only)
-        assert not survey.problems
+        scan = self.scan(only)
+        assert not scan.problems
         tree = dict(self.base)
         order: list[bytes] = []
-        for number, item in enumerate(survey.work()):
+        for number, item in enumerate(scan.work()):
             if number == killed_after:
-                survey.state.save()
+                scan.state.save()
                 return False
             order.append(item.path)
-            entry = None if isinstance(item, Gone) else item.known or self._read(survey, item)
+            entry = None if isinstance(item, Gone) else item.known or self._read(scan, item)
             if entry is None:
                 tree.pop(item.path, None)
             else:
@@ -84,19 +84,19 @@ class World:
         changed = tree != self.base
         self.base = tree
         self.commit = CommitId.hash(repr(sorted(tree.items())).encode())
-        survey.published(self.commit)
+        scan.published(self.commit)
         if not forget:
-            survey.state.save()
+            scan.state.save()
         return changed
 
-    def _read(self, survey: Survey, item: Pending) -> Entry:
+    def _read(self, scan: WorkspaceScan, item: Pending) -> Entry:
         with Descent(self.root) as descent:
-            steady = read_steadily(descent, item.path, hash_content)
-        assert not isinstance(steady, Problem)
+            stable = read_stable(descent, item.path, hash_content)
+        assert not isinstance(stable, Problem)
         self.reads += 1
-        recipe = recipe_for(steady.stat.st_size, steady.value)
-        row, device = row_of(steady.stat), steady.stat.st_dev
-        entry = survey.record(item, row, device, steady.value, recipe, quiet=steady.quiet)
+        recipe = recipe_for(stable.stat.st_size, stable.value)
+        row, device = row_of(stable.stat), stable.stat.st_dev
+        entry = scan.record(item, row, device, stable.value, recipe, quiet=stable.quiet)
         assert entry is not None
         return entry
 
@@ -153,7 +153,7 @@ def settle(world: World) -> None:
     while True:
         age.write_bytes(b"")
         world.sync()
-        if world.survey().unchanged:
+        if world.scan().unchanged:
             return
 
 

@@ -13,12 +13,12 @@ from dsv.model.location import Location
 from dsv.model.progress import Progress
 from dsv.repo.tree_edit import TreeChange
 from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.ahead.batch import Contents
-from dsv.worktree.ahead.readers import Readers
 from dsv.worktree.folder import Relation, row_of
+from dsv.worktree.prefetch.batch import Contents
+from dsv.worktree.prefetch.readers import Readers
 from dsv.worktree.problem import Problem
-from dsv.worktree.steady import read_steadily
-from dsv.worktree.survey import Gone, Pending, Survey
+from dsv.worktree.stable_read import read_stable
+from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 
 # How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
 SAVE_EVERY = 60.0
@@ -31,10 +31,10 @@ _Content = tuple[bytes, int, bool, FileId, Location]  # its row, device, quiet o
 class Changes:
     """`over` is to be called once. added, changed, removed: paths so far. problems: files that could not be read."""
 
-    def __init__(self, survey: Survey, uploader: Uploader, descent: Descent, progress: Progress) -> None:
+    def __init__(self, scan: WorkspaceScan, uploader: Uploader, descent: Descent, progress: Progress) -> None:
         self.added = self.changed = self.removed = 0
         self.problems: list[Problem] = []
-        self._survey = survey
+        self._scan = scan
         self._uploader = uploader
         self._descent = descent
         self._progress = progress
@@ -42,7 +42,7 @@ class Changes:
 
     def over(self, readers: Readers) -> Iterator[TreeChange]:
         """What differs from the base, in tree order, with its content uploaded."""
-        for run in readers.over(self._survey.work()):
+        for run in readers.over(self._scan.work()):
             stored = self._stored(run.contents)
             files = size = 0
             for item, at in zip(run.items, run.at, strict=True):
@@ -87,21 +87,21 @@ class Changes:
             stored = self._uploader.find(known.size, known.file_id, known.recipe_id)
             if stored is not None:
                 return TreeChange(item.path, known, stored.location)
-        found = read_steadily(self._descent, item.path, self._upload)
+        found = read_stable(self._descent, item.path, self._upload)
         if isinstance(found, Problem):
             self.problems.append(found)
-            self._survey.not_stored(item)
+            self._scan.not_stored(item)
             return None
         stored = found.value
         row, device = row_of(found.stat), found.stat.st_dev
-        entry = self._survey.record(item, row, device, stored.file_id, stored.recipe_id, quiet=found.quiet)
+        entry = self._scan.record(item, row, device, stored.file_id, stored.recipe_id, quiet=found.quiet)
         assert entry is not None
         return None if entry == item.base else TreeChange(item.path, entry, stored.location)
 
     def _record(
         self, item: Pending, row: bytes, device: int, quiet: bool, file_id: FileId, place: Location
     ) -> TreeChange | None:
-        entry = self._survey.record(item, row, device, file_id, quiet=quiet)
+        entry = self._scan.record(item, row, device, file_id, quiet=quiet)
         return None if entry == item.base else TreeChange(item.path, entry, place)
 
     def _upload(self, descriptor: int, size: int) -> tuple[Stored, int]:
@@ -110,7 +110,7 @@ class Changes:
     def _tell(self, files: int, size: int) -> None:
         self._progress.advance(files=files, bytes=size)
         if time.monotonic() - self._saved > SAVE_EVERY:
-            self._survey.state.save()
+            self._scan.state.save()
             self._saved = time.monotonic()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv.api.checkout import Goal, check_out, check_tree
 from dsv.api.context import Context
 from dsv.api.footing import working
-from dsv.api.materializing import Goal, bring, check_tree
 from dsv.errors import Conflict, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
@@ -52,7 +52,7 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
             tree = TreeReader(repository.objects, commit)
             check_tree(tree, workspace.root)
             goal = Goal(COMMAND, commit, lambda: footing.changes_to(tree), "move them away, or remove them")
-            bring(context, repository.objects, workspace, footing, goal)
+            check_out(context, repository.objects, workspace, footing, goal)
         return Cloned(workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes)
 
 

@@ -20,18 +20,18 @@ _SHOWN = 20
 
 
 def check_copies(
-    tree: TreeReader | None, changes: Iterable[Change], consents: Callable[[bytes], bool], root: Path
+    tree: TreeReader | None, changes: Iterable[Change], may_overwrite: Callable[[bytes], bool], root: Path
 ) -> None:
     """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
 
-    Each pack is looked for once. Files that may be lost (`consents`) are not looked at.
+    Each pack is looked for once. Files that may be lost (`may_overwrite`) are not looked at.
     """
     going = {
         change.path: change.before
         for change in changes
         if change.before is not None and change.before.is_file and change.before.size
         and (change.after is None or change.after.file_id != change.before.file_id)
-        and not consents(change.path)
+        and not may_overwrite(change.path)
     }  # fmt: skip
     if tree is None or not going:
         return

@@ -20,11 +20,11 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 from dsv.worktree.begun import Begun, read_begun, take_written, unfinished
-from dsv.worktree.materialize import take_clean_survey
-from dsv.worktree.scanning import take_survey
+from dsv.worktree.checkout import scan_clean_workspace
+from dsv.worktree.scanner import scan_workspace
 from dsv.worktree.state import State
-from dsv.worktree.survey import Pending, Survey
 from dsv.worktree.workspace import Workspace
+from dsv.worktree.workspace_scan import Pending, WorkspaceScan
 
 
 class Trees:
@@ -61,13 +61,13 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """A workspace that was surveyed; the survey's state stands to all of this.
+    """A workspace that was scanned; the scan's state stands to all of this.
 
     begun: the commands that did not end. written: what they have written, by path, in place of what the base has; None
     where they removed it.
     """
 
-    survey: Survey
+    scan: WorkspaceScan
     trees: Trees
     begun: tuple[Begun, ...] = ()
     written: Mapping[bytes, Entry | None] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Footing:
     @property
     def tree(self) -> TreeReader | None:
         """The base's tree."""
-        return self.trees.of(self.survey.base)
+        return self.trees.of(self.scan.base)
 
     @property
     def warning(self) -> str | None:
@@ -117,7 +117,7 @@ class Footing:
         if self.warning is None:
             return
         progress.note(self.warning)
-        mine = {item.path for item in self.survey.work() if isinstance(item, Pending)}
+        mine = {item.path for item in self.scan.work() if isinstance(item, Pending)}
         ways = PathSet.of(mine).ways
         for path in self.written:
             if path in ways or any(part in mine for part in folders_above(path)):
@@ -139,7 +139,7 @@ def find_footing(
     writes: bool = False,
     rehash: bool = False,
 ) -> Footing:
-    """Surveys the workspace, or these paths of it. `writes`: for a command that is to write files, so that those that
+    """Scans the workspace, or these paths of it. `writes`: for a command that is to write files, so that those that
     a killed one did not finish go first. rehash: no stat is taken for proof that a file is what it was.
 
     `trees` is asked only where the state does not mirror the base, or a command did not end.
@@ -149,15 +149,15 @@ def find_footing(
     if begun:
         state.exact = None  # what it says may be of this command's part alone
     root = workspace.root
-    survey = (
-        take_clean_survey(root, state, base)
+    scan = (
+        scan_clean_workspace(root, state, base)
         if writes
-        else take_survey(root, state, base, only, rehash=rehash)
+        else scan_workspace(root, state, base, only, rehash=rehash)
     )
-    if not survey.exact:
-        survey.align(entry for entry, _ in _below(trees.of(base), b""))
-    written = take_written(survey, _changes(begun, base, trees)) if begun else {}
-    return Footing(survey, trees, begun, written)
+    if not scan.exact:
+        scan.sync_with_tree(entry for entry, _ in _below(trees.of(base), b""))
+    written = take_written(scan, _changes(begun, base, trees)) if begun else {}
+    return Footing(scan, trees, begun, written)
 
 
 @contextmanager

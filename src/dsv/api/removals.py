@@ -5,32 +5,32 @@ from __future__ import annotations
 from dsv.errors import Conflict
 from dsv.repo.trees import TreeReader
 from dsv.worktree.folder import KEPT
-from dsv.worktree.survey import Survey
+from dsv.worktree.workspace_scan import WorkspaceScan
 
 # More than half of a dataset of at least this many files is never removed by accident.
 MANY = 20
 
 
-def check_removals(survey: Survey, base: TreeReader | None, *, allowed: bool) -> None:
+def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: bool) -> None:
     """Raises `Conflict` where a sync would remove more than half of the files, or all of a top-level folder."""
-    if base is None or allowed or not survey.missing:
+    if base is None or allowed or not scan.missing:
         return
-    removed, before = len(survey.missing), base.commit.entries
+    removed, before = len(scan.missing), base.commit.entries
     if before >= MANY and removed * 2 > before:
-        raise _refused(f"{removed:,} of {before:,} paths", str(survey.root))
-    for top in emptied(survey):
-        raise _refused(f"everything in {top.decode(errors='backslashreplace')}/", str(survey.root))
+        raise _refused(f"{removed:,} of {before:,} paths", str(scan.root))
+    for top in emptied(scan):
+        raise _refused(f"everything in {top.decode(errors='backslashreplace')}/", str(scan.root))
 
 
-def emptied(survey: Survey) -> list[bytes]:
+def emptied(scan: WorkspaceScan) -> list[bytes]:
     """Top-level folders of which the base has something and the disk nothing any more."""
-    tops = {path.split(b"/", 1)[0] for path in survey.missing if b"/" in path}
+    tops = {path.split(b"/", 1)[0] for path in scan.missing if b"/" in path}
     if not tops:
         return []
-    for path in survey.state.paths():
+    for path in scan.state.paths():
         top = path.split(b"/", 1)[0]
         if top in tops:
-            folder = survey.state.folder(path)
+            folder = scan.state.folder(path)
             if folder is not None and any(folder.kinds.find(kind) >= 0 for kind in KEPT):
                 tops.discard(top)
     return sorted(tops)

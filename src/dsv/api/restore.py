@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.api.bases import distance, not_at_base, proven_base
+from dsv.api.checkout import Goal, check_out, check_tree
 from dsv.api.context import Context
 from dsv.api.footing import Footing, working
-from dsv.api.materializing import Goal, bring, check_tree
 from dsv.errors import NotFound, UsageError
 from dsv.model.diff import Change, pair_entries
 from dsv.model.entry import sort_key
@@ -24,7 +24,7 @@ from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.begun import read_begun
-from dsv.worktree.plan import Consents, nobody
+from dsv.worktree.plan import ALWAYS, NEVER, OverwritePolicy
 from dsv.worktree.workspace import Workspace
 
 
@@ -87,7 +87,7 @@ def pull(context: Context) -> Pulled:
                 lambda: footing.changes_to(after),
                 "to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
             )
-            made = bring(context, repository.objects, workspace, footing, goal)
+            made = check_out(context, repository.objects, workspace, footing, goal)
         return Pulled(
             workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
         )
@@ -113,24 +113,24 @@ def restore(
         after = TreeReader(repository.objects, commit)
         check_tree(after, workspace.root)
         chosen = PathSet.of(paths)
-        consents: Consents = nobody
+        may_overwrite: OverwritePolicy = NEVER
         if force:
-            consents = _everybody
+            may_overwrite = ALWAYS
         elif paths:
-            consents = chosen.__contains__
+            may_overwrite = chosen.__contains__
         with working(repository, workspace) as footing:
             _check_paths(footing, after, chosen)
             # Paths that may differ from what counts as unchanged; all others need no look.
-            suspects = frozenset(item.path for item in footing.survey.work())
+            suspects = frozenset(item.path for item in footing.scan.work())
             goal = Goal(
                 "dsv restore",
                 commit,
                 lambda: _restoring(footing, after, chosen, suspects),
                 "to drop a change of yours: dsv restore PATH; to drop all of them: dsv restore --force",
                 paths,
-                consents,
+                may_overwrite,
             )
-            made = bring(context, repository.objects, workspace, footing, goal)
+            made = check_out(context, repository.objects, workspace, footing, goal)
         return Restored(workspace.dataset, commit, made.created, made.replaced, made.removed)
 
 
@@ -182,7 +182,3 @@ def _restoring(
         for change in run:
             if change.before != change.after or change.path in suspects:
                 yield change
-
-
-def _everybody(_: bytes) -> bool:
-    return True

@@ -15,7 +15,7 @@ from dsv.repo.session import Session, Writer
 from dsv.repo.trees import LocatedSegment, TreeReader
 from dsv.transfer.upload import Stored, Uploader
 from dsv.worktree.problem import Problem
-from dsv.worktree.steady import read_steadily
+from dsv.worktree.stable_read import read_stable
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class _Reupload:
         def upload(descriptor: int, size: int) -> tuple[Stored, int]:
             return store_content(self._uploader, descriptor, size)
 
-        found = read_steadily(self._descent, entry.path, upload)
+        found = read_stable(self._descent, entry.path, upload)
         if isinstance(found, Problem) or found.value.file_id != entry.file_id:
             self._done.lost.append(entry.path)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv.api.bases import not_at_base, proven_base
+from dsv.api.checkout import Goal, check_out, check_tree
 from dsv.api.context import Context, check_binding
 from dsv.api.footing import working
-from dsv.api.materializing import Goal, bring, check_tree
 from dsv.api.restore import source_commit
 from dsv.errors import NotFound
 from dsv.fs.lock import Lock
@@ -109,7 +109,7 @@ class _Rollback:
                 "to drop yours: dsv restore PATH; or publish them first: dsv sync",
                 ready=lambda: self._publish(commit, after.commit_id),
             )
-            made = bring(self._context, self._repository.objects, self._workspace, footing, goal)
+            made = check_out(self._context, self._repository.objects, self._workspace, footing, goal)
         return RolledBack(
             self._workspace.dataset, self._workspace.branch, commit_id, self._head.commit, after.commit_id,
             made.created, made.replaced, made.removed,

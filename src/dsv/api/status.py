@@ -12,7 +12,7 @@ from dsv.api.removals import check_removals
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
 from dsv.model.ids import CommitId
-from dsv.worktree.examine import examine
+from dsv.worktree.detect_changes import detect_changes
 from dsv.worktree.problem import Problem
 from dsv.worktree.state import State
 from dsv.worktree.status import Differences
@@ -58,19 +58,19 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
         trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
         check_paths(workspace.root, lambda: trees.of(base), paths)
         footing = find_footing(workspace, state, base, trees, paths, rehash=rehash)
-        survey = footing.survey
+        scan = footing.scan
         context.progress.start(None, None)
-        differences, unread = examine(survey, footing.entry, context.progress)
+        differences, unread = detect_changes(scan, footing.entry, context.progress)
         context.progress.finish()
-        suspicious = _suspicion(footing) if survey.missing else None
+        suspicious = _suspicion(footing) if scan.missing else None
     _save(workspace, state)
-    problems = tuple(survey.problems + unread)
+    problems = tuple(scan.problems + unread)
     return Status(
         workspace,
         base,
         differences,
         problems,
-        tuple(survey.clashes),
+        tuple(scan.clashes),
         suspicious,
         footing.warning,
         workspace.seen(),
@@ -79,7 +79,7 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
 
 def _suspicion(footing: Footing) -> str | None:
     try:
-        check_removals(footing.survey, footing.tree, allowed=False)
+        check_removals(footing.scan, footing.tree, allowed=False)
     except Conflict as refused:
         return refused.message
     return None

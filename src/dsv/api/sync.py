@@ -34,14 +34,14 @@ from dsv.repo.trees import TreeReader
 from dsv.store.counting import Counting
 from dsv.transfer.processors import processors
 from dsv.transfer.upload import Uploader
-from dsv.worktree.ahead.readers import Readers, suitable
-from dsv.worktree.examine import read
+from dsv.worktree.detect_changes import read
 from dsv.worktree.journal import Journal
+from dsv.worktree.prefetch.readers import Readers, suitable
 from dsv.worktree.problem import Problem, refusal
 from dsv.worktree.state import State
 from dsv.worktree.status import difference
-from dsv.worktree.survey import Survey
 from dsv.worktree.workspace import Workspace
+from dsv.worktree.workspace_scan import WorkspaceScan
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class _Sync:
         footing = find_footing(
             self._workspace, state, base, trees, self._request.paths, rehash=self._request.rehash
         )
-        survey, tree = footing.survey, footing.tree
+        scan, tree = footing.scan, footing.tree
         footing.check_publishable(self._context.progress)
-        self._report(survey)
+        self._report(scan)
         check_paths(self._workspace.root, lambda: tree, self._request.paths)
         if tree is not None and (self._request.reupload or self._repository.objects.packs.noted()):
             self._mended = reupload(
@@ -176,32 +176,32 @@ class _Sync:
         head = self._head()
         begins = head is None or head.entry.deleted
         here = head is None or head.entry.deleted or follows(self._repository.objects, head, base)
-        if not survey.missing and not self._any_difference(survey, reading=not here):
+        if not scan.missing and not self._any_difference(scan, reading=not here):
             if not here:
                 raise self._moved(head, base, changed=False)
             return self._without_change(base, tree, head)
         if not here:
             raise self._moved(head, base)
-        check_removals(survey, tree, allowed=self._request.allow_removals)
+        check_removals(scan, tree, allowed=self._request.allow_removals)
         with (
             Session.open(self._repository, self._context.writer) as session,
             Uploader(session, self._journal) as uploader,
         ):
             if base is not None and begins:  # no branch of this name keeps the base from gc
                 check_whole(session, base)
-            files = self._expect(survey)
+            files = self._expect(scan)
             uploader.resume(self._journal.left.packs, self._journal.left.recipes)
             root, jobs = self._workspace.root, self._request.jobs
             processes = suitable(files, processors()) if jobs is None else jobs - 1
             with Readers(root, processes) as readers, Descent(root) as descent:
-                changes = Changes(survey, uploader, descent, self._context.progress)
+                changes = Changes(scan, uploader, descent, self._context.progress)
                 written = write_tree(uploader, tree, changes.over(readers))
             self._problems += changes.problems
             self._refuse_problems()
             if tree is not None and written.root == tree.commit.root:
                 return self._without_change(base, tree, head)
             uploader.finish()
-            return self._publish(session, survey, tree, head, written, changes)
+            return self._publish(session, scan, tree, head, written, changes)
 
     def _head(self) -> Head | None:
         """The branch's newest entry. A branch that is to be made has none, or that of its deletion."""
@@ -225,37 +225,37 @@ class _Sync:
             raise no_branch(self._repository, self._workspace, branch)
         return newest
 
-    def _any_difference(self, survey: Survey, *, reading: bool) -> bool:
+    def _any_difference(self, scan: WorkspaceScan, *, reading: bool) -> bool:
         """Whether there is anything to publish. `reading`: finds out even where only contents can tell."""
         with Descent(self._workspace.root) as descent:
-            for item in survey.pending():
+            for item in scan.pending():
                 if item.base is not None and item.known == item.base:
                     continue  # too young to be trusted without another look, and the same
                 if not reading or item.surely_changed or item.known is not None or item.base is None:
                     return True
-                if read(survey, item, descent) is not None or difference(item.base, item.known) is not None:
+                if read(scan, item, descent) is not None or difference(item.base, item.known) is not None:
                     return True
         return False
 
-    def _report(self, survey: Survey) -> None:
-        for one, other in survey.clashes:
+    def _report(self, scan: WorkspaceScan) -> None:
+        for one, other in scan.clashes:
             self._context.progress.note(
                 f"{_show(one)} and {_show(other)} are one name where case or Unicode is folded: "
                 "macOS and Windows can't have both"
             )
-        self._problems = list(survey.problems)
+        self._problems = list(scan.problems)
         self._refuse_problems()
 
     def _refuse_problems(self) -> None:
         if self._problems and not self._request.skip_unsupported:
             raise refusal(self._problems, str(self._workspace.root))
 
-    def _expect(self, survey: Survey) -> int:
+    def _expect(self, scan: WorkspaceScan) -> int:
         """Says how much there is to do, and gives the number of paths.
 
         Raises `NoRoom` where a directory store can't take what is new.
         """
-        files, needed = survey.totals()
+        files, needed = scan.totals()
         self._context.progress.start(files, needed)
         free = self._store.free_bytes()
         if free is not None and needed > free:
@@ -269,7 +269,7 @@ class _Sync:
     def _publish(
         self,
         session: Session,
-        survey: Survey,
+        scan: WorkspaceScan,
         tree: TreeReader | None,
         head: Head | None,
         written: WrittenTree,
@@ -299,8 +299,8 @@ class _Sync:
         moved = session.publish(dataset, self._branch, head, self._entry(commit_id), before_ref)
         if isinstance(moved, LostRace):
             raise self._moved(moved.winner, parent)
-        survey.published(commit_id)
-        survey.state.save()
+        scan.published(commit_id)
+        scan.state.save()
         self._workspace.set_base(commit_id)
         self._follow(commit_id)
         self._journal.clear()

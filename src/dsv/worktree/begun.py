@@ -22,11 +22,11 @@ from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet, folders_above
-from dsv.worktree.align import NameIndex
-from dsv.worktree.examine import read
+from dsv.worktree.detect_changes import read
 from dsv.worktree.folder import DIRECTORY, KEPT, OWN_SAME, Folder
 from dsv.worktree.status import difference
-from dsv.worktree.survey import Survey, pending_at
+from dsv.worktree.sync_with_tree import NameIndex
+from dsv.worktree.workspace_scan import WorkspaceScan, pending_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +128,17 @@ def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, .
     return tuple(found)
 
 
-def take_written(survey: Survey, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
-    """Finds paths that are as what has begun wanted them, gives what they are, and lets the survey say that these are
+def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
+    """Finds paths that are as what has begun wanted them, gives what they are, and lets the scan say that these are
     unchanged.
 
-    changes: what the commands were to change, of paths at which the base still has the `before`. The survey is exact;
+    changes: what the commands were to change, of paths at which the base still has the `before`. The scan is exact;
     files are read whose stats can't tell. Folders that the changes lead through may have been left empty.
     """
     found: dict[bytes, Entry | None] = {}
     folders: set[bytes] = set()
-    with about(survey.root), Descent(survey.root) as descent:
-        taker = _Taker(survey, descent)
+    with about(scan.root), Descent(scan.root) as descent:
+        taker = _Taker(scan, descent)
         for change in changes:
             if change.path not in found and difference(change.before, change.after) is not None:
                 if taker.take(change):
@@ -147,16 +147,16 @@ def take_written(survey: Survey, changes: Iterable[Change]) -> dict[bytes, Entry
         for path in folders:
             if found.get(path) is None and taker.take_empty(path):
                 found[path] = Entry(path, Kind.EMPTY_DIRECTORY)
-    survey.stands_to_more_than_the_base()
+    scan.stands_to_more_than_the_base()
     return found
 
 
 class _Taker:
-    def __init__(self, survey: Survey, descent: Descent) -> None:
-        self._survey = survey
-        self._state = survey.state
+    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
+        self._scan = scan
+        self._state = scan.state
         self._descent = descent
-        self._names = NameIndex(survey.state)
+        self._names = NameIndex(scan.state)
 
     def take(self, change: Change) -> bool:
         path, wanted = change.path, change.after
@@ -196,12 +196,12 @@ class _Taker:
         if wanted.is_file and folder.size_on_disk(at) != wanted.size:
             return False
         item = pending_at(folder, at, name)
-        self._survey.relate(item, wanted)  # before it is read: then a large file's recipe is known
-        if item.known is None and read(self._survey, item, self._descent) is not None:
+        self._scan.relate(item, wanted)  # before it is read: then a large file's recipe is known
+        if item.known is None and read(self._scan, item, self._descent) is not None:
             item.known = None
         if item.known is not None and difference(item.known, wanted) is None:
             return True
-        self._survey.relate(item, change.before)
+        self._scan.relate(item, change.before)
         return False
 
 

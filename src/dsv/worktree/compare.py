@@ -22,7 +22,7 @@ from dsv.worktree.folder import (
     mark,
 )
 from dsv.worktree.ignore import Rules
-from dsv.worktree.scan import Listing
+from dsv.worktree.listing import Listing
 
 _FORGET = 0xFF & ~(TRUSTED | READ)
 

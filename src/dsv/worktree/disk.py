@@ -1,4 +1,4 @@
-"""What a survey knows of single paths."""
+"""What a scan knows of single paths."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dsv.errors import Conflict
 from dsv.fs.descent import Descent, split
 from dsv.model.entry import Entry, Kind
 from dsv.model.path_set import folders_above
-from dsv.worktree.align import NameIndex
-from dsv.worktree.examine import read
+from dsv.worktree.detect_changes import read
 from dsv.worktree.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.worktree.problem import Problem
-from dsv.worktree.survey import Survey, pending_at
+from dsv.worktree.sync_with_tree import NameIndex
+from dsv.worktree.workspace_scan import WorkspaceScan, pending_at
 
 
-class SurveyedDisk:
+class ScannedDisk:
     """Answers from the state; reads a file where only its content can tell."""
 
-    def __init__(self, survey: Survey, descent: Descent) -> None:
-        self._survey = survey
-        self._state = survey.state
+    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
+        self._scan = scan
+        self._state = scan.state
         self._descent = descent
-        self.names = NameIndex(survey.state)
+        self.names = NameIndex(scan.state)
         self._clear_way = b""  # a folder that is reached through folders alone
 
     def entry(self, path: bytes) -> Entry | None:
@@ -54,7 +54,7 @@ class SurveyedDisk:
             folder, at = self._find(way)
             if folder is not None and at is not None and folder.kinds[at] == IGNORED:
                 return way, "is left out by .dsvignore"
-            if self._survey.withheld is not None and way in self._survey.withheld:
+            if self._scan.withheld is not None and way in self._scan.withheld:
                 return way, "can't be read"
         return None
 
@@ -82,7 +82,7 @@ class SurveyedDisk:
                 return each
             names = folder.name_list()
             unseen = self._names_on_disk(each).difference(names)
-            if unseen:  # dsv's or git's own, say, which no survey looks at
+            if unseen:  # dsv's or git's own, say, which no scan looks at
                 return folder.path_of(min(unseen))
             for at, name in enumerate(names):
                 kind = folder.kinds[at]
@@ -101,7 +101,7 @@ class SurveyedDisk:
         """Sets how a file or symlink stands to the base, which has `base` there."""
         folder, at = self._find(path)
         if folder is not None and at is not None:
-            self._survey.relate(pending_at(folder, at, split(path)[1]), base)
+            self._scan.relate(pending_at(folder, at, split(path)[1]), base)
 
     def _find(self, path: bytes) -> tuple[Folder | None, int | None]:
         parent, name = split(path)
@@ -110,7 +110,7 @@ class SurveyedDisk:
 
     def _read(self, folder: Folder, at: int, name: bytes) -> Entry | None:
         item = pending_at(folder, at, name)
-        problem = read(self._survey, item, self._descent)
+        problem = read(self._scan, item, self._descent)
         if isinstance(problem, Problem):
             raise Conflict(
                 f"{problem}", subject=item.path.decode("utf-8", "backslashreplace"), hint="dsv status"

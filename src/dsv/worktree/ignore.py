@@ -11,7 +11,7 @@ from dsv.errors import UsageError
 from dsv.model.paths import show
 from dsv.model.units import format_bytes
 from dsv.worktree.patterns import Pattern, parse
-from dsv.worktree.steady import OPEN_FLAGS
+from dsv.worktree.stable_read import OPEN_FLAGS
 
 NAME = ".dsvignore"
 _LIMIT = 16 << 20  # bytes of one

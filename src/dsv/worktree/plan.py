@@ -49,7 +49,20 @@ class Disk(Protocol):
         ...
 
 
-Consents = Callable[[bytes], bool]
+OverwritePolicy = Callable[[bytes], bool]
+"""Whether something that no commit has may be overwritten at a path."""
+
+
+def _never(_: bytes) -> bool:
+    return False
+
+
+def _always(_: bytes) -> bool:
+    return True
+
+
+NEVER: OverwritePolicy = _never
+ALWAYS: OverwritePolicy = _always
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +115,17 @@ class Plan:
             self.fetched += step.change.after.size
 
 
-def make_plan(changes: Iterable[Change], disk: Disk, consents: Consents) -> Plan:
+def make_plan(changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy) -> Plan:
     """What it takes to make the changes."""
     plan = Plan()
     for change in changes:
-        plan.add(decide(change, disk, consents))
+        plan.add(decide(change, disk, may_overwrite))
     plan.conflicts = list(dict.fromkeys(plan.conflicts))
     return plan
 
 
-def nobody(_: bytes) -> bool:
-    """Consents to nothing: whatever is not in the base stays."""
-    return False
-
-
-def decide(change: Change, disk: Disk, consents: Consents) -> Step:
-    """Applies the change if the disk is as in the base, or if `consents` says that what is there may go."""
+def decide(change: Change, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
+    """Applies the change if the disk is as in the base, or if `may_overwrite` says that what is there may go."""
     path, after = change.path, change.after
     now = disk.entry(path)
     if after is not None and difference(now, after) is not None:
@@ -128,14 +136,14 @@ def decide(change: Change, disk: Disk, consents: Consents) -> Step:
             at, reason = closed
             return Step(Act.CONFLICT, change, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
     if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
-        return _over_folder(change, now, disk, consents)
+        return _over_folder(change, now, disk, may_overwrite)
     if now is None and disk.is_folder(path):
         return Step(
             Act.KEEP, change
         )  # a folder with something in it: nothing to remove, no empty folder to make
     if difference(now, after) is None:
         return Step(Act.KEEP, change)
-    forced = consents(path)
+    forced = may_overwrite(path)
     if difference(now, change.before) is not None and not forced:
         return Step(Act.CONFLICT, change, at=path, reason=_reason(change, now))
     if after is None:
@@ -144,14 +152,14 @@ def decide(change: Change, disk: Disk, consents: Consents) -> Step:
     stranger = disk.stranger(path)
     if stranger is None:
         return step
-    if consents(stranger):
+    if may_overwrite(stranger):
         return replace(step, forced=True)
     return Step(Act.CONFLICT, change, at=stranger, reason=f"is in the way of {_name(path)}")
 
 
-def _over_folder(change: Change, now: Entry | None, disk: Disk, consents: Consents) -> Step:
+def _over_folder(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
     """Puts a file or symlink in the place of a folder; what the base has in the folder has changes of its own."""
-    step = Step(Act.CREATE, change, forced=consents(change.path))
+    step = Step(Act.CREATE, change, forced=may_overwrite(change.path))
     if now is not None and difference(now, change.before) is not None and not step.forced:
         return Step(Act.CONFLICT, change, at=change.path, reason=_reason(change, now))
     stranger = disk.stranger_below(change.path)

@@ -15,7 +15,7 @@ from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.model.entry import Entry, Kind
 from dsv.worktree.folder import row_of
-from dsv.worktree.scan import TEMPORARY
+from dsv.worktree.listing import TEMPORARY
 
 _FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 

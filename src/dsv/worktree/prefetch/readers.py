@@ -20,8 +20,8 @@ import msgspec
 from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor
 from dsv.model.entry import Kind
-from dsv.worktree.ahead.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, Slot, read_batch
-from dsv.worktree.survey import Gone, Pending
+from dsv.worktree.prefetch.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, Slot, read_batch
+from dsv.worktree.workspace_scan import Gone, Pending
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
 _OWN_SLOTS = 2
@@ -160,7 +160,7 @@ class _Reader:
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))
-            program = [sys.executable, "-P", "-m", "dsv.worktree.ahead.process"]
+            program = [sys.executable, "-P", "-m", "dsv.worktree.prefetch.process"]
             given = (theirs.fileno(), shared)
             # In a process group of its own it does not hear a Ctrl-C that is meant for who started it.
             self._process = subprocess.Popen(

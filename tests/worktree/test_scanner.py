@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.worktree.folder import ROW, differing, row_of
+from dsv.worktree.listing import list_folder
 from dsv.worktree.problem import Trouble, refusal
-from dsv.worktree.scan import list_folder
-from dsv.worktree.survey import Survey
+from dsv.worktree.workspace_scan import WorkspaceScan
 from tests.worktree.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
 
 
@@ -27,8 +27,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "w")
 
 
-def problems(survey: Survey) -> dict[bytes, str]:
-    return {problem.path: problem.reason for problem in survey.problems}
+def problems(scan: WorkspaceScan) -> dict[bytes, str]:
+    return {problem.path: problem.reason for problem in scan.problems}
 
 
 def test_a_file_that_did_not_change_is_not_read_again(world: World) -> None:
@@ -54,28 +54,28 @@ def test_what_makes_a_file_be_read_again(world: World, change: object) -> None:
     settle(world)
     assert callable(change)
     change(world.root / "a")
-    assert [item.path for item in world.survey().pending() if item.path == b"a"] == [b"a"]
+    assert [item.path for item in world.scan().pending() if item.path == b"a"] == [b"a"]
 
 
 def test_a_file_as_young_as_the_clock_is_not_trusted(world: World) -> None:
     """Written again within one tick of the clock, it has the same size and times: only a second reading tells."""
     write(world, a=b"1111")
-    survey = world.survey()
-    (item,) = survey.pending()
+    scan = world.scan()
+    (item,) = scan.pending()
     info = (world.root / "a").stat()
-    survey.state.trust_before = info.st_ctime_ns  # the scan began in the tick in which the file was written
+    scan.state.trust_before = info.st_ctime_ns  # the scan began in the tick in which the file was written
     from dsv.model.ids import CommitId, FileId
 
-    survey.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), quiet=True)
-    survey.published(CommitId.hash(b"c"))
-    assert [item.path for item in survey.pending()] == [b"a"]  # the row says the same, and is not believed
-    survey.state.trust_before = info.st_ctime_ns + 1
-    survey.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), quiet=True)
-    assert list(survey.pending()) == []
+    scan.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), quiet=True)
+    scan.published(CommitId.hash(b"c"))
+    assert [item.path for item in scan.pending()] == [b"a"]  # the row says the same, and is not believed
+    scan.state.trust_before = info.st_ctime_ns + 1
+    scan.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), quiet=True)
+    assert list(scan.pending()) == []
 
 
 def test_an_mtime_far_ahead_is_trusted_and_one_just_ahead_is_not(world: World) -> None:
-    state = world.survey().state
+    state = world.scan().state
     state.trust_before = 1000
     week = 7 * 24 * 3600 * 10**9
     assert state.vouches(ROW.pack(1, 1, 999, 999, 0))
@@ -113,16 +113,16 @@ def test_everything_that_can_not_be_stored_is_listed_at_once(world: World) -> No
     (world.root / "dangling").symlink_to("nowhere/at/all")
     (world.root / "way").symlink_to("sub")
     (world.root / "by-way").symlink_to("way/../../outside")
-    found = problems(world.survey())
+    found = problems(world.scan())
     expected = {b"socket", b"sub/pipe", b"sub/\xff\xfe", b"\xffolder", b"absolute", b"sub/up", b"by-way"}
     assert set(found) == expected | ({b"device"} if os.geteuid() == 0 else set())
     assert "socket" in found[b"socket"] and "pipe" in found[b"sub/pipe"] and "UTF-8" in found[b"\xffolder"]
     assert "out of the dataset" in found[b"by-way"]
-    error = refusal(world.survey().problems, str(world.root))
+    error = refusal(world.scan().problems, str(world.root))
     assert error.exit_code == 9 and all(
         text in error.message for text in ("socket", "by-way", "sub/up", "pipe")
     )
-    assert set(problems(world.survey([b"sub"]))) == {b"sub/pipe", b"sub/\xff\xfe", b"sub/up"}
+    assert set(problems(world.scan([b"sub"]))) == {b"sub/pipe", b"sub/\xff\xfe", b"sub/up"}
     server.close()
 
 
@@ -133,11 +133,11 @@ def test_a_link_that_leaves_by_way_of_another_that_changed_later(world: World) -
     settle(world)
     (world.root / "way").unlink()
     (world.root / "way").symlink_to("a")
-    assert set(problems(world.survey())) == {b"link"}
+    assert set(problems(world.scan())) == {b"link"}
     (world.root / "way").unlink()
-    assert set(problems(world.survey())) == {b"link"}
+    assert set(problems(world.scan())) == {b"link"}
     (world.root / "link").unlink()
-    assert not world.survey().problems
+    assert not world.scan().problems
 
 
 def test_deep_and_long_paths(world: World) -> None:
@@ -157,10 +157,10 @@ def test_deep_and_long_paths(world: World) -> None:
     already = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (already + 200, limits[1]))
     try:
-        survey = world.survey()
-        (item,) = survey.pending()
+        scan = world.scan()
+        (item,) = scan.pending()
         assert len(item.path) == 4096
-        (problem,) = survey.problems
+        (problem,) = scan.problems
         assert len(problem.path) == 4097 and "4096" in problem.reason
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -176,7 +176,7 @@ def test_dsv_and_git_folders_are_not_seen_in_any_case_at_any_depth(world: World)
     (world.root / "sub/.dsv-tmp-mine").write_bytes(b"x")
     world.sync()
     assert set(world.base) == {b"sub/x", b".DSV-not/file", b"sub/.dsv-tmp-mine"}
-    assert world.survey().leftovers == [b"sub/.dsv-tmp-0123456789abcdef"]
+    assert world.scan().leftovers == [b"sub/.dsv-tmp-0123456789abcdef"]
 
 
 def test_names_that_clash_elsewhere_are_warned_of(world: World) -> None:
@@ -185,7 +185,7 @@ def test_names_that_clash_elsewhere_are_warned_of(world: World) -> None:
     write(world, readme=b"3", SUB__x=b"4")
     (world.root / "sub/é").write_bytes(b"composed")
     (world.root / "sub/e\u0301").write_bytes(b"decomposed")
-    clashes = world.survey().clashes
+    clashes = world.scan().clashes
     assert (b"Readme", b"readme") in clashes and (b"SUB", b"sub") in clashes
     assert len(clashes) == 3
     world.sync()
@@ -221,9 +221,9 @@ def test_what_can_not_be_listed_stays_as_the_base_has_it(
 ) -> None:
     write(world, a=b"1", sub__b=b"2", sub__deep__c=b"3")
     world.sync()
-    from dsv.worktree import scanning
+    from dsv.worktree import scanner
 
-    real = scanning.list_folder
+    real = scanner.list_folder
     shut = (world.root / "sub").stat().st_ino
 
     def refusing(descriptor: int) -> object:
@@ -231,12 +231,12 @@ def test_what_can_not_be_listed_stays_as_the_base_has_it(
             raise PermissionError(13, "Permission denied")
         return real(descriptor)
 
-    monkeypatch.setattr(scanning, "list_folder", refusing)
-    survey = world.survey()
-    assert set(problems(survey)) == {b"sub"} and survey.missing == []
-    survey.state.save()
+    monkeypatch.setattr(scanner, "list_folder", refusing)
+    scan = world.scan()
+    assert set(problems(scan)) == {b"sub"} and scan.missing == []
+    scan.state.save()
     monkeypatch.undo()
-    assert world.survey().missing == []
+    assert world.scan().missing == []
 
 
 def test_a_scope_ends_where_its_paths_end(world: World) -> None:

@@ -14,8 +14,8 @@ from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet
 from dsv.model.paths import link_escapes
 from dsv.worktree import ignore
-from dsv.worktree.align import NameIndex
 from dsv.worktree.compare import compare, is_unchanged
+from dsv.worktree.entry_validator import LEAVES, EntryValidator
 from dsv.worktree.folder import (
     DIRECTORY,
     KEPT,
@@ -25,20 +25,20 @@ from dsv.worktree.folder import (
     with_relation,
 )
 from dsv.worktree.ignore import Rules
-from dsv.worktree.judge import LEAVES, Judge
+from dsv.worktree.listing import Listing, list_folder
 from dsv.worktree.problem import Trouble
-from dsv.worktree.scan import Listing, list_folder
 from dsv.worktree.state import State
-from dsv.worktree.survey import Survey
+from dsv.worktree.sync_with_tree import NameIndex
+from dsv.worktree.workspace_scan import WorkspaceScan
 
 
-def take_survey(
+def scan_workspace(
     root: Path, state: State, base: CommitId | None, only: Iterable[bytes] = (), *, rehash: bool = False
-) -> Survey:
+) -> WorkspaceScan:
     """Lists the workspace at `root` (or only these paths of it) and compares it with the state.
 
     Reads no file but symlinks and `.dsvignore`s. Where the state does not mirror `base` all is listed, and
-    `Survey.align` is due before anything else. Raises `UsageError` for a `.dsvignore` that is none, and what
+    `WorkspaceScan.align` is due before anything else. Raises `UsageError` for a `.dsvignore` that is none, and what
     `fs.errors` makes of one that can't be read, and of a root that can't be listed.
     """
     with about(root):
@@ -48,44 +48,44 @@ def take_survey(
         except OSError:
             state.trust_before = 0  # nothing new is trusted, in a workspace that we may not write to
         device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
-        survey = Survey(root, state, base, PathSet.of(only), device)
+        scan = WorkspaceScan(root, state, base, PathSet.of(only), device)
         with Descent(root) as descent:
-            _Scanner(survey, descent, rehash=rehash or not survey.keeps_ids).run()
-    return survey
+            _Scanner(scan, descent, rehash=rehash or not scan.keeps_ids).run()
+    return scan
 
 
 class _Scanner:
-    def __init__(self, survey: Survey, descent: Descent, *, rehash: bool) -> None:
+    def __init__(self, scan: WorkspaceScan, descent: Descent, *, rehash: bool) -> None:
         self._rehash = rehash
-        self._survey = survey
-        self._state = survey.state
+        self._scan = scan
+        self._state = scan.state
         self._descent = descent
         self._unvisited = set(self._state.paths())
         self._rules: dict[bytes, Rules] = {}  # of folders that lead to a scope
-        self._judge = Judge(self._state)
+        self._validator = EntryValidator(self._state)
 
     def run(self) -> None:
-        survey = self._survey
-        scope = survey.scope if survey.exact else PathSet()
+        scan = self._scan
+        scope = scan.scope if scan.exact else PathSet()
         if scope.whole:
             self._walk(b"", Rules())
         for path in scope.paths:
             self._walk_to(path)
         self._lose_unvisited(scope)
         names = NameIndex(self._state)
-        gone = self._state.gone | self._judge.lost
+        gone = self._state.gone | self._validator.lost
         self._state.gone = {path for path in gone if not self._is_back(path, names)}
         self._check_links()
-        survey.clashes = self._judge.clashes
-        survey.withheld = PathSet.of(self._judge.withheld) if self._judge.withheld else None
-        survey.unsettled.sort(key=sort_key)
+        scan.clashes = self._validator.clashes
+        scan.withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
+        scan.unsettled.sort(key=sort_key)
         found = {
             problem.path: problem
-            for problem in reversed(self._judge.problems)
-            if problem.path in survey.scope
+            for problem in reversed(self._validator.problems)
+            if problem.path in scan.scope
         }
-        survey.problems = [found[path] for path in sorted(found, key=sort_key)]
-        survey.find_missing()
+        scan.problems = [found[path] for path in sorted(found, key=sort_key)]
+        scan.find_missing()
 
     def _walk(self, start: bytes, rules: Rules) -> None:
         """Visits a folder and all below it, in tree order."""
@@ -130,21 +130,23 @@ class _Scanner:
         except OSError as error:
             if not path:
                 raise
-            self._judge.problem(path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE)
-            self._judge.withheld.append(path)
+            self._validator.problem(
+                path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE
+            )
+            self._validator.withheld.append(path)
             return None
         rules = self._enter(path, above, listing, descriptor)
         self._unvisited.discard(path)
         for name in listing.leftovers:
-            self._survey.leftovers.append(_join(path, os.fsencode(name)))
+            self._scan.leftovers.append(_join(path, os.fsencode(name)))
         old = self._remembered(path)
         if old is not None and is_unchanged(old, listing, rules):
             return old, rules
         compared = compare(path, old, listing, rules)
-        self._judge.judge(compared, listing, descriptor)
+        self._validator.validate(compared, listing, descriptor)
         self._state.put(compared.folder)
         if not compared.folder.is_clean:
-            self._survey.unsettled.append(path)
+            self._scan.unsettled.append(path)
         return compared.folder, rules
 
     def _remembered(self, path: bytes) -> Folder | None:
@@ -152,7 +154,7 @@ class _Scanner:
         old = self._state.folder(path)
         if old is None or not self._rehash:
             return old
-        scope = self._survey.scope
+        scope = self._scan.scope
         if path in scope:
             old.distrust()
         elif not path or scope.touches(path):
@@ -169,7 +171,7 @@ class _Scanner:
 
     def _lose_unvisited(self, scope: PathSet) -> None:
         """What is remembered below folders that went, or that are left out now."""
-        withheld = PathSet.of(self._judge.withheld) if self._judge.withheld else None
+        withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
         for path in self._unvisited:
             if path not in scope or (withheld is not None and path in withheld):
                 continue
@@ -178,10 +180,10 @@ class _Scanner:
             names = folder.name_list()
             for at, kind in enumerate(folder.kinds):
                 if kind in KEPT and folder.relation(at) is not Relation.ABSENT:
-                    self._judge.lost.add(folder.path_of(names[at]))
-                    self._judge.links_moved |= kind == Kind.SYMLINK
+                    self._validator.lost.add(folder.path_of(names[at]))
+                    self._validator.links_moved |= kind == Kind.SYMLINK
             if folder.own == OWN_SAME:
-                self._judge.lost.add(path)
+                self._validator.lost.add(path)
             self._state.drop(path)
 
     def _is_back(self, path: bytes, names: NameIndex) -> bool:
@@ -201,7 +203,7 @@ class _Scanner:
 
     def _check_links(self) -> None:
         """Refuses symlinks that leave the tree, resolved through all of its own links."""
-        if not self._judge.links_moved and self._survey.exact:
+        if not self._validator.links_moved and self._scan.exact:
             return
         links = dict(self._links())
         while escaping := link_escapes(links):
@@ -211,11 +213,11 @@ class _Scanner:
                 folder = self._state.edit(above)
                 at = folder.find(name)
                 assert at is not None
-                self._judge.lost.clear()
-                self._judge.refuse(folder, at, name, LEAVES)
-                self._state.gone |= self._judge.lost
-                self._survey.unsettled.append(above)
-        self._survey.unsettled = list(dict.fromkeys(self._survey.unsettled))
+                self._validator.lost.clear()
+                self._validator.refuse(folder, at, name, LEAVES)
+                self._state.gone |= self._validator.lost
+                self._scan.unsettled.append(above)
+        self._scan.unsettled = list(dict.fromkeys(self._scan.unsettled))
 
     def _links(self) -> Iterator[tuple[bytes, bytes]]:
         for path in self._state.paths():

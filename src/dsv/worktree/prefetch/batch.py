@@ -24,7 +24,7 @@ from dsv.model.columns import cut
 from dsv.model.ids import ChunkId
 from dsv.model.pack import Packed
 from dsv.worktree.folder import ROW, row_of
-from dsv.worktree.steady import OPEN_FLAGS, is_quiet, same_times
+from dsv.worktree.stable_read import OPEN_FLAGS, is_quiet, same_times
 
 FILES = 256
 """A batch has at most so many."""
@@ -53,7 +53,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """What was read, a column each, in the order's order.
 
     rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
-    quiet: a byte each, of what `steady.is_quiet` said.
+    quiet: a byte each, of what `stable_read.is_quiet` said.
     ids: 32 bytes each. codecs: a byte each. stored: bytes of each that lie in the slot, one behind the other.
     """
 
@@ -92,7 +92,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one batch holds, a column each. rows, devices, quiet: see `Survey.record`.
+    """What one batch holds, a column each. rows, devices, quiet: see `WorkspaceScan.record`.
 
     read: whether each was; the other columns mean nothing where it was not.
     """
@@ -124,7 +124,7 @@ class Contents:
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
     """Reads the files, each once, and leaves what is to be stored of them in `memory`, a slot's.
 
-    A file that is not there, not readable, or not steady while it is read is left `UNREAD`.
+    A file that is not there, not readable, or not stable while it is read is left `UNREAD`.
     """
     rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")

@@ -14,36 +14,36 @@ from dsv.model.ids import FileId
 from dsv.model.progress import NoProgress, Progress
 from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.problem import Problem
+from dsv.worktree.stable_read import read_stable
 from dsv.worktree.status import Differences, What, difference, retyped
-from dsv.worktree.steady import read_steadily
-from dsv.worktree.survey import Gone, Pending, Survey
+from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 
 _PIECE = 4 << 20  # bytes read at a time
 BaseEntry = Callable[[bytes], Entry | None]
 
 
-def examine(
-    survey: Survey, base_entry: BaseEntry, progress: Progress | None = None
+def detect_changes(
+    scan: WorkspaceScan, base_entry: BaseEntry, progress: Progress | None = None
 ) -> tuple[Differences, list[Problem]]:
     """What a sync would commit, and which files could not be read.
 
     Reads files whose size is the base's and whose times are not, and remembers what it read; files that are
     new or of another size are not read. `base_entry` gives the base's entry of a path; it is asked for few.
-    The survey is exact.
+    The scan is exact.
     """
     found = Differences()
     problems: list[Problem] = []
     progress = progress or NoProgress()
-    with about(survey.root), Descent(survey.root) as descent:
-        for item in survey.work():
+    with about(scan.root), Descent(scan.root) as descent:
+        for item in scan.work():
             if isinstance(item, Gone):
                 found.note(item.path, What.REMOVED)
                 continue
             sure = item.relation is Relation.DIFFERS and item.known is not None
             if item.relation in (Relation.UNKNOWN, Relation.DIFFERS) and not sure:
-                survey.relate(item, base_entry(item.path))
+                scan.relate(item, base_entry(item.path))
             if item.base is not None and item.known is None and not item.surely_changed:
-                problem = read(survey, item, descent)
+                problem = read(scan, item, descent)
                 progress.advance(files=1, bytes=item.size)
                 if problem is not None:
                     problems.append(problem)
@@ -52,17 +52,17 @@ def examine(
     return found, problems
 
 
-def read(survey: Survey, item: Pending, descent: Descent) -> Problem | None:
+def read(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:
     """Hashes a file and remembers it; `item` knows the outcome as far as hashing tells."""
-    steady = read_steadily(descent, item.path, hash_content)
-    if isinstance(steady, Problem):
-        return steady
-    item.size = steady.stat.st_size
-    row, device = row_of(steady.stat), steady.stat.st_dev
-    item.known = survey.record(item, row, device, steady.value, quiet=steady.quiet)
-    item.kind = Kind.EXECUTABLE if steady.stat.st_mode & 0o100 else Kind.FILE
+    stable = read_stable(descent, item.path, hash_content)
+    if isinstance(stable, Problem):
+        return stable
+    item.size = stable.stat.st_size
+    row, device = row_of(stable.stat), stable.stat.st_dev
+    item.known = scan.record(item, row, device, stable.value, quiet=stable.quiet)
+    item.kind = Kind.EXECUTABLE if stable.stat.st_mode & 0o100 else Kind.FILE
     if item.known is None:  # a large file: only its upload works out the recipe that a tree needs
-        item.known = Entry(item.path, item.kind, item.size, steady.value)
+        item.known = Entry(item.path, item.kind, item.size, stable.value)
     return None
 
 

@@ -23,12 +23,12 @@ from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.paths import fold_clashes, show
 from dsv.model.progress import Progress
-from dsv.worktree.disk import SurveyedDisk
+from dsv.worktree.disk import ScannedDisk
 from dsv.worktree.patches import Patches
-from dsv.worktree.plan import Act, Consents, Plan, Step, decide, make_plan, nobody
-from dsv.worktree.scanning import take_survey
+from dsv.worktree.plan import NEVER, Act, OverwritePolicy, Plan, Step, decide, make_plan
+from dsv.worktree.scanner import scan_workspace
 from dsv.worktree.state import State
-from dsv.worktree.survey import Survey
+from dsv.worktree.workspace_scan import WorkspaceScan
 from dsv.worktree.writer import Writer
 
 Changes = Callable[[], Iterable[Change]]
@@ -48,30 +48,30 @@ class Made:
     left: list[bytes] = field(default_factory=list)
 
 
-class Materializer:
+class Checkout:
     """Plans changes in a workspace and carries them out; the caller holds its lock.
 
     follow: the commit that the changes lead to, which is the base once they are done; None if they concern
-    some paths and the base stays. consents: paths at which even what no commit has may be overwritten.
+    some paths and the base stays. may_overwrite: paths at which even what no commit has may be overwritten.
     """
 
     def __init__(
         self,
-        survey: Survey,
+        scan: WorkspaceScan,
         changes: Changes,
         progress: Progress,
         *,
         follow: CommitId | None,
-        consents: Consents = nobody,
+        may_overwrite: OverwritePolicy = NEVER,
     ) -> None:
-        self._survey = survey
-        self._state = survey.state
+        self._scan = scan
+        self._state = scan.state
         self._changes = changes
         self._progress = progress
         self._follow = follow
-        self._consents = consents
+        self._may_overwrite = may_overwrite
         self._made = Made()
-        self._gone = set(survey.state.gone)
+        self._gone = set(scan.state.gone)
         self._removed: list[bytes] = []
         self._folders: list[Change] = []
         self._cleared: set[bytes] = set()
@@ -81,27 +81,27 @@ class Materializer:
         """What there is to do; reads files whose stats alone can't tell whether they changed. Writes
         nothing.
         """
-        with Descent(self._survey.root) as descent:
-            plan = make_plan(self._changes(), SurveyedDisk(self._survey, descent), self._consents)
+        with Descent(self._scan.root) as descent:
+            plan = make_plan(self._changes(), ScannedDisk(self._scan, descent), self._may_overwrite)
         self._removes = plan.absent > 0
         return plan
 
     def to_write(self) -> Iterator[Entry]:
         """What a plan without conflicts would write; writes nothing."""
-        with Descent(self._survey.root) as descent:
-            disk = SurveyedDisk(self._survey, descent)
+        with Descent(self._scan.root) as descent:
+            disk = ScannedDisk(self._scan, descent)
             for change in self._changes():
-                if change.after is not None and decide(change, disk, self._consents).act is not Act.KEEP:
+                if change.after is not None and decide(change, disk, self._may_overwrite).act is not Act.KEEP:
                     yield change.after
 
-    def carry_out(self, contents: Contents) -> Made:
+    def apply(self, contents: Contents) -> Made:
         """Does it. Afterwards the state mirrors the base, if nothing was left; the caller saves it."""
-        exact, self._state.exact = self._survey.exact, None
+        exact, self._state.exact = self._scan.exact, None
         assert exact
-        with Descent(self._survey.root) as descent, Writer(self._survey.root) as writer:
-            self._disk = SurveyedDisk(self._survey, descent)
+        with Descent(self._scan.root) as descent, Writer(self._scan.root) as writer:
+            self._disk = ScannedDisk(self._scan, descent)
             self._writer = writer
-            self._patches = Patches(self._state, trusted=self._survey.keeps_ids)
+            self._patches = Patches(self._state, trusted=self._scan.keeps_ids)
             if self._removes:
                 self._remove()
             self._write(contents)
@@ -109,16 +109,16 @@ class Materializer:
                 self._patches.removed(path)
             self._patches.flush()
         if not self._made.left:
-            self._survey_again()
+            self._scan_again()
         return self._made
 
-    def _survey_again(self) -> None:
+    def _scan_again(self) -> None:
         """Sees the folders that were made, and which of those that were to be empty are."""
-        base = self._follow or self._survey.base
+        base = self._follow or self._scan.base
         self._state.set_exact(base, self._gone)
         if self._follow is not None:
             self._state.provisional = False
-        take_survey(self._survey.root, self._state, base)
+        scan_workspace(self._scan.root, self._state, base)
         for change in self._folders:
             in_base = self._base_of(change) == change.after
             if self._patches.folder(change.path, in_base=in_base) and in_base:
@@ -130,7 +130,7 @@ class Materializer:
         """
         for change in self._changes():
             if (change.after is None) == removing:
-                yield decide(change, self._disk, self._consents)
+                yield decide(change, self._disk, self._may_overwrite)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
@@ -233,7 +233,7 @@ class Materializer:
             self._folder_made(change)
 
     def _folder_made(self, change: Change) -> None:
-        """Whether it is as empty as the base's is known when the workspace is surveyed again."""
+        """Whether it is as empty as the base's is known when the workspace is scanned again."""
         self._folders.append(change)
         if self._base_of(change) is not None:
             self._gone.add(change.path)
@@ -252,18 +252,18 @@ class Materializer:
         return change.after if self._follow is not None else change.before
 
 
-def take_clean_survey(root: Path, state: State, base: CommitId | None) -> Survey:
-    """A survey of the whole workspace, once the temporary files of killed commands are gone.
+def scan_clean_workspace(root: Path, state: State, base: CommitId | None) -> WorkspaceScan:
+    """A scan of the whole workspace, once the temporary files of killed commands are gone.
 
     Some of these are second names of files that have their place already: their removal changes those files' ctime.
     """
-    survey = take_survey(root, state, base)
-    if survey.leftovers:
+    scan = scan_workspace(root, state, base)
+    if scan.leftovers:
         with Writer(root) as writer:
-            for path in survey.leftovers:
+            for path in scan.leftovers:
                 writer.remove(path, None)
-        survey = take_survey(root, state, base)
-    return survey
+        scan = scan_workspace(root, state, base)
+    return scan
 
 
 def check_folding(root: Path, paths: Iterable[bytes]) -> None:

@@ -23,7 +23,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True)
-class Steady(Generic[T]):
+class StableRead(Generic[T]):
     """What came of reading, and the stat that the file had before and after. quiet: see `is_quiet`."""
 
     value: T
@@ -44,9 +44,9 @@ def is_quiet(descriptor: int, now: os.stat_result) -> bool:
     return is_old(now.st_ctime_ns) or not has_writers(descriptor)
 
 
-def read_steadily(
+def read_stable(
     descent: Descent, path: bytes, read: Callable[[int, int], tuple[T, int]]
-) -> Steady[T] | Problem:
+) -> StableRead[T] | Problem:
     """Reads a file until its stat is the same before and after, at most `TRIES` times.
 
     `read(descriptor, size)` reads it from start to end and gives its result and the number of bytes that it
@@ -70,7 +70,7 @@ def read_steadily(
                 break
             return Problem(path, f"it can't be read: {error.strerror or error}", Trouble.UNREADABLE)
         if size == after.st_size and same_times(before, after):
-            return Steady(value, after, quiet)
+            return StableRead(value, after, quiet)
     else:
         return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
     return Problem(path, "it went, or became something else, while dsv was at work", Trouble.CHANGING)

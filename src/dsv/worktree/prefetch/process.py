@@ -1,4 +1,4 @@
-"""`python -m dsv.worktree.ahead.process ROOT PIPE MEMORY`: a reading process, started by `readers`.
+"""`python -m dsv.worktree.prefetch.process ROOT PIPE MEMORY`: a reading process, started by `readers`.
 
 It answers orders until its pipe is closed, which the death of who started it does too. It decides nothing: what it
 can't read, or finds changing, is left to who asked.
@@ -15,7 +15,7 @@ import msgspec
 
 from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor
-from dsv.worktree.ahead.batch import Order, Slot, read_batch
+from dsv.worktree.prefetch.batch import Order, Slot, read_batch
 
 _orders = msgspec.msgpack.Decoder(Order)
 

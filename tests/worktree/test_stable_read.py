@@ -7,9 +7,9 @@ import pytest
 
 from dsv.fs.descent import Descent
 from dsv.model.ids import FileId
-from dsv.worktree.examine import hash_content
+from dsv.worktree.detect_changes import hash_content
 from dsv.worktree.problem import Problem, Trouble
-from dsv.worktree.steady import TRIES, Steady, read_steadily
+from dsv.worktree.stable_read import TRIES, StableRead, read_stable
 
 
 @pytest.fixture
@@ -20,8 +20,10 @@ def descent(tmp_path: Path) -> Descent:
 
 def test_a_quiet_file_is_read_once(descent: Descent, tmp_path: Path) -> None:
     (tmp_path / "sub/f").write_bytes(b"content")
-    found = read_steadily(descent, b"sub/f", hash_content)
-    assert isinstance(found, Steady) and found.value == FileId.hash(b"content") and found.stat.st_size == 7
+    found = read_stable(descent, b"sub/f", hash_content)
+    assert (
+        isinstance(found, StableRead) and found.value == FileId.hash(b"content") and found.stat.st_size == 7
+    )
 
 
 @pytest.mark.parametrize("writes", range(TRIES + 2))
@@ -41,9 +43,9 @@ def test_a_file_that_is_written_meanwhile_is_read_again_and_then_reported(
                 file.write(b"+")
         return data, len(data)
 
-    found = read_steadily(descent, b"f", read)
+    found = read_stable(descent, b"f", read)
     if writes < TRIES:
-        assert isinstance(found, Steady) and found.value == path.read_bytes() and reads == writes + 1
+        assert isinstance(found, StableRead) and found.value == path.read_bytes() and reads == writes + 1
     else:
         assert isinstance(found, Problem) and found.trouble is Trouble.CHANGING and reads == TRIES
 
@@ -52,7 +54,7 @@ def test_what_is_no_file_any_more_is_reported(descent: Descent, tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe")  # opening it must not wait for a writer
     (tmp_path / "link").symlink_to("sub")
     for name in (b"pipe", b"link", b"gone", b"sub", b"no/folder"):
-        found = read_steadily(descent, name, hash_content)
+        found = read_stable(descent, name, hash_content)
         assert isinstance(found, Problem) and found.path == name
 
 

@@ -18,8 +18,8 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.progress import NoProgress
-from dsv.worktree import materialize
-from dsv.worktree.materialize import Made, Materializer, check_folding, take_clean_survey
+from dsv.worktree import checkout
+from dsv.worktree.checkout import Checkout, Made, check_folding, scan_clean_workspace
 from dsv.worktree.state import State
 from dsv.worktree.writer import Writer
 from tests.worktree.worlds import Tree, World, tree_of
@@ -51,15 +51,15 @@ def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterat
 
 
 def bring(world: World, goal: Tree, reader: object = contents) -> Made:
-    survey = world.survey()
+    scan = world.scan()
     paths = sorted({*world.base, *goal})
     changes = [Change(path, world.base.get(path), goal.get(path)) for path in paths]
-    work = Materializer(survey, lambda: changes, NoProgress(), follow=COMMIT)
+    work = Checkout(scan, lambda: changes, NoProgress(), follow=COMMIT)
     assert not work.plan().conflicts
-    made = work.carry_out(reader)  # type: ignore[arg-type]
+    made = work.apply(reader)  # type: ignore[arg-type]
     if not made.left:
         world.base, world.commit = dict(goal), COMMIT
-    survey.state.save()
+    scan.state.save()
     return made
 
 
@@ -80,7 +80,7 @@ def test_modes_follow_the_umask_and_nothing_has_to_be_read_afterwards(world: Wor
     assert stat.S_IMODE((world.root / "a/one").stat().st_mode) == 0o666 & ~umask
     assert stat.S_IMODE((world.root / "a/run").stat().st_mode) == 0o777 & ~umask
     assert stat.S_IMODE((world.root / "a").stat().st_mode) == 0o777 & ~umask
-    assert world.survey().unchanged
+    assert world.scan().unchanged
 
 
 def test_new_files_get_the_group_of_a_folder_that_hands_it_down(world: World) -> None:
@@ -114,8 +114,8 @@ def test_a_file_that_changes_between_plan_and_act_stays(world: World) -> None:
     assert (world.root / "a/one").read_bytes() == b"mine" and (world.root / "new").read_bytes() == b"mine too"
     assert (world.root / "a/run").read_bytes() == b"one" and not (world.root / "nothing").exists()
     assert not [name for name in os.listdir(world.root / "a") if name.startswith(".dsv")]
-    survey = world.survey()  # still of the old base, and nothing is lost or taken for something else
-    assert {item.path for item in survey.pending()} == {b"a/one", b"a/run", b"new"}
+    scan = world.scan()  # still of the old base, and nothing is lost or taken for something else
+    assert {item.path for item in scan.pending()} == {b"a/one", b"a/run", b"new"}
 
 
 def test_content_that_turns_out_wrong_never_gets_its_name(world: World) -> None:
@@ -227,10 +227,10 @@ def test_killed_anywhere_each_path_is_old_or_new_and_doing_it_again_finishes_it(
                 assert entry in (OLD.get(path), NEW.get(path)) or entry.kind is Kind.EMPTY_DIRECTORY
         for path in OLD.keys() & NEW.keys():
             assert path in found
-        take_clean_survey(world.root, State.load(world.state_folder), world.commit)
+        scan_clean_workspace(world.root, State.load(world.state_folder), world.commit)
         bring(world, NEW)
         assert tree_of(world.root) == NEW
-        world.survey().state.save()
+        world.scan().state.save()
     assert step > 30
 
 
@@ -251,7 +251,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
     check_folding(world.root, paths)  # this file system tells them apart
-    monkeypatch.setattr(materialize, "_folds", lambda _: True)
+    monkeypatch.setattr(checkout, "_folds", lambda _: True)
     with pytest.raises(Unsupported, match="one name"):
         check_folding(world.root, paths)
     check_folding(world.root, [b"a", b"b"])
@@ -269,7 +269,7 @@ def test_many_paths_at_once_are_merged_in_turns(world: World, monkeypatch: pytes
         )
     }
     bring(world, goal)
-    assert tree_of(world.root) == goal and world.survey().unchanged
+    assert tree_of(world.root) == goal and world.scan().unchanged
     other = {path: file(path.decode(), b"two") for path in list(goal)[::2]}
     bring(world, other)
-    assert tree_of(world.root) == other and world.survey().unchanged
+    assert tree_of(world.root) == other and world.scan().unchanged

@@ -18,8 +18,8 @@ from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
-from dsv.worktree.materialize import Materializer
-from dsv.worktree.plan import nobody
+from dsv.worktree.checkout import Checkout
+from dsv.worktree.plan import NEVER
 from dsv.worktree.status import difference
 from tests.worktree.worlds import Tree, World, tree_of
 
@@ -157,29 +157,29 @@ class Pulls(RuleBasedStateMachine):
             if not scope.whole:  # what leads there goes only where the goal has a folder instead
                 chosen = [path for path in chosen if path in scope or path not in goal]
         changes = [Change(path, base.get(path), goal.get(path)) for path in chosen]
-        survey = self.world.survey()
-        consents = scope.__contains__ if scope is not None and consent else nobody
-        work = Materializer(survey, lambda: changes, NoProgress(), follow=commit, consents=consents)
+        scan = self.world.scan()
+        may_overwrite = scope.__contains__ if scope is not None and consent else NEVER
+        work = Checkout(scan, lambda: changes, NoProgress(), follow=commit, may_overwrite=may_overwrite)
         plan = work.plan()
-        expected, in_conflict = self._expect(disk, changes, consents)
+        expected, in_conflict = self._expect(disk, changes, may_overwrite)
         assert bool(plan.conflicts) == in_conflict, (plan.conflicts, disk, base, goal)
         if plan.conflicts:
             assert tree_of(self.folder) == disk
-            survey.state.save()
+            scan.state.save()
             return
-        made = work.carry_out(contents)
+        made = work.apply(contents)
         assert not made.left
         assert tree_of(self.folder) == expected
         if commit is not None:
             self.world.base, self.world.commit = goal, commit
-        assert survey.state.is_exact_for(self.world.commit)
-        survey.state.save()
+        assert scan.state.is_exact_for(self.world.commit)
+        scan.state.save()
         self._check_knowledge()
 
-    def _expect(self, disk: Tree, changes: list[Change], consents: object) -> tuple[Tree, bool]:
+    def _expect(self, disk: Tree, changes: list[Change], may_overwrite: object) -> tuple[Tree, bool]:
         expected = dict(disk)
         conflict = False
-        assert callable(consents)
+        assert callable(may_overwrite)
         for change in changes:
             now = disk.get(change.path)
             full = any(path.startswith(change.path + b"/") for path in disk)
@@ -191,7 +191,7 @@ class Pulls(RuleBasedStateMachine):
             allowed = difference(now, change.before) is None or difference(now, change.after) is None
             if (
                 not allowed
-                and not consents(change.path)
+                and not may_overwrite(change.path)
                 and not (full and now is None and change.before is None)
             ):
                 conflict = True
@@ -203,23 +203,25 @@ class Pulls(RuleBasedStateMachine):
             if change.after is not None:
                 is_folder = change.after.kind is Kind.EMPTY_DIRECTORY
                 for path in list(expected):
-                    below = path.startswith(change.path + b"/") and consents(change.path) and not is_folder
-                    above = change.path.startswith(path + b"/") and consents(path)
+                    below = (
+                        path.startswith(change.path + b"/") and may_overwrite(change.path) and not is_folder
+                    )
+                    above = change.path.startswith(path + b"/") and may_overwrite(path)
                     if below or above:
                         del expected[path]
         return expected, clash(expected) or conflict
 
     def _check_knowledge(self) -> None:
         """Nothing of what was written has to be read again, and what is said of the rest is true."""
-        survey = self.world.survey()
-        assert survey.exact
+        scan = self.world.scan()
+        assert scan.exact
         disk = tree_of(self.folder)
-        for item in survey.pending():
+        for item in scan.pending():
             if item.known is not None:
                 assert difference(item.known, disk[item.path]) is None
         expected_missing = {path for path in self.world.base if path not in disk}
-        assert set(survey.missing) == expected_missing
-        if survey.unchanged:
+        assert set(scan.missing) == expected_missing
+        if scan.unchanged:
             assert self.world.base == disk
 
 

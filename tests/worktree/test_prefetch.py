@@ -18,13 +18,13 @@ from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor, unpack
 from dsv.model.entry import Kind
 from dsv.model.pack import CODECS
-from dsv.worktree.ahead import readers as readers_module
-from dsv.worktree.ahead.batch import SLOT, UNREAD, Contents, Order, read_batch
-from dsv.worktree.ahead.readers import Readers, suitable
 from dsv.worktree.folder import Relation, row_of
-from dsv.worktree.scanning import take_survey
+from dsv.worktree.prefetch import readers as readers_module
+from dsv.worktree.prefetch.batch import SLOT, UNREAD, Contents, Order, read_batch
+from dsv.worktree.prefetch.readers import Readers, suitable
+from dsv.worktree.scanner import scan_workspace
 from dsv.worktree.state import State
-from dsv.worktree.survey import Gone, Pending, Survey
+from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 from tests.processes import running
 from tests.waiting import until
 
@@ -49,22 +49,22 @@ def fill(root: Path, count: int, seed: int = 3) -> dict[bytes, bytes]:
     return small
 
 
-def survey(root: Path, state: Path) -> Survey:
-    found = take_survey(root, State.load(state), None, ())
-    found.align(())
+def scan(root: Path, state: Path) -> WorkspaceScan:
+    found = scan_workspace(root, State.load(state), None, ())
+    found.sync_with_tree(())
     return found
 
 
-def filled(folder: Path, count: int = 2500) -> tuple[Path, dict[bytes, bytes], Survey, list[bytes]]:
+def filled(folder: Path, count: int = 2500) -> tuple[Path, dict[bytes, bytes], WorkspaceScan, list[bytes]]:
     """A workspace with so many small files: its root, their contents, what is to do, and its paths in order."""
     root = folder / "work"
     root.mkdir()
     small = fill(root, count)
-    found = survey(root, folder / "state")
+    found = scan(root, folder / "state")
     return root, small, found, [item.path for item in found.work()]
 
 
-def each(readers: Readers, found: Survey) -> Iterator[tuple[Pending | Gone, bytes | None]]:
+def each(readers: Readers, found: WorkspaceScan) -> Iterator[tuple[Pending | Gone, bytes | None]]:
     """The items as they come, with their contents as they would be stored and read again."""
     for run in readers.over(found.work()):
         contents = run.contents
@@ -89,7 +89,7 @@ def unpacked(contents: Contents) -> dict[int, bytes]:
     return found
 
 
-def read_all(readers: Readers, found: Survey) -> tuple[list[bytes], dict[bytes, bytes]]:
+def read_all(readers: Readers, found: WorkspaceScan) -> tuple[list[bytes], dict[bytes, bytes]]:
     order, contents = list[bytes](), dict[bytes, bytes]()
     for item, content in each(readers, found):
         order.append(item.path)
@@ -115,7 +115,7 @@ def test_a_slot_is_never_filled_again_before_its_content_was_taken(tmp_path: Pat
         small[b"%02d" % number] = bytes([number]) * 1000 + os.urandom((1 << 20) - 1000)
         (root / f"{number:02}").write_bytes(small[b"%02d" % number])
     with Readers(root, 1) as readers:
-        for run in readers.over(survey(root, tmp_path / "state").work()):
+        for run in readers.over(scan(root, tmp_path / "state").work()):
             time.sleep(0.01)  # who stores is slow: the process is as far ahead as it can be
             assert run.contents is not None
             paths = [item.path for item in run.items]
@@ -147,14 +147,14 @@ def test_no_process_outlives_its_sync(tmp_path: Path) -> None:
     fill(root, 600)
     with pytest.raises(KeyboardInterrupt), Readers(root, 2) as readers:
         pids = children()
-        for _ in readers.over(survey(root, tmp_path / "state").work()):
+        for _ in readers.over(scan(root, tmp_path / "state").work()):
             raise KeyboardInterrupt
     assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_process_ends_when_who_started_it_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from dsv.worktree.ahead.readers import Readers\n"
+        "import sys, time; from pathlib import Path; from dsv.worktree.prefetch.readers import Readers\n"
         "readers = Readers(Path(sys.argv[1]), 2)\n"
         "print(*[reader._process.pid for reader in readers._readers], flush=True); time.sleep(600)"
     )
@@ -179,7 +179,7 @@ def test_modules_that_lie_in_the_workspace_are_not_imported(
         (root / f"{name}.py").write_text("raise SystemExit('imported from the data')")
     monkeypatch.chdir(root)
     with Readers(root, 1) as readers:
-        _, contents = read_all(readers, survey(root, tmp_path / "state"))
+        _, contents = read_all(readers, scan(root, tmp_path / "state"))
     assert len(contents) == 5
 
 
@@ -187,7 +187,7 @@ def test_where_no_process_can_be_had_there_is_none(tmp_path: Path, monkeypatch: 
     (tmp_path / "f").write_bytes(b"content")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
     with Readers(tmp_path, 2) as readers:
-        assert read_all(readers, survey(tmp_path, tmp_path / ".dsv")) == ([b"f"], {})
+        assert read_all(readers, scan(tmp_path, tmp_path / ".dsv")) == ([b"f"], {})
 
 
 def test_what_is_not_as_it_was_listed_is_left_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +245,6 @@ def children() -> list[int]:
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if f"\nPPid:\t{os.getpid()}\n" in status and b"dsv.worktree.ahead.process" in command:
+        if f"\nPPid:\t{os.getpid()}\n" in status and b"dsv.worktree.prefetch.process" in command:
             found.append(int(entry.name))
     return found

@@ -1,7 +1,7 @@
 """What is on disk, held against what is remembered: what there is to read, and what is gone.
 
-Made by `scanning.take_survey`. Everything here is about one base commit; where the state does not mirror that
-commit, `align` reads its tree once, and from then on the state does.
+Made by `scanner.scan_workspace`. Everything here is about one base commit; where the state does not mirror that
+commit, `sync_with_tree` reads its tree once, and from then on the state does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
 from dsv.model.path_set import PathSet
-from dsv.worktree.align import align, relate
 from dsv.worktree.folder import (
     BASE_KINDS,
     KINDS,
@@ -32,6 +31,7 @@ from dsv.worktree.folder import (
 )
 from dsv.worktree.problem import Problem
 from dsv.worktree.state import State
+from dsv.worktree.sync_with_tree import relate, sync_with_tree
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
 
@@ -72,7 +72,7 @@ class Gone:
     path: bytes
 
 
-class Survey:
+class WorkspaceScan:
     """The result of a scan. It edits the state, which is saved by whoever holds the workspace's lock.
 
     problems: what can't be stored, in tree order. clashes: pairs of new names that are one where case or
@@ -98,7 +98,7 @@ class Survey:
 
     @property
     def exact(self) -> bool:
-        """Whether the base's tree need not be read; `align` makes it so."""
+        """Whether the base's tree need not be read; `sync_with_tree` makes it so."""
         return self.state.is_exact_for(self.base)
 
     @property
@@ -106,9 +106,9 @@ class Survey:
         """Whether it is certain that a sync would change nothing."""
         return self.exact and not self.missing and next(self.pending(), None) is None
 
-    def align(self, entries: Iterable[Entry]) -> None:
+    def sync_with_tree(self, entries: Iterable[Entry]) -> None:
         """Makes the state mirror the base, whose entries these are, in tree order."""
-        gone = align(self.state, entries)
+        gone = sync_with_tree(self.state, entries)
         self.state.set_exact(self.base, gone)
         self._find_unsettled()
 
@@ -207,7 +207,7 @@ class Survey:
         """Remembers what was read, and gives the entry for a tree.
 
         `row` is the stat from before and after the reading, as `row_of` gives it, `device` its st_dev; quiet: whether
-        it has no unseen writer, see `steady.is_quiet`. None where
+        it has no unseen writer, see `stable_read.is_quiet`. None where
         `recipe_id` is needed and missing, as after mere hashing: then it must be read again to be stored.
         """
         folder, at = self.state.edit(item.folder), item.at

@@ -19,17 +19,17 @@ from dsv.worktree.folder import (
     Relation,
     with_relation,
 )
+from dsv.worktree.listing import Listing, is_utf8
 from dsv.worktree.problem import Problem, Trouble, what_it_is
-from dsv.worktree.scan import Listing, is_utf8
 from dsv.worktree.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"
 
 
-class Judge:
+class EntryValidator:
     """Goes through folders one by one and collects.
 
-    problems, clashes: as in `Survey`. lost: paths that the base has and that are no files or symlinks now.
+    problems, clashes: as in `WorkspaceScan`. lost: paths that the base has and that are no files or symlinks now.
     withheld: paths that can't be read. links_moved: whether any symlink came, changed or went.
     """
 
@@ -41,7 +41,7 @@ class Judge:
         self.withheld: list[bytes] = []
         self.links_moved = False
 
-    def judge(self, compared: Compared, listing: Listing, descriptor: int) -> None:
+    def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
         """Refuses what no tree can hold, reads symlinks, and notes what the base has and the folder has
         not.
         """

@@ -24,7 +24,7 @@ _INDEXES = 64  # folders whose names are held in a dict at a time
 _TO_ABSENT = bytes(with_relation(value, Relation.ABSENT) for value in range(256))
 
 
-def align(state: State, entries: Iterable[Entry]) -> set[bytes]:
+def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
     """Sets every relation by these entries; gives the paths that are not on disk.
 
     A file whose content is not known is taken to be the base's until it is read: SAME, and not trusted.

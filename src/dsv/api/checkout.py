@@ -1,4 +1,4 @@
-"""What clone, pull and restore share: a commit's files on their way into a workspace."""
+"""What clone, pull, restore and rollback share: they check out files of a commit into a workspace."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.worktree.begun import Begun, restored, write_begun
+from dsv.worktree.checkout import Changes, Checkout, Made, check_folding
 from dsv.worktree.journal import Journal
-from dsv.worktree.materialize import Changes, Made, Materializer, check_folding
-from dsv.worktree.plan import Consents, Plan, nobody
-from dsv.worktree.survey import Survey
+from dsv.worktree.plan import NEVER, OverwritePolicy, Plan
 from dsv.worktree.workspace import Workspace
+from dsv.worktree.workspace_scan import WorkspaceScan
 
 _SHOWN = 20
 
@@ -39,7 +39,7 @@ class Goal:
     """Where a command brings a workspace, and what it changes for that.
 
     paths: those that it is about; with none it is the whole workspace, whose base `commit` then is.
-    consents: paths at which even what no commit has may be overwritten. hint: for whoever finds something in the way.
+    may_overwrite: at which paths even what no commit has may be overwritten. hint: what to do about conflicts.
     ready: called when nothing stands in the way and nothing is written yet; what it raises ends all.
     """
 
@@ -48,11 +48,11 @@ class Goal:
     changes: Changes
     hint: str
     paths: tuple[bytes, ...] = ()
-    consents: Consents = nobody
+    may_overwrite: OverwritePolicy = NEVER
     ready: Callable[[], None] = lambda: None
 
 
-def bring(context: Context, objects: Objects, workspace: Workspace, footing: Footing, goal: Goal) -> Made:
+def check_out(context: Context, objects: Objects, workspace: Workspace, footing: Footing, goal: Goal) -> Made:
     """Plans, refuses conflicts with a list of them, acts, and moves the base where the whole workspace is meant.
 
     What has begun is noted before the first file is written, so that the next command knows what it finds if this one
@@ -60,31 +60,31 @@ def bring(context: Context, objects: Objects, workspace: Workspace, footing: Foo
     they were. The caller holds the workspace's lock and saves the state.
     """
     follow = None if goal.paths else goal.commit
-    survey = footing.survey
-    materializer = Materializer(survey, goal.changes, context.progress, follow=follow, consents=goal.consents)
-    plan = materializer.plan()
+    scan = footing.scan
+    checkout = Checkout(scan, goal.changes, context.progress, follow=follow, may_overwrite=goal.may_overwrite)
+    plan = checkout.plan()
     if plan.conflicts:
         lines = [f"{show(path)} {reason}" for path, reason in plan.conflicts[:_SHOWN]]
         if len(plan.conflicts) > _SHOWN:
             lines.append(f"and {len(plan.conflicts) - _SHOWN} more")
         raise Conflict(
             f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
-            f"{survey.root}:\n  " + "\n  ".join(lines),
-            subject=str(survey.root),
+            f"{scan.root}:\n  " + "\n  ".join(lines),
+            subject=str(scan.root),
             hint=goal.hint,
         )
     if (
         objects.copy_of is not None
     ):  # all or nothing: a missing content is told before the first file is written
-        for entry in materializer.to_write():
+        for entry in checkout.to_write():
             if entry.is_file and entry.size:
                 objects.copy_of(entry)
-    check_copies(footing.tree, goal.changes(), goal.consents, survey.root)
+    check_copies(footing.tree, goal.changes(), goal.may_overwrite, scan.root)
     goal.ready()
-    begun = Begun(goal.command, survey.base, goal.commit, goal.paths)
+    begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
     if plan.writes and begun.commit != begun.base:
         write_begun(workspace.begun_path, (*footing.begun, begun))
-    made = _act(context, objects, survey, materializer, plan)
+    made = _act(context, objects, scan, checkout, plan)
     if follow is not None:
         workspace.set_base(follow)
         write_begun(workspace.begun_path, ())
@@ -94,7 +94,7 @@ def bring(context: Context, objects: Objects, workspace: Workspace, footing: Foo
     return made
 
 
-def _act(context: Context, objects: Objects, survey: Survey, materializer: Materializer, plan: Plan) -> Made:
+def _act(context: Context, objects: Objects, scan: WorkspaceScan, checkout: Checkout, plan: Plan) -> Made:
     context.progress.start(plan.created + plan.replaced, plan.fetched)
     fetcher = Fetcher(objects)
 
@@ -102,16 +102,16 @@ def _act(context: Context, objects: Objects, survey: Survey, materializer: Mater
         for _, pieces in fetcher.files(Wanted(entry, where) for entry, where in asked):
             yield pieces
 
-    made = materializer.carry_out(contents)
+    made = checkout.apply(contents)
     context.progress.finish()
     if made.left:
         lines = [show(path) for path in made.left[:_SHOWN]]
         if len(made.left) > _SHOWN:
             lines.append(f"and {len(made.left) - _SHOWN} more")
         raise Conflict(
-            f"{len(made.left)} paths in {survey.root} changed while dsv was at work, and stay as they are:\n  "
+            f"{len(made.left)} paths in {scan.root} changed while dsv was at work, and stay as they are:\n  "
             + "\n  ".join(lines),
-            subject=str(survey.root),
+            subject=str(scan.root),
             hint="run the command again",
         )
     return made

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
-from dsv.worktree.examine import examine
+from dsv.worktree.detect_changes import detect_changes
 from dsv.worktree.status import difference
 from tests.worktree.worlds import World, tree_of
 
@@ -129,8 +129,8 @@ class Workspaces(RuleBasedStateMachine):
     @rule()
     def status(self) -> None:
         disk = tree_of(self.folder)
-        survey = self.world.survey()
-        found, problems = examine(survey, self.world.base.get)
+        scan = self.world.scan()
+        found, problems = detect_changes(scan, self.world.base.get)
         assert not problems
         said = {
             path: what for what in ("added", "changed", "removed", "retyped") for path in getattr(found, what)
@@ -142,13 +142,13 @@ class Workspaces(RuleBasedStateMachine):
             if what is not None:
                 wanted[path] = what.value
         assert said == wanted
-        survey.state.save()
+        scan.state.save()
 
     @invariant()
     def certainty_is_never_wrong(self) -> None:
         if hasattr(self, "world"):
-            survey = self.world.survey()
-            if survey.unchanged:
+            scan = self.world.scan()
+            if scan.unchanged:
                 assert self.world.base == tree_of(self.folder)
 
 

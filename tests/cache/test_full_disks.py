@@ -18,10 +18,11 @@ from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.filling import room, write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
-from dsv.cache.layout import FULL, CacheRoot
+from dsv.cache.layout import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
 from dsv.fs import system
+from dsv.fs.files import FULL
 from dsv.fs.system import FileSystem
 from dsv.model.entry import Kind
 from dsv.model.ids import CommitId

@@ -19,13 +19,15 @@ from dsv.cache.claims.holds import end_lease, own_holds
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
 from dsv.cache.claims.pins import pin
-from dsv.cache.disk import explain, list_names, read_small, umask
+from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, Unreachable
+from dsv.fs.files import list_names, read_small
+from dsv.fs.folders import umask
 
 ANN, BOB, EVE, TEAM = 61001, 61002, 61003, 61100
 

@@ -83,3 +83,34 @@ def test_one_of_many_writers_wins(tmp_path: Path) -> None:
         writer.join()
     assert won == [(tmp_path / "f").read_bytes()]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_small_file_is_read_whole_from_a_file_system_that_gives_it_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    read = os.read
+    monkeypatch.setattr(files.os, "read", lambda descriptor, size: read(descriptor, min(size, 3)))
+    assert files.read_small(tmp_path / "f") == b"0123456789"
+
+
+@pytest.mark.parametrize(("limit", "found"), [(10, b"0123456789"), (9, None)])
+def test_a_small_file_that_grows_while_it_is_read_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, found: bytes | None
+) -> None:
+    (tmp_path / "f").write_bytes(b"012")
+    stat = os.fstat
+
+    def grow(descriptor: int) -> os.stat_result:
+        before = stat(descriptor)
+        (tmp_path / "f").write_bytes(b"0123456789")
+        return before
+
+    monkeypatch.setattr(files.os, "fstat", grow)
+    assert files.read_small(tmp_path / "f", limit) == found
+
+
+def test_what_is_no_file_is_no_small_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert files.read_small(tmp_path / "pipe") is None
+    assert files.read_small(tmp_path) is None

@@ -17,8 +17,9 @@ from dsv.cache.disk import explain, own_folder
 from dsv.cache.filling.request import HelperSpec
 from dsv.cache.folder_names import folder_name
 from dsv.cache.known_refs import KnownRefs
-from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import NotFound, Unreachable, UsageError
+from dsv.fs.files import FULL
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
 from dsv.model.path_set import PathSet

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.disk import list_names, read_small
 from dsv.cache.folder_names import folder_name
 from dsv.cache.layout import CacheRoot
 from dsv.errors import Conflict, UsageError
+from dsv.fs.files import list_names, read_small
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 

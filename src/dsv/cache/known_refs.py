@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from dsv.cache.disk import list_names, read_small
 from dsv.cache.layout import CacheRoot
 from dsv.errors import UsageError
+from dsv.fs.files import list_names, read_small
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName, TagName
 

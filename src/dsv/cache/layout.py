@@ -28,11 +28,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.disk import FORGOTTEN, explain, link_count, list_names, own_folder, read_small, umask
+from dsv.cache.disk import explain, own_folder
 from dsv.cache.folder_names import SETTINGS_FILE, dataset_of
 from dsv.errors import NotFound, Unsupported
 from dsv.fs.attributes import PROBE, refresh
-from dsv.fs.folders import Rights, make_folder, open_folder
+from dsv.fs.files import FORGOTTEN, FULL, link_count, list_names, read_small
+from dsv.fs.folders import Rights, make_folder, open_folder, umask
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 
@@ -40,7 +41,6 @@ DOT = ".dsv"
 _NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
 _TRIES = 60
 _SPARES = 4
-FULL = (errno.ENOSPC, errno.EDQUOT)
 # The server forgot a handle, or somebody removed an empty folder under us: look the path up again.
 _LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.disk import list_names, own_folder, read_small
+from dsv.cache.disk import own_folder
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.files import list_names, read_small
 
 PREFIX = "entry-"
 _VERSION = 1

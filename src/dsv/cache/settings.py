@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from dsv.cache.disk import explain, read_small
+from dsv.cache.disk import explain
 from dsv.cache.layout import CacheRoot
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import UPGRADE, Unsupported, UsageError
+from dsv.fs.files import read_small
 from dsv.model.toml import read_toml
 from dsv.model.units import format_bytes, parse_duration, parse_size
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dsv.cache.disk import GONE, explain, list_names, no_symlink, own_folder
+from dsv.cache.disk import explain, no_symlink, own_folder
 from dsv.cache.layout import CacheRoot
+from dsv.fs.files import GONE, list_names
 
 # How many levels below each folder are folders of dsv's own: down to one commit's claims, to the folders of one fill,
 # and to each store's. The trash may hold symlinks, which are removed as such. The folders of datasets and of commits

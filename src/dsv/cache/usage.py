@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsv.cache.disk import read_small
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.files import read_small
 from dsv.fs.process import user_name
 
 USED = "used"

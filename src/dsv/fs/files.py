@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import time
 from pathlib import Path
+from typing import Final
 
+from dsv.fs.attributes import refresh
 from dsv.fs.folders import sync_folder
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_TRIES = 3
+_TRIES = 20
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+"""What is said of a path that another removed; an NFS server says ESTALE of what was open."""
+FORGOTTEN: Final = (errno.EIO, errno.EBADF, errno.ETIMEDOUT)
+"""What an NFS client says of files that were open when it was cut off for longer than the server's lease: EIO of a sync
+and a close, EBADF of a write (Linux 6); with the mount option `softerr` ETIMEDOUT of anything. They are lost to this
+process, and no more than that: opened again by their names, if they still have these, they work."""
 
 
 def replace_file(
@@ -80,3 +92,68 @@ def _create(path: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
+    """The whole of a small file; None if there is none, or one longer than `limit`, or something that is no file.
+    Raises `OSError`.
+
+    Opening asks the server for the file's present state (close-to-open), and a handle that was replaced
+    meanwhile (ESTALE) is looked up again, as is one that the server has forgotten.
+    """
+    for attempt in range(_TRIES):
+        try:
+            # Another user may have put a pipe there, and opening that must not hang.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return _read_up_to(descriptor, limit)
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno not in (errno.ESTALE, *FORGOTTEN) or attempt == _TRIES - 1:
+                raise
+            time.sleep(0.01 * attempt)
+    return None
+
+
+def _read_up_to(descriptor: int, limit: int) -> bytes | None:
+    """None for what is longer, or no file. A cache has thousands of these, so a buffer of `limit` would cost time."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+        return None
+    data = piece = os.read(descriptor, found.st_size + 1)
+    while piece and len(data) != found.st_size:  # it has changed, or some file systems give it in pieces
+        piece = os.read(descriptor, limit + 1)
+        data += piece
+        if len(data) > limit:
+            return None
+    return data
+
+
+def list_names(folder: Path) -> list[str]:
+    """Names in a folder, without the hidden ones, sorted; none if it is missing. Raises `OSError`.
+
+    The server is asked. Only that the folder itself is missing may be what an NFS client remembers.
+    """
+    for attempt in range(_TRIES):
+        try:
+            refresh(folder)
+            return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempt == _TRIES - 1:
+                raise
+            time.sleep(0.01 * attempt)
+    return []
+
+
+def link_count(path: Path) -> int:
+    """The number of names of a file, asked of the server anew."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_nlink
+    finally:
+        os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -111,3 +112,13 @@ def make_durable(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir()
         sync_folder(folder.parent)
+
+
+def umask() -> int:
+    """This process's umask, read without changing it: other threads create files meanwhile."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    return 0o777  # unknown: as if nothing got through

@@ -14,8 +14,8 @@ import msgspec
 
 from dsv.cache.claims import intents
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import list_names, read_small
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.files import list_names, read_small
 
 LEASE = "lease-"
 PIN = "pin-"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsv.cache.claims.claims import LEASE, LeaseRecord, read_claims
-from dsv.cache.disk import list_names
 from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.files import list_names
 from dsv.fs.process import user_name
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import read_small
-from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.layout import CacheRoot, Place
+from dsv.fs.files import FULL, read_small
 
 PREFIX = "intent-"
 _GONE = (errno.ENOENT, errno.ESTALE)

@@ -24,11 +24,12 @@ import msgspec
 from dsv.cache.claims import intents
 from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import list_names, own_folder
-from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.disk import own_folder
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.usage import mark_used
 from dsv.errors import Conflict
+from dsv.fs.files import FULL, list_names
 from dsv.periodic import NEVER, Periodic
 
 TTL = 900.0

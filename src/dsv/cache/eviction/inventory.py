@@ -13,13 +13,14 @@ from pathlib import Path
 
 from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
-from dsv.cache.disk import GONE, explain, list_names, own_folder
+from dsv.cache.disk import explain, own_folder
 from dsv.cache.eviction.policy import Candidate
 from dsv.cache.folder_names import SETTINGS_FILE, folder_name, is_dataset
 from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, read_record
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
+from dsv.fs.files import GONE, list_names
 from dsv.model.names import DatasetName
 
 THREADS = 16  # reads in flight: over NFS each is a round trip

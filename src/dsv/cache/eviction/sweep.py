@@ -26,7 +26,6 @@ from dsv.cache.claims.claims import (
     read_claims,
 )
 from dsv.cache.claims.leases import visible_identity
-from dsv.cache.disk import list_names
 from dsv.cache.eviction.inventory import THREADS, find_all, find_visible
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling import fill_directory
@@ -39,6 +38,7 @@ from dsv.cache.removal import Remover
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import PROBE
+from dsv.fs.files import list_names
 
 # Seconds after which what one process should long have finished is anybody's to finish.
 ABANDONED = 600.0

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.disk import list_names
 from dsv.cache.layout import CacheRoot
 from dsv.cache.usage import Extent
+from dsv.fs.files import list_names
 
 _MOST = 10_000  # files that are looked at: a look at a cache takes no time for a large commit that is on its way out
 

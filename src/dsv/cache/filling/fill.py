@@ -6,7 +6,7 @@ import contextlib
 import time
 from dataclasses import replace
 
-from dsv.cache.disk import FORGOTTEN, GONE, explain
+from dsv.cache.disk import explain
 from dsv.cache.filling import room
 from dsv.cache.filling.fill_directory import FillDirectory, clear, discard, give_up, join, start
 from dsv.cache.filling.heartbeat import Heartbeat, read_workers
@@ -17,10 +17,11 @@ from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, Helpe
 from dsv.cache.filling.room import refusal
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded
-from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Cached, lookup
 from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
+from dsv.fs.files import FORGOTTEN, FULL, GONE
 from dsv.model.progress import NoProgress, Progress
 
 _ATTEMPTS = 50

@@ -28,14 +28,14 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.disk import GONE, list_names, read_small
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.layout import CacheRoot, Place
 from dsv.cache.record import Filled, encode, lookup, record_path
 from dsv.cache.removal import Remover
 from dsv.errors import UPGRADE, Conflict, Unsupported
 from dsv.fs.attributes import PROBE
+from dsv.fs.files import FULL, GONE, list_names, read_small
 
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dsv.cache.disk import GONE
 from dsv.cache.filling.claim_table import Claim, ClaimTable, do_free_parts
 from dsv.cache.filling.fill_directory import FillDirectory
 from dsv.cache.filling.heartbeat import Heartbeat, Worker, read_workers
@@ -24,8 +23,9 @@ from dsv.cache.filling.room import refusal
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.write_back import Lost, WriteBack
-from dsv.cache.layout import FULL, CacheRoot, Place
+from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import IntegrityError, NoRoom
+from dsv.fs.files import FULL, GONE
 from dsv.fs.system import FileSystem
 from dsv.model.progress import Progress
 

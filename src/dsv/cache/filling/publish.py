@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import list_names
 from dsv.cache.filling.fill_directory import FillDirectory, clear, publish, was_published
 from dsv.cache.filling.write_back import WriteBack
 from dsv.cache.record import Filled, record_path, write_record
 from dsv.errors import IntegrityError
+from dsv.fs.files import list_names
 from dsv.model.paths import link_escapes, show
 
 

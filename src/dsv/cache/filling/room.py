@@ -15,11 +15,12 @@ import msgspec
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.owners import Owner
-from dsv.cache.disk import free_room, list_names, read_small
+from dsv.cache.disk import free_room
 from dsv.cache.filling.fill_directory import PREFIX
 from dsv.cache.filling.heartbeat import Worker, read_workers
 from dsv.cache.layout import CacheRoot, Place
 from dsv.errors import NoRoom
+from dsv.fs.files import list_names, read_small
 from dsv.model.units import format_bytes
 
 # Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from dsv.cache.disk import GONE
 from dsv.cache.filling import existing
 from dsv.cache.filling.claim_table import Claim, ClaimTable
 from dsv.cache.filling.contents import Contents, Item, LinkRun
@@ -25,6 +24,7 @@ from dsv.cache.filling.write_back import Syncer, lost
 from dsv.cache.filling.writer import LARGE_PIECE
 from dsv.errors import Unreachable
 from dsv.fs import system
+from dsv.fs.files import GONE
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
 from dsv.transfer.download import Wanted

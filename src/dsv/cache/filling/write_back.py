@@ -18,9 +18,9 @@ from pathlib import Path
 from dsv.cache.filling import sync_process
 from dsv.cache.filling.fill_directory import FillDirectory, condemn
 from dsv.cache.filling.room import refusal
-from dsv.cache.layout import FULL
 from dsv.errors import DsvError, Unreachable
 from dsv.fs import system
+from dsv.fs.files import FULL
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
 STEP = 32 << 20

@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dsv.cache.disk import umask
 from dsv.cache.layout import CacheRoot
 from dsv.fs import folders
 from dsv.fs.attributes import refresh
-from dsv.fs.folders import make_folder
+from dsv.fs.folders import make_folder, umask
 from dsv.fs.system import begin_write_back
 
 # 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.

@@ -66,7 +66,8 @@ def test_alone_with_a_folder(tmp_path: Path) -> None:
     assert "added     notes.txt" in change and "(v1.0)" in change
     assert not (ann.home / "pets/notes.txt").exists(), back
     assert "cat\ndog\n" in use and "evicted " in use
-    assert '{"epochs": 3}' in run and "epochs=3" in run
+    assert '{"epochs": 3}' in run
+    assert re.search(r"^RUN .* epochs\n.* 3$", run, re.MULTILINE), run
 
 
 def test_with_s3(moto_s3: S3Server, tmp_path: Path) -> None:

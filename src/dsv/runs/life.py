@@ -23,8 +23,8 @@ from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import GpuUse, Json, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.repo.repository import now_ms
+from dsv.runs.announce import announced
 from dsv.runs.place import (
-    LIVE_LOG,
     Metrics,
     RunPlace,
     first_time,
@@ -117,7 +117,7 @@ def run(
         for text in _notes(decided, place):
             watcher.note(text)
         if announce is not None:
-            stdout = stderr = stack.enter_context(_announced(decided, records, announce))
+            stdout = stderr = stack.enter_context(announced(decided, records, announce))
         launch, held = _stage(decided, staging, watcher, leases)
         log = LogKeeper() if spec.log else None
         graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
@@ -160,45 +160,6 @@ def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
     byte is fetched."""
     plan, note = decided.plan(), decided.chosen.note
     return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
-
-
-@contextmanager
-def _announced(
-    decided: Launch, records: RunRecords, announce: Callable[[RunId, Path, Path], None]
-) -> Iterator[int | None]:
-    """Tells of the run, and keeps a record of it if the job does not come to start. Gives the descriptor of its live
-    log, None if no log is wanted."""
-    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
-    live = decided.own / LIVE_LOG
-    make_folder(decided.own)
-    descriptor = os.open(live, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        records.announce(early, live if decided.spec.log else None)
-        announce(early.run, decided.own, decided.out)
-        yield descriptor if decided.spec.log else None
-    except BaseException as error:
-        if not records.begun:
-            records.finish(_not_started(decided, early, error), None)
-            records.send()
-        raise
-    finally:
-        os.close(descriptor)
-        if not records.under_way:
-            live.unlink(missing_ok=True)
-
-
-def _not_started(decided: Launch, early: RunRecord, error: BaseException) -> RunRecord:
-    message = (
-        error.message if isinstance(error, DsvError) else f"dsv met an unexpected {type(error).__name__}"
-    )
-    code = error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH
-    return replace(
-        early,
-        state=RunState.NOT_LAUNCHED,
-        ended_ms=now_ms(),
-        exit_code=code,
-        error=_masked(decided, message),
-    )
 
 
 def _stage(

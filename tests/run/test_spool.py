@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.errors import DsvError, NotFound, Unreachable
+from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, START, RunId, RunState
@@ -75,6 +75,23 @@ def test_a_part_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
     assert [error.subject for error in said] == [str(spoiled)]
     for run in (first.run, second.run):
         assert show_run(shop.runs, shop.spool, run, [SCANS]).record.run == run
+
+
+@pytest.mark.parametrize("part", [LOG, RECORD])
+def test_a_part_that_is_too_large_is_not_read_whole(shop: Shop, part: str) -> None:
+    """It took the memory of whatever lay there, 64 GiB here."""
+    first, second = (shop.run("true", offline=True).record for _ in range(2))
+    path = shop.spool.keep(first.dataset, first.run, part, b"")
+    with path.open("r+b") as file:
+        file.truncate(64 << 30)  # a hole, which takes no room
+    with pytest.raises(IntegrityError, match="has more than the 33554432 bytes") as caught:
+        shop.spool.send(shop.runs)
+    assert caught.value.subject == str(path) and f"rm {path}" in str(caught.value.hint)
+    assert [each.path for each in shop.spool.waiting()] == [path]
+    said: list[DsvError] = []
+    found = [view.record.run for view in list_runs(shop.runs, shop.spool, None, skipped=said.append)]
+    assert sorted(found) == sorted((first.run, second.run))
+    assert shop.spool.log(first.dataset, first.run) is None
 
 
 def test_a_start_that_cannot_be_read_is_no_reason_to_stop(shop: Shop) -> None:

@@ -18,7 +18,7 @@ from dsv.fs.files import replace_file
 from dsv.fs.folders import sync_folder
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import LOG, RECORD, START, RunId, RunRecord
+from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
 from dsv.repo.runs import RunStore
 
 _ORDER = {START: 0, LOG: 1, RECORD: 2}
@@ -75,12 +75,12 @@ class Spool:
             if only is not None and part.run != only:
                 continue
             try:
-                data = part.path.read_bytes()
+                data = _read(part.path)
                 runs.write(part.dataset, part.run, part.part, data)
                 part.path.unlink(missing_ok=True)
             except FileNotFoundError:  # another process has sent it
                 continue
-            except Conflict as error:
+            except (Conflict, IntegrityError) as error:
                 problems.append(error)
                 continue
             except OSError as error:
@@ -101,7 +101,7 @@ class Spool:
         parts = [part for part in self.waiting(skipped) if part.part != LOG and wanted(part)]
         for part in {(each.dataset, each.run): each for each in parts}.values():
             try:
-                yield RunRecord.decode(part.path.read_bytes(), str(part.path))
+                yield RunRecord.decode(_read(part.path), str(part.path))
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -112,8 +112,8 @@ class Spool:
     def log(self, dataset: DatasetName, run: RunId) -> bytes | None:
         """The log of a run, if it waits here."""
         try:
-            return (self._folder / dataset.component / f"{run}.{LOG}").read_bytes()
-        except OSError:
+            return _read(self._folder / dataset.component / f"{run}.{LOG}")
+        except (OSError, IntegrityError):
             return None
 
     def _listing(self, folder: Path, skipped: Callable[[DsvError], None]) -> list[Path]:
@@ -132,6 +132,19 @@ class Spool:
             subject=str(path),
             hint=f'sudo chown -R "$(id -u)" {shlex.quote(str(self._folder))}' if denied else None,
         )
+
+
+def _read(path: Path) -> bytes:
+    """A part's bytes, and no more of them than a part can have. Raises `OSError`, `IntegrityError`."""
+    with path.open("rb") as file:
+        data = file.read(MAX_RECORD + 1)
+    if len(data) > MAX_RECORD:
+        raise IntegrityError(
+            f"{path}, which waits to be sent, has more than the {MAX_RECORD} bytes of a run's record",
+            subject=str(path),
+            hint=f"no dsv writes that: rm {shlex.quote(str(path))}",
+        )
+    return data
 
 
 def _parse(path: Path) -> SpooledPart | None:

@@ -117,13 +117,21 @@ def test_a_supervisor_that_is_killed_leaves_a_run_that_was_cut_off(here: Dsv) ->
 
 
 def test_of_two_who_stop_a_run_one_is_told_that_it_was_stopped_already(here: Dsv) -> None:
-    run = detach(here, TRAPPED)
+    wait = "touch saving; until [ -e go ]; do sleep 0.05; done"
+    run = detach(
+        here, f'trap "echo x >> times; {wait}; exit 7" TERM; touch ready; while :; do sleep 0.05; done'
+    )
     await_file(here, "ready")
-    both = [here.start("stop", run, "--json") for _ in range(2)]
-    said = [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in both]
+    first = here.start("stop", run, "--json")
+    await_file(here, "saving")
+    second = here.start("stop", run, "--json")
+    assert second.stderr is not None
+    assert b"was asked to stop already" in second.stderr.readline()
+    (here.cwd / "go").touch()
+    said = [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in (first, second)]
     for each in said:
         assert_documented("stop", each)
-    assert sorted(each["stopped"] for each in said) == [False, True]
+    assert [each["stopped"] for each in said] == [True, False]
     assert [each["exit_code"] for each in said] == [7, 7]
     assert (here.cwd / "times").read_text() == "x\n"
     assert shown(here, run)["signal"] == "SIGTERM"
@@ -136,6 +144,9 @@ def test_the_grace_is_that_of_whoever_stops_the_run(here: Dsv) -> None:
     await_file(here, "ready")
     patient = here.start("stop", run, "--grace", "10h")
     until((here.home / ".local/state/dsv/running" / f"{run}.stop").exists, "the first stop")
+    messages = here.home / ".local/state/dsv/runs/pets" / run / "dsv.log"
+    until(lambda: "SIGTERM" in messages.read_text(), "the signal")
+    assert "it has 36000 s" in messages.read_text()
     assert here("stop", run, "--grace", "0").code == 0
     assert patient.wait(PATIENCE) == 0
     assert here("wait", run).code == 128 + signal.SIGKILL

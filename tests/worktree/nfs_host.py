@@ -84,10 +84,11 @@ def look(folder: Path) -> dict[str, object]:
     state = State.load(root / ".dsv/state")
     assert state.exact is not None
     began = time.monotonic()
-    scan = scan_workspace(root, state, CommitId(state.exact))
+    asked: list[bool] = []
+    scan = scan_workspace(root, state, CommitId(state.exact), lambda: asked.append(True) or [])
     return {
         "pending": len(list(scan.pending())),
-        "exact": scan.exact,
+        "exact": not asked,
         "seconds": time.monotonic() - began,
     }
 

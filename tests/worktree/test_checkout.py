@@ -227,7 +227,7 @@ def test_killed_anywhere_each_path_is_old_or_new_and_doing_it_again_finishes_it(
                 assert entry in (OLD.get(path), NEW.get(path)) or entry.kind is Kind.EMPTY_DIRECTORY
         for path in OLD.keys() & NEW.keys():
             assert path in found
-        scan_clean_workspace(world.root, State.load(world.state_folder), world.commit)
+        scan_clean_workspace(world.root, State.load(world.state_folder), world.commit, world.base_entries)
         bring(world, NEW)
         assert tree_of(world.root) == NEW
         world.scan().state.save()

@@ -50,9 +50,7 @@ def fill(root: Path, count: int, seed: int = 3) -> dict[bytes, bytes]:
 
 
 def scan(root: Path, state: Path) -> WorkspaceScan:
-    found = scan_workspace(root, State.load(state), None, ())
-    found.sync_with_tree(())
-    return found
+    return scan_workspace(root, State.load(state), None, lambda: ())
 
 
 def filled(folder: Path, count: int = 2500) -> tuple[Path, dict[bytes, bytes], WorkspaceScan, list[bytes]]:

@@ -266,6 +266,21 @@ def test_the_scan_follows_no_symlink_that_takes_a_folders_place(world: World, tm
             descent.at(b"sub/deep")
 
 
+def test_the_tree_of_the_base_is_read_once_if_the_state_does_not_mirror_it(world: World) -> None:
+    write(world, a=b"1", gone=b"2")
+    world.sync()
+    (world.root / "gone").unlink()
+    assert world.scan().missing == [b"gone"]
+    assert world.tree_reads == 0
+    shutil.rmtree(world.state_folder)
+    scan = world.scan()
+    assert scan.missing == [b"gone"]
+    assert world.tree_reads == 1
+    scan.state.save()
+    assert world.scan().missing == [b"gone"]
+    assert world.tree_reads == 1
+
+
 @settings(deadline=None)
 @given(
     st.integers(1, 5),

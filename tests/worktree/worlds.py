@@ -28,7 +28,7 @@ from dsv.worktree.state import State
 from dsv.worktree.scanner import scan_workspace
 os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they may lie where that user may not read
 root = Path(sys.argv[1])
-scan = scan_workspace(root, State.load(root / ".dsv/state"), None)
+scan = scan_workspace(root, State.load(root / ".dsv/state"), None, lambda: ())
 print(json.dumps({
     "problems": {p.path.decode(): [p.reason, p.trouble.value] for p in scan.problems},
     "pending": [item.path.decode() for item in scan.pending()],
@@ -47,17 +47,18 @@ class World:
         self.commit: CommitId | None = None
         self.reads = 0
         """Files whose content was read so far."""
+        self.tree_reads = 0
 
     @property
     def state_folder(self) -> Path:
         return self.root / ".dsv" / "state"
 
     def scan(self, only: Iterable[bytes] = ()) -> WorkspaceScan:
-        scan = scan_workspace(self.root, State.load(self.state_folder), self.commit, only)
-        if not scan.exact:
-            scan.sync_with_tree(self.base[path] for path in sorted(self.base, key=sort_key))
-            assert scan.exact
-        return scan
+        return scan_workspace(self.root, State.load(self.state_folder), self.commit, self.base_entries, only)
+
+    def base_entries(self) -> list[Entry]:
+        self.tree_reads += 1
+        return [self.base[path] for path in sorted(self.base, key=sort_key)]
 
     def sync(
         self, only: Iterable[bytes] = (), *, killed_after: int | None = None, forget: bool = False

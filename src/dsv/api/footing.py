@@ -148,14 +148,14 @@ def find_footing(
     begun = tuple(each for each in begun if trees.have(each))
     if begun:
         state.exact = None  # what it says may be of this command's part alone
-    root = workspace.root
-    scan = (
-        scan_clean_workspace(root, state, base)
-        if writes
-        else scan_workspace(root, state, base, only, rehash=rehash)
-    )
-    if not scan.exact:
-        scan.sync_with_tree(entry for entry, _ in _below(trees.of(base), b""))
+
+    def base_entries() -> Iterator[Entry]:
+        return (entry for entry, _ in _below(trees.of(base), b""))
+
+    if writes:
+        scan = scan_clean_workspace(workspace.root, state, base, base_entries)
+    else:
+        scan = scan_workspace(workspace.root, state, base, base_entries, only, rehash=rehash)
     written = take_written(scan, _changes(begun, base, trees)) if begun else {}
     return Footing(scan, trees, begun, written)
 

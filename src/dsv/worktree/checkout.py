@@ -26,7 +26,7 @@ from dsv.model.progress import Progress
 from dsv.worktree.disk import ScannedDisk
 from dsv.worktree.patches import Patches
 from dsv.worktree.plan import NEVER, Act, OverwritePolicy, Plan, Step, decide, make_plan
-from dsv.worktree.scanner import scan_workspace
+from dsv.worktree.scanner import BaseEntries, scan_workspace
 from dsv.worktree.state import State
 from dsv.worktree.workspace_scan import WorkspaceScan
 from dsv.worktree.writer import Writer
@@ -118,7 +118,9 @@ class Checkout:
         self._state.set_exact(base, self._gone)
         if self._follow is not None:
             self._state.provisional = False
-        scan_workspace(self._scan.root, self._state, base)
+        scan_workspace(
+            self._scan.root, self._state, base, lambda: ()
+        )  # the state mirrors it: none are asked for
         for change in self._folders:
             in_base = self._base_of(change) == change.after
             if self._patches.folder(change.path, in_base=in_base) and in_base:
@@ -252,17 +254,19 @@ class Checkout:
         return change.after if self._follow is not None else change.before
 
 
-def scan_clean_workspace(root: Path, state: State, base: CommitId | None) -> WorkspaceScan:
+def scan_clean_workspace(
+    root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
+) -> WorkspaceScan:
     """A scan of the whole workspace, once the temporary files of killed commands are gone.
 
     Some of these are second names of files that have their place already: their removal changes those files' ctime.
     """
-    scan = scan_workspace(root, state, base)
+    scan = scan_workspace(root, state, base, base_entries)
     if scan.leftovers:
         with Writer(root) as writer:
             for path in scan.leftovers:
                 writer.remove(path, None)
-        scan = scan_workspace(root, state, base)
+        scan = scan_workspace(root, state, base, base_entries)
     return scan
 
 

@@ -1,15 +1,15 @@
-"""Walking a workspace."""
+"""Scanning a workspace: its folders are listed and compared with what is remembered of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
-from dsv.model.entry import Kind, sort_key
+from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet
 from dsv.model.paths import link_escapes
@@ -31,15 +31,24 @@ from dsv.worktree.state import State
 from dsv.worktree.sync_with_tree import NameIndex
 from dsv.worktree.workspace_scan import WorkspaceScan
 
+BaseEntries = Callable[[], Iterable[Entry]]
+"""Gives the entries of the base's tree, in tree order."""
+
 
 def scan_workspace(
-    root: Path, state: State, base: CommitId | None, only: Iterable[bytes] = (), *, rehash: bool = False
+    root: Path,
+    state: State,
+    base: CommitId | None,
+    base_entries: BaseEntries,
+    only: Iterable[bytes] = (),
+    *,
+    rehash: bool = False,
 ) -> WorkspaceScan:
-    """Lists the workspace at `root` (or only these paths of it) and compares it with the state.
+    """Lists the workspace at `root` (or only these paths of it) and compares it with the base.
 
-    Reads no file but symlinks and `.dsvignore`s. Where the state does not mirror `base` all is listed, and
-    `WorkspaceScan.align` is due before anything else. Raises `UsageError` for a `.dsvignore` that is none, and what
-    `fs.errors` makes of one that can't be read, and of a root that can't be listed.
+    Reads no file but symlinks and `.dsvignore`s. `base_entries` is called only if the state does not mirror the base;
+    then everything is listed. rehash: forgets what was read of the files before. Raises `UsageError` for an invalid
+    `.dsvignore`, and what `fs.errors` makes of one that can't be read or of a root that can't be listed.
     """
     with about(root):
         dot = root / ".dsv"
@@ -51,6 +60,8 @@ def scan_workspace(
         scan = WorkspaceScan(root, state, base, PathSet.of(only), device)
         with Descent(root) as descent:
             _Scanner(scan, descent, rehash=rehash or not scan.keeps_ids).run()
+    if not scan.exact:
+        scan.sync_with_tree(base_entries())
     return scan
 
 

@@ -1,7 +1,6 @@
 """What is on disk, held against what is remembered: what there is to read, and what is gone.
 
-Made by `scanner.scan_workspace`. Everything here is about one base commit; where the state does not mirror that
-commit, `sync_with_tree` reads its tree once, and from then on the state does.
+Made by `scanner.scan_workspace`. Everything here is about one base commit.
 """
 
 from __future__ import annotations
@@ -98,13 +97,13 @@ class WorkspaceScan:
 
     @property
     def exact(self) -> bool:
-        """Whether the base's tree need not be read; `sync_with_tree` makes it so."""
+        """Whether the state mirrors the base, as it does once the workspace is scanned."""
         return self.state.is_exact_for(self.base)
 
     @property
     def unchanged(self) -> bool:
         """Whether it is certain that a sync would change nothing."""
-        return self.exact and not self.missing and next(self.pending(), None) is None
+        return not self.missing and next(self.pending(), None) is None
 
     def sync_with_tree(self, entries: Iterable[Entry]) -> None:
         """Makes the state mirror the base, whose entries these are, in tree order."""

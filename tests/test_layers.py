@@ -65,6 +65,7 @@ BELOW: dict[str, set[str]] = {
         "runs",
         "api",
     },
+    "": {"api"},  # the package itself: what programs import, and only when they ask for it
     "reader": set(),  # ships with the package and stands alone
 }
 LIBRARIES = {

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from dsv.cli import catalogue, environment
+from dsv.api import environment
+from dsv.cli import catalogue
 from dsv.cli.declare import Command
 from tests.cli.runner import Dsv, plain_environment, write_files
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cli import environment
+from dsv.api import environment
 from dsv.store import open as open_module
 from dsv.store.retry import Retrying, RetryPolicy
 from tests.inputs.scene import FILES, Scene, write

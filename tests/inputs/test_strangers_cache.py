@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.cli import environment
+from dsv.api import environment
 from tests.api.people import read_folder
 from tests.cli.runner import Dsv, Result
 from tests.inputs.scene import FILES, Scene, ben, refused, visible, write

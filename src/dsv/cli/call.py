@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dsv import __version__
 from dsv.cli.output import Output, document, printable, to_json, write_items
 from dsv.cli.style import Style
 from dsv.cli.surroundings import Surroundings
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from dsv.api.settings import Settings
     from dsv.cli.failure import Failure
     from dsv.cli.progress import Meter
-    from dsv.model.names import Target
-    from dsv.repo.repository import Repository
 
 
 @dataclass(slots=True)
@@ -112,10 +109,11 @@ class Call(typer.Context):
 
     @cached_property
     def settings(self) -> Settings:
-        from dsv.cli.environment import gather
+        from dsv.api.environment import gather, working_folder
 
         named = {"store": self.flags.store, "cache": self.flags.cache}
-        return gather(self.around, {key: value for key, value in named.items() if value is not None})
+        flags = {key: value for key, value in named.items() if value is not None}
+        return gather(self.around.environ, working_folder(self.around.environ), flags)
 
     @property
     def screen(self) -> Screen:
@@ -160,24 +158,19 @@ class Call(typer.Context):
         `writes` says that records will be signed: only then is git asked for a name. `offline` is what a command that
         has this option was given.
         """
-        from dsv.api.context import Context
-        from dsv.cli import environment
-        from dsv.fs.process import host_name
-        from dsv.repo.session import Writer
-        from dsv.store.options import StoreOptions
+        from dsv.api import environment
+        from dsv.api.connection import make_context
 
         name = environment.author(self.settings, author).value if writes else environment.user_at_host()
+        hint = self._offline_hint() if offline is False else None
         with self.progress() as meter:
-            yield Context(
-                settings=self.settings,
-                options=StoreOptions.from_environment(self.around.environ),
-                writer=Writer(name, host_name(), f"dsv {__version__}"),
-                metadata=self.around.cache_home() / ".dsv",
-                cwd=self.settings.cwd,
-                progress=meter,
+            yield make_context(
+                self.settings,
+                self.around.environ,
+                name,
+                meter,
                 offline=bool(offline),
-                open_offline=_open_offline,
-                offline_hint=self._offline_hint() if offline is False else None,
+                offline_hint=hint,
             )
 
     def _offline_hint(self) -> str:
@@ -218,12 +211,6 @@ class Call(typer.Context):
             self.around.stderr.flush()
         except BrokenPipeError:
             pass
-
-
-def _open_offline(context: Context, target: Target | None) -> Repository:
-    from dsv.api.offline import open_offline
-
-    return open_offline(context, target)
 
 
 def _check_progress(mode: str) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 from dsv.cli.style import Ink
@@ -61,29 +60,6 @@ class Surroundings:
             if columns > 0:  # a terminal that nobody told its size has none
                 return max(20, columns)
         return 80
-
-    def home(self) -> Path:
-        """The caller's home, also where the uid has no name and HOME isn't set."""
-        text = self.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
-        return Path(text) if text.startswith("/") else Path("/")
-
-    def folder(self, variable: str, below_home: str) -> Path:
-        """An XDG base directory; a relative value is ignored, as the specification says."""
-        text = self.environ.get(variable, "")
-        base = Path(text) if text.startswith("/") else self.home() / below_home
-        return base / "dsv"
-
-    def config_home(self) -> Path:
-        return self.folder("XDG_CONFIG_HOME", ".config")
-
-    def data_home(self) -> Path:
-        return self.folder("XDG_DATA_HOME", ".local/share")
-
-    def cache_home(self) -> Path:
-        return self.folder("XDG_CACHE_HOME", ".cache")
-
-    def state_home(self) -> Path:
-        return self.folder("XDG_STATE_HOME", ".local/state")
 
 
 class _Lossy(io.FileIO):

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from dsv.api import environment
 from dsv.api.config_file import lasting, parse_toml, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, check_key, is_name
-from dsv.cli import environment
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.table import Column
@@ -79,10 +79,12 @@ def _show_one(call: Call, key: str) -> None:
 def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None:
     if key is None or (unset and value is not None):
         raise UsageError("--unset takes a key and no value", hint="dsv config --unset KEY")
-    path = environment.user_config(call.around)
+    environ = call.around.environ
+    cwd = environment.working_folder(environ)
+    path = environment.user_config(environ, cwd)
     if value is not None:
         check_key(key)
-        typed, value = value, lasting(key, value, environment.working_folder(call.around))
+        typed, value = value, lasting(key, value, cwd)
         if value != typed:
             call.say(f"{typed} is {value}: a config file means the same in every folder")
     document = parse_toml(environment.read_settings(path) or b"", str(path))

@@ -1,15 +1,18 @@
-"""Gathers settings from where they are kept, and asks git who the author is."""
+"""Gathers settings from where they are kept: what a caller names, the workspace, an environment, and config files.
+
+The environment is handed over, so that a program decides which one it is.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.config_file import parse_toml, read_config
 from dsv.api.settings import BUILT_IN, Setting, Settings, Source, read_environment, read_workspace
-from dsv.cli.surroundings import Surroundings
 from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.process import host_name, user_name
 from dsv.model.text import is_text
@@ -20,18 +23,48 @@ WORKSPACE_CONFIG = Path(".dsv/config.toml")
 GIT_SECONDS = 5.0
 
 
-def user_config(around: Surroundings) -> Path:
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where a user's files lie, by HOME and the XDG variables."""
+
+    environ: Mapping[str, str]
+
+    def home(self) -> Path:
+        """The user's home, even if the uid has no name and HOME isn't set."""
+        text = self.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
+        return Path(text) if text.startswith("/") else Path("/")
+
+    def config(self) -> Path:
+        return self._folder("XDG_CONFIG_HOME", ".config")
+
+    def data(self) -> Path:
+        return self._folder("XDG_DATA_HOME", ".local/share")
+
+    def cache(self) -> Path:
+        return self._folder("XDG_CACHE_HOME", ".cache")
+
+    def state(self) -> Path:
+        return self._folder("XDG_STATE_HOME", ".local/state")
+
+    def _folder(self, variable: str, below_home: str) -> Path:
+        """An XDG base directory; a relative value is ignored, as the specification says."""
+        text = self.environ.get(variable, "")
+        base = Path(text) if text.startswith("/") else self.home() / below_home
+        return base / "dsv"
+
+
+def user_config(environ: Mapping[str, str], cwd: Path) -> Path:
     """DSV_CONFIG, or the user's config.toml where XDG puts it."""
-    named = around.environ.get("DSV_CONFIG")
-    return working_folder(around) / named if named else around.config_home() / "config.toml"
+    named = environ.get("DSV_CONFIG")
+    return cwd / named if named else Folders(environ).config() / "config.toml"
 
 
-def working_folder(around: Surroundings) -> Path:
+def working_folder(environ: Mapping[str, str]) -> Path:
     """Raises `NotFound` if it was removed while the caller stood in it."""
     try:
         return Path.cwd()
     except FileNotFoundError:
-        name = around.environ.get("PWD")
+        name = environ.get("PWD")
         raise NotFound(
             f"the working folder{f' {name}' if name else ''} is gone",
             subject=name,
@@ -39,9 +72,8 @@ def working_folder(around: Surroundings) -> Path:
         ) from None
 
 
-def gather(around: Surroundings, flags: Mapping[str, str]) -> Settings:
-    """All sources in order. `flags` are --store and --cache, where given. Raises `UsageError`, `Denied`."""
-    cwd = working_folder(around)
+def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str]) -> Settings:
+    """All sources in order. `flags` are --store and --cache, if given. Raises `UsageError`, `Denied`."""
     sources = [Source(f"--{key}", {key: value}) for key, value in flags.items()]
     workspace = find_workspace(cwd)
     if workspace is not None:
@@ -49,14 +81,15 @@ def gather(around: Surroundings, flags: Mapping[str, str]) -> Settings:
         bound = parse_toml(read_settings(config) or b"", str(config))
         texts = {key: value for key, value in bound.items() if isinstance(value, str)}
         sources.append(read_workspace(texts, str(config)))
-    sources += read_environment(around.environ)
-    for path in (user_config(around), SYSTEM_CONFIG):
+    sources += read_environment(environ)
+    for path in (user_config(environ, cwd), SYSTEM_CONFIG):
         data = read_settings(path)
         if data is not None:
             sources.append(read_config(data, str(path)))
-    built_in = {"store": str(around.data_home() / "store"), "cache": str(around.cache_home())}
+    folders = Folders(environ)
+    built_in = {"store": str(folders.data() / "store"), "cache": str(folders.cache())}
     sources.append(Source(BUILT_IN, built_in))
-    return Settings(sources, cwd, around.home(), around.state_home())
+    return Settings(sources, cwd, folders.home(), folders.state())
 
 
 def find_workspace(start: Path) -> Path | None:

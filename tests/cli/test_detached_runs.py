@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from dsv.engines.guardian import processes_of
 from dsv.engines.registry import ENGINES
+from dsv.runs.control import ask_to_stop, is_here, wait_for_end
+from dsv.runs.marks import under_way
 from tests.cli.runner import Dsv, assert_documented
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
@@ -24,11 +27,15 @@ TRAPPED = (
 
 
 @pytest.fixture
-def here(pets: Dsv) -> Dsv:
-    """Outside of the workspace, so that a job may write to its working directory."""
+def here(pets: Dsv) -> Iterator[Dsv]:
+    """Outside of the workspace, so that a job may write to its working directory. A test that fails leaves no run."""
     folder = pets.home / "elsewhere"
     folder.mkdir()
-    return pets.at(folder)
+    yield pets.at(folder)
+    for one in under_way(pets.home / ".local/state/dsv"):
+        if is_here(one) and not one.mark.is_dead():
+            ask_to_stop(one, 0)
+            wait_for_end(one)
 
 
 def detach(dsv: Dsv, script: str, *options: str) -> str:

@@ -1,4 +1,4 @@
-"""What a sync changes in its base's tree: each path that may differ is read where that is needed, and uploaded."""
+"""What a sync changes in its base's tree: each path that may differ is read if needed, and uploaded."""
 
 from __future__ import annotations
 

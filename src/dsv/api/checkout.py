@@ -53,10 +53,10 @@ class Goal:
 
 
 def check_out(context: Context, objects: Objects, workspace: Workspace, footing: Footing, goal: Goal) -> Made:
-    """Plans, refuses conflicts with a list of them, acts, and moves the base where the whole workspace is meant.
+    """Plans, refuses conflicts with a list of them, acts, and moves the base if the whole workspace is meant.
 
     What has begun is noted before the first file is written, so that the next command knows what it finds if this one
-    is killed. Raises `Conflict` with nothing written, and also where paths changed meanwhile: these alone are then as
+    is killed. Raises `Conflict` with nothing written, and also if paths changed meanwhile: these alone are then as
     they were. The caller holds the workspace's lock and saves the state.
     """
     follow = None if goal.paths else goal.commit

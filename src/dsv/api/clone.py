@@ -35,7 +35,7 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
     """Makes a workspace of a commit, in a folder that is absent or empty (by default the dataset's own name).
 
     The workspace follows the branch that the target names, else `main`. Interrupted, the same call goes on.
-    Raises `Conflict` where the folder holds something else.
+    Raises `Conflict` if the folder holds something else.
     """
     if target.dataset is None or target.path is not None:
         raise UsageError(

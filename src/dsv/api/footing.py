@@ -111,7 +111,7 @@ class Footing:
         return diff_trees(self.tree, after)
 
     def check_publishable(self, progress: Progress) -> None:
-        """Says what did not end. Raises `Conflict` where no tree can have both the user's changes and what the base
+        """Says what did not end. Raises `Conflict` if no tree can have both the user's changes and what the base
         has in the place of what was written: a file where one of them has a folder.
         """
         if self.warning is None:
@@ -142,7 +142,7 @@ def find_footing(
     """Scans the workspace, or these paths of it. `writes`: for a command that is to write files, so that those that
     a killed one did not finish go first. rehash: no stat is taken for proof that a file is what it was.
 
-    `trees` is asked only where the state does not mirror the base, or a command did not end.
+    `trees` is asked only if the state does not mirror the base, or a command did not end.
     """
     begun = unfinished(read_begun(workspace.begun_path), base)
     begun = tuple(each for each in begun if trees.have(each))

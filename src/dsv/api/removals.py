@@ -12,7 +12,7 @@ MANY = 20
 
 
 def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: bool) -> None:
-    """Raises `Conflict` where a sync would remove more than half of the files, or all of a top-level folder."""
+    """Raises `Conflict` if a sync would remove more than half of the files, or all of a top-level folder."""
     if base is None or allowed or not scan.missing:
         return
     removed, before = len(scan.missing), base.commit.entries

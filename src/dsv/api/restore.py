@@ -30,9 +30,7 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The workspace's base after a pull, and how many paths were written for it. `before` is the base
-    before.
-    """
+    """The workspace's base after a pull, and how many paths were written for it. `before` is the base before."""
 
     dataset: DatasetName
     branch: BranchName

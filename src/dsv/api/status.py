@@ -23,9 +23,9 @@ from dsv.worktree.workspace import BRIEF, Workspace
 class Status:
     """How a workspace differs from its base.
 
-    problems: what a sync would refuse to store. clashes: pairs of new names that are one where case or
+    problems: what a sync would refuse to store. clashes: pairs of new names that are one if case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
-    unfinished: what is to be known of a pull, clone or restore that did not end; None where all did.
+    unfinished: what is to be known of a pull, clone or restore that did not end; None if all did.
     branch_at: where the branch was when the store was last asked from here; None if that is not known.
     """
 
@@ -48,7 +48,7 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
     """Compares the workspace (or these paths of it) with its base.
 
     The store is asked only for what is not kept locally, so mostly it may be away. Whether the branch has
-    moved is for `pull` and `sync` to say. Files are read only where their
+    moved is for `pull` and `sync` to say. Files are read only if their
     stats alone can't tell, or with `rehash` always.
     """
     workspace = context.workspace()

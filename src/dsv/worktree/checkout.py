@@ -78,9 +78,7 @@ class Checkout:
         self._removes = True  # until a plan says otherwise
 
     def plan(self) -> Plan:
-        """What there is to do; reads files whose stats alone can't tell whether they changed. Writes
-        nothing.
-        """
+        """What there is to do; reads files whose stats alone can't tell whether they changed. Writes nothing."""
         with Descent(self._scan.root) as descent:
             plan = make_plan(self._changes(), ScannedDisk(self._scan, descent), self._may_overwrite)
         self._removes = plan.absent > 0
@@ -127,7 +125,7 @@ class Checkout:
                 self._state.gone.discard(change.path)
 
     def _steps(self, *, removing: bool) -> Iterator[Step]:
-        """Of what shall be absent, or of what shall be there. What went is not looked at again: a file that no stat
+        """Of what is to be absent, or of what is to be there. What went is not looked at again: a file that no stat
         vouches for would be read.
         """
         for change in self._changes():
@@ -271,7 +269,7 @@ def scan_clean_workspace(
 
 
 def check_folding(root: Path, paths: Iterable[bytes]) -> None:
-    """Raises `Unsupported` where paths of a tree would overwrite each other on this file system."""
+    """Raises `Unsupported` if paths of a tree would overwrite each other on this file system."""
     if not _folds(root):
         return
     clashes = fold_clashes(paths)

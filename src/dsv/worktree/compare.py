@@ -41,9 +41,7 @@ class Compared:
 
 
 def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
-    """Whether the folder is as in the base and as remembered. Blanks the rows of ignored names in the
-    listing.
-    """
+    """Whether the folder is as in the base and as remembered. Blanks the rows of ignored names in the listing."""
     if old.names != listing.blob or old.rules != rules.digest:
         return False
     for at in old.positions(IGNORED):
@@ -61,9 +59,7 @@ def compare(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> 
 
 
 def _refresh(old: Folder, listing: Listing) -> Compared | None:
-    """The same names: only rows that differ are looked at. None where a verdict of the ignore rules may
-    change.
-    """
+    """The same names: only rows that differ are looked at. None if a verdict of the ignore rules may change."""
     changed = differing(old.rows, listing.rows, ROW.size)
     if old.rules and any(_type(old, at) != stat.S_IFMT(listing.mode(at)) for at in changed):
         return None
@@ -135,9 +131,7 @@ def _ignore(
     listing: Listing,
     rules: Rules,
 ) -> None:
-    """Marks what the rules leave out. Verdicts of the same rules on the same names are remembered: matching
-    is slow.
-    """
+    """Marks what the rules leave out. Verdicts of the same rules on the same names are remembered: matching is slow."""
     same_rules = old is not None and old.rules == rules.digest
     for at, name in enumerate(names):
         kind = stat.S_IFMT(listing.mode(at))

@@ -17,7 +17,7 @@ from dsv.worktree.workspace_scan import WorkspaceScan, pending_at
 
 
 class ScannedDisk:
-    """Answers from the state; reads a file where only its content can tell."""
+    """Answers from the state; reads a file if only its content can tell."""
 
     def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
         self._scan = scan

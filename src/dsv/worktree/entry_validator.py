@@ -42,9 +42,7 @@ class EntryValidator:
         self.links_moved = False
 
     def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
-        """Refuses what no tree can hold, reads symlinks, and notes what the base has and the folder has
-        not.
-        """
+        """Refuses what no tree can hold, reads symlinks, and notes what the base has and the folder has not."""
         folder = compared.folder
         names = folder.name_list()
         for name, kind in compared.lost:

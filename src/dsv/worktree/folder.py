@@ -35,9 +35,7 @@ class Relation(enum.IntEnum):
     UNKNOWN = 0
     """The base has the path; whether it has the same there is not known."""
     SAME = 1
-    """The base's entry is the remembered one. The file is that too while it is trusted, else it must be
-    read.
-    """
+    """The base's entry is the remembered one. The file is that too while it is trusted, else it must be read."""
     DIFFERS = 2
     """The base has something else there."""
     ABSENT = 3
@@ -227,9 +225,7 @@ class Folder:
             self.adopt_name(at)
 
     def adopt_name(self, at: int) -> None:
-        """From now on, what is known of this name is what the base has. Does nothing where nothing is
-        known.
-        """
+        """From now on, what is known of this name is what the base has. Does nothing where nothing is known."""
         kind = self.kinds[at]
         if self.marks[at] & (TRUSTED | READ) or kind == Kind.SYMLINK:
             self.marks[at] = mark(Relation.SAME, kind, trusted=bool(self.marks[at] & TRUSTED))
@@ -255,9 +251,7 @@ def _signed(value: int) -> int:
 
 
 def differing(left: bytes | bytearray, right: bytes | bytearray, width: int) -> list[int]:
-    """Positions at which two columns of equal length differ; few of them cost little, however long the
-    column.
-    """
+    """Positions at which two columns of equal length differ; few of them cost little, however long the column."""
     found: list[int] = []
     spans = [(0, len(left) // width)]
     while spans:

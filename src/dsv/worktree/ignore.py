@@ -36,9 +36,7 @@ class Rules:
             self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
 
     def enter(self, folder: bytes, text: bytes) -> Rules:
-        """The rules in `folder`, whose `.dsvignore` holds `text`. Raises `UsageError` for a line that is no
-        pattern.
-        """
+        """The rules in `folder`, whose `.dsvignore` holds `text`. Raises `UsageError` for a line that is no pattern."""
         return Rules(self, folder, text) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:

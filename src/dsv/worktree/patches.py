@@ -35,9 +35,7 @@ class Patches:
         self._held = 0
 
     def written(self, entry: Entry, row: bytes, base: Entry | None) -> None:
-        """The path now is `entry`. Nobody else knew the file before it had its name, so its row vouches for
-        it.
-        """
+        """The path now is `entry`. Nobody else knew the file before it had its name, so its row vouches for it."""
         self._note(entry.path, _Written(row, entry, base))
 
     def removed(self, path: bytes) -> None:

@@ -14,7 +14,7 @@ from dsv.worktree.status import difference
 
 class Act(enum.Enum):
     KEEP = "keep"
-    """It is what it shall be, or is none of our business."""
+    """It is as it is to be, or not for dsv to change."""
     CREATE = "create"
     REPLACE = "replace"
     REMOVE = "remove"
@@ -25,11 +25,11 @@ class Disk(Protocol):
     """What the workspace has."""
 
     def entry(self, path: bytes) -> Entry | None:
-        """What a tree would hold for the path; None where it is absent, or nothing that a tree holds."""
+        """What a tree would hold for the path; None if it is absent, or nothing that a tree holds."""
         ...
 
     def row(self, path: bytes) -> bytes | None:
-        """The stat of a file or symlink; None where there is none, or none that is remembered."""
+        """The stat of a file or symlink; None if there is none, or none that is remembered."""
         ...
 
     def is_folder(self, path: bytes) -> bool: ...
@@ -39,9 +39,7 @@ class Disk(Protocol):
         ...
 
     def stranger(self, path: bytes) -> bytes | None:
-        """Something at or above the path that is neither a folder nor anything that the base has, if there is
-        one.
-        """
+        """Something at or above the path that is neither a folder nor anything that the base has, if there is one."""
         ...
 
     def stranger_below(self, path: bytes) -> bytes | None:

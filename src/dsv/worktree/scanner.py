@@ -130,7 +130,7 @@ class _Scanner:
         self._walk(here, rules)
 
     def _visit(self, path: bytes, above: Rules) -> tuple[Folder, Rules] | None:
-        """Compares one folder with what is remembered; None where it can't be listed, or went."""
+        """Compares one folder with what is remembered; None if it can't be listed or is gone."""
         try:
             descriptor = self._descent.at(path)
             listing = list_folder(descriptor)
@@ -198,9 +198,7 @@ class _Scanner:
             self._state.drop(path)
 
     def _is_back(self, path: bytes, names: NameIndex) -> bool:
-        """Whether a path that was gone is on disk again; what it is there now must be compared with the
-        base.
-        """
+        """Whether a path that was gone is on disk again; what it is there now must be compared with the base."""
         above, name = split(path)
         at = names.find(above, name)
         if at is None:

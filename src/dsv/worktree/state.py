@@ -50,9 +50,7 @@ _CURRENT_DECODER = msgspec.msgpack.Decoder(_Current)
 
 @dataclass(slots=True)
 class _Part:
-    """A run of folders from `first` (a sort key) to the next part's. `name` is None when it must be
-    written.
-    """
+    """A run of folders from `first` (a sort key) to the next part's. `name` is None when it must be written."""
 
     first: bytes
     name: str | None
@@ -83,9 +81,7 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> State:
-        """What can be read; what is torn, damaged or of another version is as if it had never been
-        remembered.
-        """
+        """What can be read; what is torn, damaged or of another version is as if it had never been remembered."""
         state = cls(folder)
         state._loaded = _read(folder / _CURRENT)
         if state._loaded is None:

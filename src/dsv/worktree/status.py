@@ -47,9 +47,7 @@ class Differences:
 
 
 def difference(before: Entry | None, after: Entry | None) -> What | None:
-    """How one path's entry changed; None if it did not. A recipe is how a content is stored, and no
-    difference.
-    """
+    """How one path's entry changed; None if it did not. A recipe is how a content is stored, and no difference."""
     if before is None or after is None:
         return None if before is after else What.ADDED if before is None else What.REMOVED
     if _type(before.kind) is not _type(after.kind):

@@ -44,9 +44,7 @@ class Workspace:
 
     @classmethod
     def find(cls, start: Path) -> Workspace | None:
-        """The workspace that `start` is or lies in. Raises `IntegrityError` for a binding that can't be
-        read.
-        """
+        """The workspace that `start` is or lies in. Raises `IntegrityError` for a binding that can't be read."""
         try:
             here = start.resolve()
         except (OSError, RuntimeError):  # a loop of links, or a folder that is gone
@@ -61,9 +59,7 @@ class Workspace:
     def create(
         cls, folder: Path, *, store: str, store_id: StoreId, dataset: DatasetName, branch: BranchName
     ) -> Workspace:
-        """Binds a folder, which is made if it is not there. Raises `Conflict` where it is a workspace
-        already.
-        """
+        """Binds a folder, which is made if it is not there. Raises `Conflict` if it is a workspace already."""
         with about(folder):
             folder.mkdir(parents=True, exist_ok=True)
             root = folder.resolve()
@@ -111,9 +107,7 @@ class Workspace:
         return Lock.take(self.dot / "lock", action)
 
     def base(self) -> CommitId | None:
-        """The commit last synced, cloned, pulled or restored; None before the first. Raises
-        `IntegrityError`.
-        """
+        """The commit last synced, cloned, pulled or restored; None before the first. Raises `IntegrityError`."""
         try:
             text = read_file(self.dot / _BASE).decode("ascii").strip()
         except FileNotFoundError:

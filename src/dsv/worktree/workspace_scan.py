@@ -72,9 +72,9 @@ class Gone:
 
 
 class WorkspaceScan:
-    """The result of a scan. It edits the state, which is saved by whoever holds the workspace's lock.
+    """The result of a scan. It edits the state, which the holder of the workspace's lock saves.
 
-    problems: what can't be stored, in tree order. clashes: pairs of new names that are one where case or
+    problems: what can't be stored, in tree order. clashes: pairs of new names that are one if case or
     Unicode is folded. leftovers: temporary files of killed commands. missing: paths in the base that are not
     on disk.
     """
@@ -270,9 +270,7 @@ class WorkspaceScan:
             item.relation = folder.relation(item.at)
 
     def published(self, commit: CommitId) -> None:
-        """The base is now `commit`, which holds all that `work` gave and was recorded; `missing` is gone from
-        it.
-        """
+        """The base is now `commit`, which holds all that `work` gave and was recorded; `missing` is gone from it."""
         for path in self.unsettled:
             folder = self.state.edit(path)
             if self.scope.whole or path in self.scope:

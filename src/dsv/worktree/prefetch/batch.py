@@ -94,7 +94,7 @@ class Slot:
 class Contents:
     """What one batch holds, a column each. rows, devices, quiet: see `WorkspaceScan.record`.
 
-    read: whether each was; the other columns mean nothing where it was not.
+    read: whether each was; the other columns mean nothing if it was not.
     """
 
     read: list[bool]

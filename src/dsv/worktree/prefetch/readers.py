@@ -124,13 +124,13 @@ class Run:
 
     @property
     def contents(self) -> Contents | None:
-        """Of the small files, good until the next run is asked for; None where nobody read them."""
+        """Of the small files, good until the next run is asked for; None if nobody read them."""
         if self.batch is None or self.memory is None:
             return None
         return Contents.of(self.batch, self.sizes, self.memory)
 
     def add(self, item: Pending | Gone) -> bool:
-        """False where it is full."""
+        """False if it is full."""
         if isinstance(item, Gone) or item.known is not None or not _is_small(item):
             if len(self.items) - len(self.paths) == FILES:
                 return False
@@ -156,7 +156,7 @@ class _Reader:
     """One process. free: slots that nobody uses; none once it has died."""
 
     def __init__(self, root: Path) -> None:
-        """Raises `OSError` where no process, or no memory to share, can be had."""
+        """Raises `OSError` if no process, or no memory to share, can be had."""
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))
@@ -187,7 +187,7 @@ class _Reader:
         return self._pipe.poll(0)
 
     def answer(self, run: Run) -> Batch | None:
-        """What became of the run, the oldest that it was asked for; None where the process has died."""
+        """What became of the run, the oldest that it was asked for; None if the process has died."""
         try:
             return self._slots[run.slot].read(self._pipe.recv_bytes())
         except (EOFError, OSError):

@@ -11,6 +11,7 @@ import pytest
 
 import dsv
 from dsv.api import environment
+from dsv.api.cache_stage import cache
 from dsv.api.init import init
 from dsv.api.look import resolve
 from dsv.api.settings import BUILT_IN
@@ -71,6 +72,23 @@ def test_offline_asks_no_store(environ: dict[str, str], tmp_path: Path) -> None:
     assert head.commit == away.workspace().base()
     with pytest.raises(Unreachable, match="is not asked"):
         resolve(away, Target.parse("@v1"))
+
+
+def test_offline_neither_publishes_nor_takes_a_branch_for_just_seen(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    make_pets(environ, tmp_path / "work")
+    target = Target.parse("pets@main")
+    here, away = (dsv.connect(environ, tmp_path, offline=offline) for offline in (False, True))
+    folder = here.settings.cache().path
+    [item] = cache(here, folder, [target])
+    [known] = folder.glob(".dsv/stores/*/refs/pets/branches/main")
+    known.write_bytes(re.sub(rb'"seen":[0-9.]+', b'"seen":1.0', known.read_bytes()))
+    assert cache(away, folder, [target])[0].path == item.path
+    assert b'"seen":1.0' in known.read_bytes()
+    (tmp_path / "work/new.csv").write_text("new")
+    with pytest.raises(Unreachable, match="not asked offline"):
+        sync(dsv.connect(environ, tmp_path / "work", offline=True), SyncRequest())
 
 
 def test_the_examples_of_the_page_work(environ: dict[str, str], tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Targets:
     def __init__(self, context: Context, root: CacheRoot, *, offline: bool = False) -> None:
         self.root = root
         self._context = replace(context, metadata=root.dot)
-        self._offline = offline
+        self._offline = offline or context.offline
         self._stack = ExitStack()
         self._repository: Repository | None = None
 

@@ -61,6 +61,8 @@ class Context:
 
         `create` makes the folder of a directory store.
         """
+        if self.offline:
+            raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")
         choice = self.settings.store(text)
         if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
             raise NotFound(

@@ -54,6 +54,16 @@ def test_a_time_that_no_calendar_has(pets: Dsv) -> None:
     assert len(pets.ok("runs").lines) == 3
 
 
+def test_a_run_that_another_machine_has_begun_is_told_with_its_name(pets: Dsv) -> None:
+    """Only that machine can say that the run was cut off."""
+    elsewhere = _change(pets, 1, state="running", ended_ms=None, host="gpu7")
+    listed = pets.ok("runs")
+    (row,) = [line for line in listed.lines if elsewhere in line]
+    assert row.endswith("running on gpu7")
+    (item,) = [item for item in pets.ok("runs", "--json").json["items"] if item["run"] == elsewhere]
+    assert (item["state"], item["host"]) == ("running", "gpu7")
+
+
 @pytest.fixture
 def trained(dsv: Dsv) -> Dsv:
     """Three runs on v1.0 with a parameter n and metrics that follow from it; the one with n=3 failed."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
 from dsv.cli.table import GAP, Column, width
+from dsv.fs.process import host_name
 from dsv.model.run import Json, RunRecord, RunState
 from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.runs.listing import RunView
@@ -140,6 +141,10 @@ def _result(record: RunRecord) -> str:
             return f"not run ({record.exit_code})"
         case RunState.CUT_OFF:
             return "cut off"
+        case state if (
+            record.host != host_name()
+        ):  # whose word it is: nobody here can see that the host still lives
+            return f"{state} on {record.host}"
         case state:
             return str(state)
 

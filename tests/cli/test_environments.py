@@ -105,7 +105,7 @@ def test_too_little_memory_is_said(pets: Dsv, kilobytes: int) -> None:
         assert done.code == 0 or "hint: ulimit -v " in done.err, done
 
 
-@pytest.mark.parametrize("files", [4, 8, 12])
+@pytest.mark.parametrize("files", [6, 8, 12])  # with fewer, Python itself does not start everywhere
 def test_too_few_descriptors_are_said(pets: Dsv, files: int) -> None:
     done = limited(pets, resource.RLIMIT_NOFILE, files, "ls")
     assert done.code in (0, 7), done

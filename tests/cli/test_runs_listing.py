@@ -121,7 +121,7 @@ def test_a_question_that_can_t_be_answered_is_refused(
 
 def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(trained: Dsv) -> None:
     items = trained.ok("runs", "--json").json["items"]
-    first = items[0]
+    first = next(item for item in items if item["name"] == "base1")
     for text in (first["run"], first["run"][-8:], first["run"][-7:], first["name"]):
         assert trained.ok("runs", text, "--json").json["items"] == [first]
     assert trained.process("run", "--again", first["name"], "-q").code == 0

@@ -53,7 +53,7 @@ def test_a_cache_that_has_no_room_in_the_middle(person: Dsv, error: str) -> None
     result, sizes = short_of_room(person, error, 4, "cache", "set", "--jobs", "1", "-q")
     assert sizes == [SIZE] * 4
     reason = os.strerror(getattr(errno, error))
-    refused(result, 7, "no room for set@", reason, "MB and ", " files still to come")
+    refused(result, 7, "no room for set@", reason, " are free and ", "MB still to come in ", " files")
     nothing_partial(person)
     assert reservations(person) == []
     assert CACHE(person, "set").code == 0

@@ -221,10 +221,12 @@ class CacheRoot:
             self._make_directory(path.parent)
         with contextlib.ExitStack() as opened:
             parent = opened.enter_context(open_folder(path.parent))
+            rights = self._rights_in(parent)
             drafts = parent  # of tmp itself, which can have no draft inside it
-            if path not in (self.dot, self.temporary):
+            if not rights.plain and path not in (self.dot, self.temporary):
+                self._make_directory(self.temporary)
                 drafts = opened.enter_context(open_folder(self.temporary))
-            make_folder(parent, path.name, self._rights_in(parent), drafts)
+            make_folder(parent, path.name, rights, drafts)
 
     def _rights_in(self, parent: int) -> Rights:
         """What a folder made there needs to have the root's rights."""

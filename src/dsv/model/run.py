@@ -221,6 +221,18 @@ def parse_json(text: str) -> Json:
     return check_json(value)
 
 
+def json_or_text(text: str) -> Json:
+    """What a person typed: JSON if it is JSON (`0.1`, `true`, `[1,2]`), else the text itself, as `NaN` is."""
+
+    def refuse(constant: str) -> Json:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
 def check_json(value: Json, depth: int = 0) -> Json:
     """The value, if a record can hold it as it is. Raises `ValueError`."""
     if depth > MAX_DEPTH:

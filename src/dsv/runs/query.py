@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Self
 
 from dsv.errors import NotFound, UsageError
-from dsv.model.run import Json
+from dsv.model.run import Json, json_or_text
 from dsv.runs.listing import RunView
 
 Item = Mapping[str, Json]
@@ -62,7 +62,7 @@ class Filter:
                 hint="--filter 'params.lr<0.1', with = != < <= > >= or ~",
             )
         key, sign, value = found.groups()
-        return cls(key, "=" if sign == "==" else sign, value, _json(value))
+        return cls(key, "=" if sign == "==" else sign, value, json_or_text(value))
 
     def matches(self, item: Item) -> bool:
         """A run without the key matches `KEY=null` and nothing else."""
@@ -197,13 +197,3 @@ def _rank(value: Json) -> tuple[int, Json]:
 
 def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _json(text: str) -> Json:
-    def refuse(constant: str) -> Json:
-        raise ValueError(constant)
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError):
-        return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from dsv.engines.base import ALL_GPUS, Task
 from dsv.engines.container import check_image
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.run import Json, RunId, RunRecord, check_json
+from dsv.model.run import Json, RunId, RunRecord, check_json, json_or_text
 from dsv.model.units import parse_size
 
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -89,7 +88,7 @@ def parse_params(texts: Iterable[str]) -> dict[str, Json]:
         if name in params:
             raise UsageError(f"there are two parameters named {name}", subject=name)
         try:
-            params[name] = check_json(_param(value))
+            params[name] = check_json(json_or_text(value))
         except ValueError as error:
             raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
     return params
@@ -122,16 +121,6 @@ def check_spec(spec: JobSpec) -> None:
         check_image(spec.image)
     elif not spec.command:
         raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
-
-
-def _param(text: str) -> Json:
-    def refuse(constant: str) -> Json:
-        raise ValueError(constant)
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _gpus_text(gpus: int | None) -> str | None:

@@ -255,6 +255,23 @@ def test_settings_that_cannot_be_meant_are_named(root: CacheRoot, text: str) -> 
         load_settings(root)
 
 
+def test_settings_that_cannot_be_read_are_an_error_and_never_no_limits(root: CacheRoot) -> None:
+    comment = "# " + "x" * 78 + "\n"
+    root.settings_file.write_text('max_size = "1G"\n' + comment * 14_000)  # more than 1 MiB
+    with pytest.raises(UsageError, match=r"dsv-cache\.toml is not a file of at most"):
+        load_settings(root)
+    root.settings_file.unlink()
+    assert load_settings(root).limits.max_size is None
+    for make in (root.settings_file.mkdir, lambda: root.settings_file.symlink_to("nowhere")):
+        make()
+        with pytest.raises(UsageError, match=r"dsv-cache\.toml is not a file of at most"):
+            prepare_cache(root)
+        if root.settings_file.is_symlink():
+            root.settings_file.unlink()
+        else:
+            root.settings_file.rmdir()
+
+
 def test_settings_as_documented(root: CacheRoot) -> None:
     root.settings_file.write_text(
         'unused_for = "never"\nmax_size = "20T"\nmax_files = 50_000_000\nmin_free = "5%"\nprotected = ["team-a/*"]\n'

@@ -9,14 +9,17 @@ protected = ["chest-xray", "team-a/*"]
 
 [datasets."scratch/*"]
 unused_for = "6h"
-max_size = "500G" protected = false
+max_size = "500G"
+protected = false
 """
 
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from dsv.cache.disk import explain
@@ -31,6 +34,7 @@ PROTOCOL = 1
 """Of the cache's own files; a cache with a higher one is read, not written."""
 DEFAULT_UNUSED_FOR = 86400.0
 _NEVER = "never"
+_LONGEST = 1 << 20  # bytes of the file
 
 _TEMPLATE = """\
 # The limits of this dsv cache. `dsv evict` applies them, `dsv cache` makes room within them.
@@ -157,11 +161,25 @@ def load_settings(root: CacheRoot) -> CacheSettings:
 
     Raises `UsageError` if the file is not what it should be, `Denied`, `Unreachable`.
     """
+    path = root.settings_file
     try:
-        data = read_small(root.settings_file)
+        data = read_small(path, _LONGEST)
+        if data is None and os.path.lexists(path):  # another host may have made it just now
+            data = read_small(path, _LONGEST)
+            if data is None:
+                raise _unreadable(path)
     except OSError as error:
-        raise explain(error, root.settings_file, "read") from error
-    return CacheSettings() if data is None else parse_settings(data, str(root.settings_file))
+        raise explain(error, path, "read") from error
+    return CacheSettings() if data is None else parse_settings(data, str(path))
+
+
+def _unreadable(path: Path) -> UsageError:
+    """Without it nobody knows the owner's limits, so nothing may be filled or evicted."""
+    return UsageError(
+        f"{path} is not a file of at most {format_bytes(_LONGEST)}",
+        subject=str(path),
+        hint=f"look what it is (ls -lL {path}), then correct or remove it",
+    )
 
 
 def parse_settings(data: bytes, name: str) -> CacheSettings:

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
-from dsv.model.entry import Entry, Kind
+from dsv.model.diff import What, difference, retyped
 
-
-class What(enum.Enum):
-    """How one path differs from the base."""
-
-    ADDED = "added"
-    CHANGED = "changed"
-    """Other content, another target, or the executable bit."""
-    REMOVED = "removed"
-    RETYPED = "retyped"
-    """A file, a symlink or an empty folder in the place of another of these."""
+__all__ = ["Differences", "What", "difference", "retyped"]
 
 
 @dataclass(slots=True)
@@ -44,27 +34,3 @@ class Differences:
             self.removed.append(path)
         elif what is What.RETYPED:
             self.retyped.append(path)
-
-
-def difference(before: Entry | None, after: Entry | None) -> What | None:
-    """How one path's entry changed; None if it did not. A recipe is how a content is stored, and no difference."""
-    if before is None or after is None:
-        return None if before is after else What.ADDED if before is None else What.REMOVED
-    if _type(before.kind) is not _type(after.kind):
-        return What.RETYPED
-    same = (before.kind, before.size, before.file_id, before.target) == (
-        after.kind,
-        after.size,
-        after.file_id,
-        after.target,
-    )
-    return None if same else What.CHANGED
-
-
-def retyped(before: Kind, after: Kind) -> bool:
-    """Whether a file, symlink or empty folder became another of these."""
-    return _type(before) is not _type(after)
-
-
-def _type(kind: Kind) -> Kind:
-    return Kind.FILE if kind is Kind.EXECUTABLE else kind

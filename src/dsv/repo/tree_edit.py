@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from dsv.model.entry import Entry, sort_key
+from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import NodeId, SegmentId
 from dsv.model.location import Location
 from dsv.model.locator import Locator
@@ -41,7 +41,10 @@ class TreeSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenTree:
-    """The root of a tree that is written, its totals, and the commit's locator."""
+    """The root of a tree that is written, its totals, and the commit's locator.
+
+    links_moved: whether any symlink came, changed or went.
+    """
 
     root: NodeId
     level: int
@@ -49,6 +52,7 @@ class WrittenTree:
     files: int
     bytes: int
     locator: Locator
+    links_moved: bool = False
 
 
 def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
@@ -69,15 +73,16 @@ def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeCh
     for change in upcoming.take(None):
         if change.entry is not None:
             bottom.add(change.entry, change.location)
-    return _write_nodes(sink, bottom.finish())
+    return replace(_write_nodes(sink, bottom.finish()), links_moved=upcoming.links_moved)
 
 
 class _Upcoming:
-    """The changes not applied yet."""
+    """The changes not applied yet. links_moved: whether one so far gave or took a symlink."""
 
     def __init__(self, changes: Iterable[TreeChange]) -> None:
         self._source = iter(changes)
         self._next = next(self._source, None)
+        self.links_moved = False
 
     def within(self, limit: bytes | None) -> bool:
         """Whether a change is due at or before the key `limit` (None: at all)."""
@@ -85,6 +90,8 @@ class _Upcoming:
 
     def take(self, limit: bytes | None) -> Iterator[TreeChange]:
         while self._next is not None and (limit is None or sort_key(self._next.path) <= limit):
+            if self._next.entry is not None and self._next.entry.kind == Kind.SYMLINK:
+                self.links_moved = True
             yield self._next
             self._next = next(self._source, None)
 
@@ -97,7 +104,9 @@ def _merge(
         for change in upcoming.take(sort_key(entry.path)):
             if change.entry is not None:
                 yield change.entry, change.location
-            replaced = replaced or change.path == entry.path
+            if change.path == entry.path:
+                replaced = True
+                upcoming.links_moved |= entry.kind == Kind.SYMLINK
         if not replaced:
             yield entry, location
     for change in upcoming.take(limit):

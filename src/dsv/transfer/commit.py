@@ -1,0 +1,196 @@
+"""Making one commit on a branch from changes of a tree, without a workspace.
+
+`commit_changes` is the whole way, from a session to the branch's next move. A writer with a session of its own, or with
+a tree that is written already, uses `publish_tree`. Killed anywhere, either the branch has the whole commit or nothing
+of it can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from dsv.errors import Unsupported
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId, NodeId, Nonce
+from dsv.model.locator import Locator
+from dsv.model.names import BranchName, DatasetName
+from dsv.model.paths import link_escapes, show
+from dsv.model.records import RefEntry
+from dsv.repo.damage import missing_commit
+from dsv.repo.naming import check_whole
+from dsv.repo.refs import Head, LostRace, Moved
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session, Writer
+from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
+from dsv.repo.trees import TreeReader
+from dsv.transfer.upload import Uploader
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Where a commit goes, and what it says besides its tree.
+
+    after: the branch's newest move, a deletion too (`Refs.newest`); None for a branch, and so perhaps a dataset, that
+    never was: this commit's move makes it.
+    parents: none for a first commit. Each must be in the store, which is asked.
+    action: what the branch's log of moves says happened, such as `put`.
+    """
+
+    dataset: DatasetName
+    branch: BranchName
+    after: Head | None
+    parents: tuple[CommitId, ...]
+    message: str
+    action: str
+
+    @property
+    def head(self) -> CommitId | None:
+        """The commit that the branch is at; None if it has none, or is not there."""
+        return None if self.after is None or self.after.entry.deleted else self.after.commit
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The branch is at the new commit. uploaded_bytes: of packs and indexes that were sent."""
+
+    id: CommitId
+    commit: Commit
+    head: Head
+    uploaded_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The tree would be that of the only parent, so nothing was published. None: an empty tree, and no parent."""
+
+    commit: CommitId | None
+
+
+class Tree(Protocol):
+    """What a commit says of its tree: a `WrittenTree`, or another `Commit` with the same files."""
+
+    @property
+    def root(self) -> NodeId: ...
+    @property
+    def level(self) -> int: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def files(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def commit_changes(
+    repository: Repository,
+    writer: Writer,
+    draft: Draft,
+    base: TreeReader | None,
+    changes: Callable[[Uploader], Iterable[TreeChange]],
+) -> Committed | Unchanged | LostRace:
+    """Applies changes to the tree of `base` (None: an empty one), and publishes the result on a branch.
+
+    changes: makes the changes, in tree order with one for each path, and stores the contents that are new. It is called
+    once for each call of this function, with what stores them. An entry of another commit comes with its location.
+    A commit with several parents is made even if its tree is that of one of them.
+
+    After a lost race the caller decides what to do on top of the winner; what was uploaded by then is found by the
+    next attempt and not sent again. Raises `Conflict` if gc has fenced this session or is removing a parent,
+    `IntegrityError` if a parent is not in the store, and `Unsupported` if a symlink would lead out of the dataset.
+    """
+    for parent in draft.parents:
+        if repository.objects.stored_commit(parent) is None:
+            raise missing_commit(parent, repository.store.url)
+    with Session.open(repository, writer) as session, Uploader(session) as uploader:
+        _check_kept(session, draft, base)
+        tree = write_tree(uploader, base, changes(uploader))
+        if _same_as_parent(repository, draft, tree):
+            session.close()
+            return Unchanged(draft.parents[0] if draft.parents else None)
+        uploader.finish()
+        commit = _commit(repository, writer, draft, tree)
+        commit_id = session.put_commit(commit, tree.locator)
+        if tree.links_moved:
+            _check_links(TreeReader(repository.objects, commit_id), draft)
+        done = _publish(session, writer, draft, commit_id, commit)
+        return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
+
+
+def publish_tree(
+    session: Session,
+    writer: Writer,
+    draft: Draft,
+    tree: Tree,
+    locator: Locator | None,
+    before_ref: Callable[[], None] = lambda: None,
+) -> Committed | LostRace:
+    """Stores a commit of a tree whose objects are stored, and moves the branch to it.
+
+    before_ref: see `Session.publish`.
+    """
+    commit = _commit(session.repository, writer, draft, tree)
+    commit_id = session.put_commit(commit, locator)
+    return _publish(session, writer, draft, commit_id, commit, before_ref)
+
+
+def _commit(repository: Repository, writer: Writer, draft: Draft, tree: Tree) -> Commit:
+    commit = Commit(
+        root=tree.root,
+        level=tree.level,
+        parents=draft.parents,
+        author=writer.author,
+        time_ms=repository.clock(),
+        message=draft.message,
+        files=tree.files,
+        bytes=tree.bytes,
+        entries=tree.entries,
+    )
+    return repository.named(commit, draft.dataset, draft.branch)
+
+
+def _publish(
+    session: Session,
+    writer: Writer,
+    draft: Draft,
+    commit_id: CommitId,
+    commit: Commit,
+    before_ref: Callable[[], None] = lambda: None,
+) -> Committed | LostRace:
+    entry = RefEntry(
+        commit=commit_id,
+        deleted=False,
+        nonce=Nonce.random(),
+        time_ms=session.repository.clock(),
+        author=writer.author,
+        action=draft.action,
+    )
+    moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref)
+    return Committed(commit_id, commit, moved.head) if isinstance(moved, Moved) else moved
+
+
+def _check_kept(session: Session, draft: Draft, base: TreeReader | None) -> None:
+    """Nothing that the commit goes on referring to may be about to be removed by gc. Asks nothing if none works."""
+    kept = {draft.head} if draft.head is not None else set()
+    built_on = {*draft.parents, *([] if base is None else [base.commit_id])}
+    for commit_id in sorted(built_on - kept):  # the branch keeps its own from gc
+        check_whole(session, commit_id)
+
+
+def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> bool:
+    if not draft.parents:
+        return not tree.entries
+    return len(draft.parents) == 1 and repository.objects.commit(draft.parents[0]).root == tree.root
+
+
+def _check_links(tree: TreeReader, draft: Draft) -> None:
+    """Where a symlink leads may depend on every other one, so all of them are read if any came or went."""
+    escaping = link_escapes(tree.links())
+    if escaping:
+        more = f", and {len(escaping) - 1:,} more" if len(escaping) > 1 else ""
+        raise Unsupported(
+            f"the symlink {show(escaping[0])} would lead out of dataset {draft.dataset}{more}; nothing was published",
+            subject=escaping[0].decode("utf-8", "backslashreplace"),
+            hint="leave the symlink out, or change or remove it too",
+        )

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from dsv.model.diff import difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
-from dsv.worktree.detect_changes import detect_changes
-from dsv.worktree.status import difference
+from dsv.worktree.status import detect_changes
 from tests.worktree.worlds import World, tree_of
 
 NAMES = st.sampled_from(["a", "b", "a-b", "a.b", "ä", "zz"])

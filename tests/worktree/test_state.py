@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from dsv.errors import NoRoom
 from dsv.model.ids import CommitId
 from dsv.worktree import state as state_module
-from dsv.worktree.folder import Folder, Relation
-from dsv.worktree.folder_codec import decode_folder, encode_folder, split_folders
+from dsv.worktree.folder import Folder, Relation, decode_folder, encode_folder, split_folders
 from dsv.worktree.state import State
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
-from dsv.worktree.detect_changes import hash_content
+from dsv.worktree.file_reader import hash_content, read_stable
 from dsv.worktree.folder import row_of
 from dsv.worktree.problem import Problem
 from dsv.worktree.scanner import scan_workspace
-from dsv.worktree.stable_read import read_stable
 from dsv.worktree.state import State
 from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 

@@ -13,11 +13,11 @@ from dsv.model.location import Location
 from dsv.model.progress import Progress
 from dsv.repo.tree_edit import TreeChange
 from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.file_reader import read_stable
 from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.prefetch.batch import Contents
 from dsv.worktree.prefetch.readers import Readers
 from dsv.worktree.problem import Problem
-from dsv.worktree.stable_read import read_stable
 from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 
 # How often what was hashed is saved, in seconds: a killed sync reads at most this much again.

@@ -18,10 +18,10 @@ from dsv.model.units import format_count
 from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.worktree.begun import Begun, restored, write_begun
-from dsv.worktree.checkout import Changes, Checkout, Made, check_folding
+from dsv.worktree.checkout_plan import NEVER, OverwritePolicy, Plan
 from dsv.worktree.journal import Journal
-from dsv.worktree.plan import NEVER, OverwritePolicy, Plan
+from dsv.worktree.tree_writer import Changes, Made, TreeWriter, check_folding
+from dsv.worktree.unfinished import Begun, restored, write_begun
 from dsv.worktree.workspace import Workspace
 from dsv.worktree.workspace_scan import WorkspaceScan
 
@@ -61,7 +61,9 @@ def check_out(context: Context, objects: Objects, workspace: Workspace, footing:
     """
     follow = None if goal.paths else goal.commit
     scan = footing.scan
-    checkout = Checkout(scan, goal.changes, context.progress, follow=follow, may_overwrite=goal.may_overwrite)
+    checkout = TreeWriter(
+        scan, goal.changes, context.progress, follow=follow, may_overwrite=goal.may_overwrite
+    )
     plan = checkout.plan()
     if plan.conflicts:
         lines = [f"{show(path)} {reason}" for path, reason in plan.conflicts[:_SHOWN]]
@@ -94,7 +96,7 @@ def check_out(context: Context, objects: Objects, workspace: Workspace, footing:
     return made
 
 
-def _act(context: Context, objects: Objects, scan: WorkspaceScan, checkout: Checkout, plan: Plan) -> Made:
+def _act(context: Context, objects: Objects, scan: WorkspaceScan, checkout: TreeWriter, plan: Plan) -> Made:
     context.progress.start(plan.created + plan.replaced, plan.fetched)
     fetcher = Fetcher(objects)
 

@@ -13,7 +13,7 @@ from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.begun import read_begun
+from dsv.worktree.unfinished import read_begun
 from dsv.worktree.workspace import Workspace, is_vacant
 
 COMMAND = "dsv clone"

@@ -19,10 +19,10 @@ from dsv.repo.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
-from dsv.worktree.begun import Begun, read_begun, take_written, unfinished
-from dsv.worktree.checkout import scan_clean_workspace
 from dsv.worktree.scanner import scan_workspace
 from dsv.worktree.state import State
+from dsv.worktree.tree_writer import scan_clean_workspace
+from dsv.worktree.unfinished import Begun, read_begun, take_written, unfinished
 from dsv.worktree.workspace import Workspace
 from dsv.worktree.workspace_scan import Pending, WorkspaceScan
 

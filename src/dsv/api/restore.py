@@ -23,8 +23,8 @@ from dsv.model.paths import show
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.begun import read_begun
-from dsv.worktree.plan import ALWAYS, NEVER, OverwritePolicy
+from dsv.worktree.checkout_plan import ALWAYS, NEVER, OverwritePolicy
+from dsv.worktree.unfinished import read_begun
 from dsv.worktree.workspace import Workspace
 
 

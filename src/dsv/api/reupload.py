@@ -14,8 +14,8 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.trees import LocatedSegment, TreeReader
 from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.file_reader import read_stable
 from dsv.worktree.problem import Problem
-from dsv.worktree.stable_read import read_stable
 
 
 @dataclass(slots=True)

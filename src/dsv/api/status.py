@@ -12,10 +12,9 @@ from dsv.api.removals import check_removals
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
 from dsv.model.ids import CommitId
-from dsv.worktree.detect_changes import detect_changes
 from dsv.worktree.problem import Problem
 from dsv.worktree.state import State
-from dsv.worktree.status import Differences
+from dsv.worktree.status import Differences, detect_changes
 from dsv.worktree.workspace import BRIEF, Workspace
 
 

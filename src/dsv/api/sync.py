@@ -20,6 +20,7 @@ from dsv.errors import Conflict, NoRoom
 from dsv.fs.descent import Descent
 from dsv.fs.lock import Lock
 from dsv.model.commit import Commit
+from dsv.model.diff import difference
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import BranchName, DatasetName, Rev, Target
 from dsv.model.paths import show
@@ -34,12 +35,11 @@ from dsv.repo.trees import TreeReader
 from dsv.store.counting import Counting
 from dsv.transfer.processors import processors
 from dsv.transfer.upload import Uploader
-from dsv.worktree.detect_changes import read
 from dsv.worktree.journal import Journal
 from dsv.worktree.prefetch.readers import Readers, suitable
 from dsv.worktree.problem import Problem, refusal
 from dsv.worktree.state import State
-from dsv.worktree.status import difference
+from dsv.worktree.status import hash_file
 from dsv.worktree.workspace import Workspace
 from dsv.worktree.workspace_scan import WorkspaceScan
 
@@ -233,7 +233,10 @@ class _Sync:
                     continue  # too young to be trusted without another look, and the same
                 if not reading or item.surely_changed or item.known is not None or item.base is None:
                     return True
-                if read(scan, item, descent) is not None or difference(item.base, item.known) is not None:
+                if (
+                    hash_file(scan, item, descent) is not None
+                    or difference(item.base, item.known) is not None
+                ):
                     return True
         return False
 

@@ -14,8 +14,6 @@ from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet
 from dsv.model.paths import link_escapes
 from dsv.worktree import ignore
-from dsv.worktree.compare import compare, is_unchanged
-from dsv.worktree.entry_validator import LEAVES, EntryValidator
 from dsv.worktree.folder import (
     DIRECTORY,
     KEPT,
@@ -25,10 +23,11 @@ from dsv.worktree.folder import (
     with_relation,
 )
 from dsv.worktree.ignore import Rules
-from dsv.worktree.listing import Listing, list_folder
+from dsv.worktree.listing import Listing, compare, is_unchanged, list_folder
 from dsv.worktree.problem import Trouble
 from dsv.worktree.state import State
-from dsv.worktree.sync_with_tree import NameIndex
+from dsv.worktree.state_updates import NameIndex
+from dsv.worktree.validator import LEAVES, EntryValidator
 from dsv.worktree.workspace_scan import WorkspaceScan
 
 BaseEntries = Callable[[], Iterable[Entry]]

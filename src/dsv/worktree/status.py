@@ -1,12 +1,21 @@
-"""How a workspace differs from its base. Pure."""
+"""How a workspace differs from its base: what a sync would commit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dsv.fs.descent import Descent
+from dsv.fs.errors import about
 from dsv.model.diff import What, difference, retyped
+from dsv.model.entry import Entry, Kind
+from dsv.model.progress import NoProgress, Progress
+from dsv.worktree.file_reader import hash_content, read_stable
+from dsv.worktree.folder import Relation, row_of
+from dsv.worktree.problem import Problem
+from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 
-__all__ = ["Differences", "What", "difference", "retyped"]
+BaseEntry = Callable[[bytes], Entry | None]
 
 
 @dataclass(slots=True)
@@ -26,11 +35,60 @@ class Differences:
 
     def note(self, path: bytes, what: What | None) -> None:
         """Adds a path; None is no difference."""
-        if what is What.ADDED:
-            self.added.append(path)
-        elif what is What.CHANGED:
-            self.changed.append(path)
-        elif what is What.REMOVED:
-            self.removed.append(path)
-        elif what is What.RETYPED:
-            self.retyped.append(path)
+        if what is not None:
+            paths: list[bytes] = getattr(self, what.value)
+            paths.append(path)
+
+
+def detect_changes(
+    scan: WorkspaceScan, base_entry: BaseEntry, progress: Progress | None = None
+) -> tuple[Differences, list[Problem]]:
+    """What a sync would commit, and which files could not be read.
+
+    Reads files whose size is the base's and whose times are not, and remembers what it read; files that are
+    new or of another size are not read. `base_entry` gives the base's entry of a path; it is asked for few.
+    The scan is exact.
+    """
+    found = Differences()
+    problems: list[Problem] = []
+    progress = progress or NoProgress()
+    with about(scan.root), Descent(scan.root) as descent:
+        for item in scan.work():
+            if isinstance(item, Gone):
+                found.note(item.path, What.REMOVED)
+                continue
+            sure = item.relation is Relation.DIFFERS and item.known is not None
+            if item.relation in (Relation.UNKNOWN, Relation.DIFFERS) and not sure:
+                scan.relate(item, base_entry(item.path))
+            if item.base is not None and item.known is None and not item.surely_changed:
+                problem = hash_file(scan, item, descent)
+                progress.advance(files=1, bytes=item.size)
+                if problem is not None:
+                    problems.append(problem)
+                    continue
+            found.note(item.path, _difference(item))
+    return found, problems
+
+
+def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:
+    """Hashes a file and remembers it; `item` knows the outcome as far as hashing tells."""
+    stable = read_stable(descent, item.path, hash_content)
+    if isinstance(stable, Problem):
+        return stable
+    item.size = stable.stat.st_size
+    row, device = row_of(stable.stat), stable.stat.st_dev
+    item.known = scan.record(item, row, device, stable.value, quiet=stable.quiet)
+    item.kind = Kind.EXECUTABLE if stable.stat.st_mode & 0o100 else Kind.FILE
+    if item.known is None:  # a large file: only its upload works out the recipe that a tree needs
+        item.known = Entry(item.path, item.kind, item.size, stable.value)
+    return None
+
+
+def _difference(item: Pending) -> What | None:
+    if item.relation is Relation.ABSENT:
+        return What.ADDED
+    if item.base is not None and item.known is not None:
+        return difference(item.base, item.known)
+    before = item.base.kind if item.base is not None else item.base_kind
+    assert before is not None
+    return What.RETYPED if retyped(before, item.kind) else What.CHANGED

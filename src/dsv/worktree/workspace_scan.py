@@ -30,7 +30,7 @@ from dsv.worktree.folder import (
 )
 from dsv.worktree.problem import Problem
 from dsv.worktree.state import State
-from dsv.worktree.sync_with_tree import relate, sync_with_tree
+from dsv.worktree.state_updates import relate, sync_with_tree
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
 

@@ -7,9 +7,8 @@ import pytest
 
 from dsv.fs.descent import Descent
 from dsv.model.ids import FileId
-from dsv.worktree.detect_changes import hash_content
+from dsv.worktree.file_reader import TRIES, StableRead, hash_content, read_stable
 from dsv.worktree.problem import Problem, Trouble
-from dsv.worktree.stable_read import TRIES, StableRead, read_stable
 
 
 @pytest.fixture

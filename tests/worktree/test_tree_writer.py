@@ -18,10 +18,10 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.progress import NoProgress
-from dsv.worktree import checkout
-from dsv.worktree.checkout import Checkout, Made, check_folding, scan_clean_workspace
+from dsv.worktree import tree_writer
+from dsv.worktree.file_writer import Writer
 from dsv.worktree.state import State
-from dsv.worktree.writer import Writer
+from dsv.worktree.tree_writer import Made, TreeWriter, check_folding, scan_clean_workspace
 from tests.worktree.worlds import Tree, World, tree_of
 
 
@@ -54,7 +54,7 @@ def bring(world: World, goal: Tree, reader: object = contents) -> Made:
     scan = world.scan()
     paths = sorted({*world.base, *goal})
     changes = [Change(path, world.base.get(path), goal.get(path)) for path in paths]
-    work = Checkout(scan, lambda: changes, NoProgress(), follow=COMMIT)
+    work = TreeWriter(scan, lambda: changes, NoProgress(), follow=COMMIT)
     assert not work.plan().conflicts
     made = work.apply(reader)  # type: ignore[arg-type]
     if not made.left:
@@ -238,7 +238,7 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     def no_links(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("dsv.worktree.writer.os.link", no_links)
+    monkeypatch.setattr("dsv.worktree.file_writer.os.link", no_links)
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
     with Writer(world.root) as writer:
@@ -251,7 +251,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
     check_folding(world.root, paths)  # this file system tells them apart
-    monkeypatch.setattr(checkout, "_folds", lambda _: True)
+    monkeypatch.setattr(tree_writer, "_folds", lambda _: True)
     with pytest.raises(Unsupported, match="one name"):
         check_folding(world.root, paths)
     check_folding(world.root, [b"a", b"b"])
@@ -259,7 +259,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 
 
 def test_many_paths_at_once_are_merged_in_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.worktree.patches._LIMIT", 7)
+    monkeypatch.setattr("dsv.worktree.state_updates._LIMIT", 7)
     goal = {
         entry.path: entry
         for number in range(60)

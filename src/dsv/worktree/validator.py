@@ -6,7 +6,6 @@ import os
 
 from dsv.model.entry import Kind
 from dsv.model.paths import MAX_COMPONENT, MAX_PATH, check_target, fold_clashes
-from dsv.worktree.compare import Compared
 from dsv.worktree.folder import (
     BASE_KINDS,
     DIRECTORY,
@@ -19,7 +18,7 @@ from dsv.worktree.folder import (
     Relation,
     with_relation,
 )
-from dsv.worktree.listing import Listing, is_utf8
+from dsv.worktree.listing import Compared, Listing, is_utf8
 from dsv.worktree.problem import Problem, Trouble, what_it_is
 from dsv.worktree.state import State
 

@@ -18,14 +18,13 @@ from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.fs.folders import sync_folder
-from dsv.model.diff import Change
+from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet, folders_above
-from dsv.worktree.detect_changes import read
 from dsv.worktree.folder import DIRECTORY, KEPT, OWN_SAME, Folder
-from dsv.worktree.status import difference
-from dsv.worktree.sync_with_tree import NameIndex
+from dsv.worktree.state_updates import NameIndex
+from dsv.worktree.status import hash_file
 from dsv.worktree.workspace_scan import WorkspaceScan, pending_at
 
 
@@ -197,7 +196,7 @@ class _Taker:
             return False
         item = pending_at(folder, at, name)
         self._scan.relate(item, wanted)  # before it is read: then a large file's recipe is known
-        if item.known is None and read(self._scan, item, self._descent) is not None:
+        if item.known is None and hash_file(self._scan, item, self._descent) is not None:
             item.known = None
         if item.known is not None and difference(item.known, wanted) is None:
             return True

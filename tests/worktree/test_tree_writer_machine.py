@@ -12,15 +12,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from dsv.model.diff import Change
+from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
-from dsv.worktree.checkout import Checkout
-from dsv.worktree.plan import NEVER
-from dsv.worktree.status import difference
+from dsv.worktree.checkout_plan import NEVER
+from dsv.worktree.tree_writer import TreeWriter
 from tests.worktree.worlds import Tree, World, tree_of
 
 NAMES = st.sampled_from(["a", "b", "a-b", "c"])
@@ -159,7 +158,7 @@ class Pulls(RuleBasedStateMachine):
         changes = [Change(path, base.get(path), goal.get(path)) for path in chosen]
         scan = self.world.scan()
         may_overwrite = scope.__contains__ if scope is not None and consent else NEVER
-        work = Checkout(scan, lambda: changes, NoProgress(), follow=commit, may_overwrite=may_overwrite)
+        work = TreeWriter(scan, lambda: changes, NoProgress(), follow=commit, may_overwrite=may_overwrite)
         plan = work.plan()
         expected, in_conflict = self._expect(disk, changes, may_overwrite)
         assert bool(plan.conflicts) == in_conflict, (plan.conflicts, disk, base, goal)

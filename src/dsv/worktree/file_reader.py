@@ -10,12 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from blake3 import blake3
+
 from dsv.fs.descent import Descent, split
 from dsv.fs.mapped import has_writers, is_old
+from dsv.model.ids import FileId
 from dsv.worktree.problem import Problem, Trouble
 
 T = TypeVar("T")
 TRIES = 3
+_PIECE = 4 << 20  # bytes read at a time
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # An open file keeps its inode.
 _times = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_mode")
@@ -74,3 +78,17 @@ def read_stable(
     else:
         return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
     return Problem(path, "it went, or became something else, while dsv was at work", Trouble.CHANGING)
+
+
+def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
+    """The file id of a whole file, and its size in bytes."""
+    if size <= _PIECE:
+        data = os.read(descriptor, size + 1)  # the one byte more tells that this was all
+        if len(data) == size:
+            return FileId.hash(data), size
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    hasher, total = blake3(), 0
+    while piece := os.read(descriptor, _PIECE):
+        hasher.update(piece)
+        total += len(piece)
+    return FileId(hasher.digest()), total

@@ -23,13 +23,12 @@ from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.paths import fold_clashes, show
 from dsv.model.progress import Progress
-from dsv.worktree.disk import ScannedDisk
-from dsv.worktree.patches import Patches
-from dsv.worktree.plan import NEVER, Act, OverwritePolicy, Plan, Step, decide, make_plan
+from dsv.worktree.checkout_plan import NEVER, Act, Disk, OverwritePolicy, Plan, Step, decide, make_plan
+from dsv.worktree.file_writer import Writer
 from dsv.worktree.scanner import BaseEntries, scan_workspace
 from dsv.worktree.state import State
+from dsv.worktree.state_updates import Patches
 from dsv.worktree.workspace_scan import WorkspaceScan
-from dsv.worktree.writer import Writer
 
 Changes = Callable[[], Iterable[Change]]
 """Gives the same changes, in tree order with each path once, each time it is called."""
@@ -48,7 +47,7 @@ class Made:
     left: list[bytes] = field(default_factory=list)
 
 
-class Checkout:
+class TreeWriter:
     """Plans changes in a workspace and carries them out; the caller holds its lock.
 
     follow: the commit that the changes lead to, which is the base once they are done; None if they concern
@@ -80,14 +79,14 @@ class Checkout:
     def plan(self) -> Plan:
         """What there is to do; reads files whose stats alone can't tell whether they changed. Writes nothing."""
         with Descent(self._scan.root) as descent:
-            plan = make_plan(self._changes(), ScannedDisk(self._scan, descent), self._may_overwrite)
+            plan = make_plan(self._changes(), Disk(self._scan, descent), self._may_overwrite)
         self._removes = plan.absent > 0
         return plan
 
     def to_write(self) -> Iterator[Entry]:
         """What a plan without conflicts would write; writes nothing."""
         with Descent(self._scan.root) as descent:
-            disk = ScannedDisk(self._scan, descent)
+            disk = Disk(self._scan, descent)
             for change in self._changes():
                 if change.after is not None and decide(change, disk, self._may_overwrite).act is not Act.KEEP:
                     yield change.after
@@ -97,7 +96,7 @@ class Checkout:
         exact, self._state.exact = self._scan.exact, None
         assert exact
         with Descent(self._scan.root) as descent, Writer(self._scan.root) as writer:
-            self._disk = ScannedDisk(self._scan, descent)
+            self._disk = Disk(self._scan, descent)
             self._writer = writer
             self._patches = Patches(self._state, trusted=self._scan.keeps_ids)
             if self._removes:
@@ -200,11 +199,11 @@ class Checkout:
         """Takes away what the plan found may go: an empty folder, or with consent anything, above too."""
         path = step.change.path
         if step.forced:
-            stranger = self._disk.stranger(path)
-            if stranger is not None and stranger not in self._cleared:
-                if not self._writer.remove(stranger, None):
+            foreign = self._disk.foreign_above(path)
+            if foreign is not None and foreign not in self._cleared:
+                if not self._writer.remove(foreign, None):
                     return False
-                self._cleared.add(stranger)
+                self._cleared.add(foreign)
         if self._disk.is_folder(path):
             return self._writer.clear(path, everything=step.forced)
         return True

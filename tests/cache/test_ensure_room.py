@@ -15,9 +15,9 @@ from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.eviction import ensure_room as room
 from dsv.cache.eviction import evict as eviction
-from dsv.cache.eviction import inventory, sweep
+from dsv.cache.eviction import remembered
 from dsv.cache.eviction.ensure_room import RoomMaker, ensure_room
-from dsv.cache.eviction.evict import evict
+from dsv.cache.eviction.evict import evict, evict_from, take_stock
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.fill import fill
@@ -61,8 +61,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
     monkeypatch.setattr(eviction, "take_inventory", counted_inventory)
     monkeypatch.setattr(room, "sweep", counted_sweep)
-    monkeypatch.setattr(sweep, "read_claims", counted_claims)
-    monkeypatch.setattr(inventory, "read_claims", counted_claims)
+    monkeypatch.setattr(remembered, "read_claims", counted_claims)
     return found
 
 
@@ -172,14 +171,15 @@ def test_evict_with_nothing_due_reads_the_claims_of_each_commit_once(root: Cache
     assert sorted(looks.at_claims) == sorted(places)
 
 
-def test_claims_read_before_a_commit_was_filled_anew_are_read_again(root: CacheRoot) -> None:
+def test_a_commit_that_was_filled_anew_since_it_was_read_is_not_evicted_for_its_earlier_fill(
+    root: CacheRoot,
+) -> None:
     publish(root, place(1), {"a": b"1"}, age=50)
-    before = {place(1): read_claims(root, place(1))}
+    before = take_stock(root, Wish())
     evict(root, CacheSettings(), Wish(everything=True))
-    publish(root, place(1), {"a": b"1"})
-    (item,) = take_inventory(root, before).visible
-    assert item.record is not None
-    assert item.claims.names != before[place(1)].names
+    anew = publish(root, place(1), {"a": b"1"}, age=50)
+    (kept,) = evict_from(root, CacheSettings(), Wish(everything=True), before).kept
+    assert kept.reason == "cached anew at this moment" and anew.exists()
 
 
 def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheRoot) -> None:

@@ -1,4 +1,4 @@
-"""How many system calls a file costs, as strace counts them.
+"""How many system calls a file costs, and a cached commit, as strace counts them.
 
 The same work with few files and with many: the difference, for each file more, has no part of what a process costs
 that starts. It doesn't depend on how busy a machine is, so one call more for each file is a failure.
@@ -6,10 +6,12 @@ that starts. It doesn't depend on how busy a machine is, so one call more for ea
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.cache.places import make_root, place, publish
 from tests.cli.runner import PROGRAM, Dsv
 from tests.counts.people import path_of, person, write
 from tests.strace import needs_strace
@@ -70,3 +72,28 @@ def test_a_file_costs_no_more_than_it_needs(tmp_path: Path) -> None:
     each = {work: (many[work] - few[work]) / (MANY - FEW) for work in MOST}
     print(each)
     assert {work: calls for work, calls in each.items() if calls > MOST[work]} == {}
+
+
+# The most for each cached commit of one dataset, in an `evict` with nothing due.
+MOST_OF_A_COMMIT = {
+    "evict": 11.5,  # its claims are listed, its record is read
+    "the next evict": 1.5,  # statx: have its claims changed since?
+}
+
+
+def count_evict(home: Path, commits: int) -> Iterator[tuple[str, int]]:
+    who = person(home, str(home / "lake"))
+    root = make_root(home / "cache")
+    for number in range(commits):
+        publish(root, place(number), {})
+        os.utime(root.claims(place(number)), (number, number))  # as if that was long ago
+    yield "evict", traced(who, "evict")
+    yield "the next evict", traced(who, "evict")
+
+
+def test_evict_asks_of_each_commit_only_whether_it_has_changed(tmp_path: Path) -> None:
+    needs_strace()
+    few, many = (dict(count_evict(tmp_path / str(commits), commits)) for commits in (FEW, MANY))
+    each = {work: (many[work] - few[work]) / (MANY - FEW) for work in MOST_OF_A_COMMIT}
+    print(each)
+    assert {work: calls for work, calls in each.items() if calls > MOST_OF_A_COMMIT[work]} == {}

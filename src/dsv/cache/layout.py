@@ -8,6 +8,7 @@ A cache is a directory, local or on a network file system, that several hosts an
     <root>/.dsv/fill/<dataset>/<name>/     a fill under way
     <root>/.dsv/stores/<store>/            metadata fetched from a store, last known refs
     <root>/.dsv/datasets/<dataset>         which store owns the visible paths of this name
+    <root>/.dsv/inventory                  a copy of what the claims folders say
     <root>/.dsv/room/  trash/  tmp/
 
 `<name>` is `<commit>` or `<commit>+<selection>`. Everything is made with the rights of the root folder,
@@ -126,6 +127,11 @@ class CacheRoot:
     @property
     def temporary(self) -> Path:
         return self.dot / "tmp"
+
+    @property
+    def inventory(self) -> Path:
+        """What the claims folders held when they were last read."""
+        return self.dot / "inventory"
 
     @property
     def spares(self) -> Path:

@@ -11,11 +11,14 @@ from dsv.cache.eviction.evict import (
     Stock,
     disk_now,
     evict_from,
+    keep,
     preview_from,
+    remember,
     sweep,
     take_stock,
 )
 from dsv.cache.eviction.policy import Planner, Wish
+from dsv.cache.eviction.remembered import Remembered
 from dsv.cache.filling.request import Need, NoRoomBeside
 from dsv.cache.layout import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
@@ -56,9 +59,11 @@ class RoomMaker:
             return
         self._known = None
         began = self._clock()
-        stock = take_stock(self._root, wish)
+        remembered = remember(self._root)
+        stock = take_stock(self._root, wish, remembered)
+        keep(self._root, remembered, stock)
         if stock.planner(settings, wish).exceeded():
-            _evict_for(self._root, settings, wish, need)
+            _evict_for(self._root, settings, wish, need, remembered)
         else:
             now = self._clock()
             self._known = _Known(stock, now + _REST * (now - began))
@@ -81,14 +86,17 @@ def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Ne
     figures.
     """
     wish = _wish(dataset, need)
-    if not take_stock(root, wish).planner(settings, wish).exceeded():
+    remembered = remember(root)
+    if not take_stock(root, wish, remembered).planner(settings, wish).exceeded():
         return EvictionResult()
-    return _evict_for(root, settings, wish, need)
+    return _evict_for(root, settings, wish, need, remembered)
 
 
-def _evict_for(root: CacheRoot, settings: CacheSettings, wish: Wish, need: Need) -> EvictionResult:
-    swept = sweep(root, settings, wish)
-    stock = take_stock(root, wish, swept.claims)
+def _evict_for(
+    root: CacheRoot, settings: CacheSettings, wish: Wish, need: Need, remembered: Remembered
+) -> EvictionResult:
+    swept = sweep(root, settings, wish, remembered)
+    stock = take_stock(root, wish, remembered, swept.facts)
     # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
     foreseen = preview_from(root, settings, wish, stock)
     if foreseen.exceeded:

@@ -18,6 +18,7 @@ from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import explain
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
+from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.eviction.sweep import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.filling import room
 from dsv.cache.filling.writer import FILE_TIME
@@ -85,18 +86,35 @@ def evict(
     """
     if not root.exists():
         return EvictionResult()
-    swept = sweep(root, settings, wish)
-    result = evict_from(root, settings, wish, take_stock(root, wish, swept.claims), on_evicted)
+    remembered = remember(root)
+    swept = sweep(root, settings, wish, remembered)
+    stock = take_stock(root, wish, remembered, swept.facts)
+    keep(root, remembered, stock)
+    result = evict_from(root, settings, wish, stock, on_evicted)
     result.leftovers += swept.freed
     result.stuck = swept.stuck
     return result
 
 
-def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish) -> Swept:
+def remember(root: CacheRoot) -> Remembered:
+    """Raises `Denied`, `Unreachable`."""
+    try:
+        return Remembered.load(root, root.now())
+    except OSError as error:
+        raise explain(error, root.path, "clean up") from error
+
+
+def keep(root: CacheRoot, remembered: Remembered, stock: Stock) -> None:
+    """For the next who looks. It does no harm if it can't be written."""
+    with contextlib.suppress(OSError):
+        remembered.save(item.place for item in stock.inventory.items)
+
+
+def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish, remembered: Remembered) -> Swept:
     """Deletes what killed evictors left, and fills that nobody goes on with. Raises as `evict`."""
     check_writable(root, settings)
     try:
-        return Sweeper(root, settings, wish).run()
+        return Sweeper(root, settings, wish, remembered).run()
     except OSError as error:
         raise explain(error, root.path, "clean up") from error
 
@@ -117,9 +135,14 @@ class Stock:
         return Planner(candidates, settings, self.disk, now, wish)
 
 
-def take_stock(root: CacheRoot, wish: Wish, claims: Mapping[Place, Claims] | None = None) -> Stock:
-    """`claims`: as of `take_inventory`. Raises `Denied`, `Unreachable`."""
-    inventory = take_inventory(root, claims)
+def take_stock(
+    root: CacheRoot,
+    wish: Wish,
+    remembered: Remembered | None = None,
+    facts: Mapping[Place, PlaceFacts] | None = None,
+) -> Stock:
+    """`remembered`, `facts`: as of `take_inventory`. Raises `Denied`, `Unreachable`."""
+    inventory = take_inventory(root, remembered, facts)
     return Stock(inventory, disk_now(root, wish.place if wish.need is not None else None))
 
 

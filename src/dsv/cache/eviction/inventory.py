@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsv.cache import usage
-from dsv.cache.claims.claims import Claims, read_claims
+from dsv.cache.claims.claims import Claims
 from dsv.cache.disk import explain, own_folder
 from dsv.cache.eviction.policy import Candidate
+from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.folder_names import SETTINGS_FILE, folder_name, is_dataset
 from dsv.cache.layout import CacheRoot, Place
-from dsv.cache.record import Filled, read_record
+from dsv.cache.record import Filled
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names
@@ -55,7 +55,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """now: when it was taken. foreign: names at the top and among the commits that are not dsv's."""
+    """now: when it was begun. foreign: names at the top and among the commits that are not dsv's."""
 
     now: float
     items: tuple[Item, ...]
@@ -66,44 +66,38 @@ class Inventory:
         return [item for item in self.items if item.visible]
 
 
-def take_inventory(root: CacheRoot, claims: Mapping[Place, Claims] | None = None) -> Inventory:
+def take_inventory(
+    root: CacheRoot, remembered: Remembered | None = None, facts: Mapping[Place, PlaceFacts] | None = None
+) -> Inventory:
     """Raises `Denied`, `Unreachable`; a cache that is not there is empty.
 
-    claims: those that were read a moment ago; the others are read. Nobody may rely on them for more than a plan.
+    remembered: what is known from before; by default what the cache has kept. facts: what was read a moment ago; the
+    other places are read. Nobody may rely on these for more than a plan.
     """
-    read = claims or {}
+    read = facts or {}
     try:
-        now = server_now(root)
+        known = remembered or Remembered.load(root, server_now(root))
         seen = find_visible(root)
         places = sorted(seen.places | set(find_all(root.dot / "claims")))
 
         def look(place: Place) -> Item:
-            item = read_item(root, place, visible=place in seen.places, claims=read.get(place))
+            item = _item(root, place, read.get(place) or known.read(place), visible=place in seen.places)
             shut = place.dataset in seen.closed and item.record is not None
             return replace(item, visible=True, closed=True) if shut else item
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-inventory") as pool:
-            return Inventory(now, tuple(pool.map(look, places)), tuple(seen.foreign))
+            return Inventory(known.now, tuple(pool.map(look, places)), tuple(seen.foreign))
     except OSError as error:
         raise explain(error, root.path, "read") from error
 
 
-def read_item(root: CacheRoot, place: Place, *, visible: bool, claims: Claims | None = None) -> Item:
-    """Raises `OSError`."""
-    record = None if claims is None else read_record(root, place, claims.names)
-    if claims is None or record is None:  # also if the commit went, or was filled anew, since they were read
-        claims = read_claims(root, place)
-        record = read_record(root, place, claims.names)
-    room = Extent()
-    if record is not None:
-        room = Extent(record.own_bytes, record.own_files) + usage.shares(
-            root, place, record.fill, claims.names
-        )
-    uses = [usage.last_used(root, place) or 0.0 if usage.USED in claims.names else 0.0]
-    uses += [lease.renewed for lease in claims.leases if lease.purpose != "hold"]
-    uses += [lease.since for lease in claims.leases]
+def _item(root: CacheRoot, place: Place, facts: PlaceFacts, *, visible: bool) -> Item:
+    record, leases = facts.record, facts.claims.leases
+    uses = [facts.used]
+    uses += [lease.renewed for lease in leases if lease.purpose != "hold"]
+    uses += [lease.since for lease in leases]
     uses += [record.time] if record is not None else [_changed(root.visible(place))]
-    return Item(place, visible, record, claims, max(uses), room)
+    return Item(place, visible, record, facts.claims, max(uses), facts.room)
 
 
 def server_now(root: CacheRoot) -> float:

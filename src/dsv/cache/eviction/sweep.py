@@ -23,11 +23,11 @@ from dsv.cache.claims.claims import (
     LeaseRecord,
     PinRecord,
     Unknown,
-    read_claims,
 )
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.eviction.inventory import THREADS, find_all, find_visible
 from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.filling import fill_directory
 from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.publish import finalize
@@ -60,19 +60,20 @@ class Stuck:
 class Swept:
     """freed: what that left free. stuck: what could not be deleted of the trash.
 
-    claims: those read on the way of all places at which nothing was cleared away.
+    facts: what was read on the way of all places at which nothing was cleared away.
     """
 
     freed: Extent = field(default_factory=Extent)
     stuck: list[Stuck] = field(default_factory=list)
-    claims: dict[Place, Claims] = field(default_factory=dict)
+    facts: dict[Place, PlaceFacts] = field(default_factory=dict)
 
 
 class Sweeper:
     """Clears up once. Places are visited by several threads: over NFS each visit is some round trips."""
 
-    def __init__(self, root: CacheRoot, settings: CacheSettings, wish: Wish) -> None:
+    def __init__(self, root: CacheRoot, settings: CacheSettings, wish: Wish, remembered: Remembered) -> None:
         self._root = root
+        self._remembered = remembered
         self._settings = settings
         self._wish = wish
         self._hurry = wish.everything or wish.need is not None
@@ -82,13 +83,12 @@ class Sweeper:
         self._turn = threading.Lock()  # the threads write the next two
         self._swept = Swept()
         self._busy: set[str] = set()
-        self._now = 0.0
+        self._now = remembered.now
         self._visible: frozenset[Place] = frozenset()
 
     def run(self) -> Swept:
         """Raises `OSError` if the cache can't be written at all; what can't be cleared stays."""
         root, wish = self._root, self._wish
-        self._now = root.now()
         self._visible = frozenset(find_visible(root).places)
         fills = find_all(root.dot / "fill") if wish.only is None else []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-sweep") as pool:
@@ -135,7 +135,8 @@ class Sweeper:
 
     def _claims(self, place: Place) -> None:
         """Ends intents of the dead, and removes what protects nobody any more."""
-        claims = read_claims(self._root, place)
+        facts = self._remembered.read(place)
+        claims = facts.claims
         for name in claims.intents:
             if self._is_dead(place, name):
                 self._end_intent(place, name)
@@ -148,7 +149,7 @@ class Sweeper:
             self._clear_invisible(place, claims)
         elif not claims.intents and not expired:
             with self._turn:
-                self._swept.claims[place] = claims
+                self._swept.facts[place] = facts
 
     def _clear_invisible(self, place: Place, claims: Claims) -> None:
         if self._root.visible(place).is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cache.fake_source import World
 
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 
 
 @pytest.fixture

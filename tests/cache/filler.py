@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE
 from dsv.cache.filling import heartbeat, plan, write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, HelperSpec, Need
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet

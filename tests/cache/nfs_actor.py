@@ -19,7 +19,7 @@ from dsv.cache.claims.intents import Intent
 from dsv.cache.claims.leases import Lease, visible_identity
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cli.main import main
 

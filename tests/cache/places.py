@@ -10,8 +10,9 @@ import pytest
 
 from dsv.cache.claims import leases
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import Filled, write_record
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import prepare_cache
 
 

@@ -15,7 +15,7 @@ from tests.cache.places import make_root, place, publish
 from tests.waiting import PATIENCE
 
 from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 
 DOCS = Path(__file__).parents[2] / "docs"
 DSV = [str(Path(sys.executable).with_name("dsv"))]

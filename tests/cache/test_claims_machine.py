@@ -20,7 +20,8 @@ from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict, preview
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 
 NUMBERS = st.integers(0, 1)

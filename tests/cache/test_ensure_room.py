@@ -22,7 +22,8 @@ from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.errors import NoRoom
 

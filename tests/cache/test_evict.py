@@ -25,8 +25,8 @@ from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.request import Need
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot
 from dsv.cache.removal import Remover
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
 from dsv.cache.usage import Extent
 from dsv.errors import Denied, NoRoom, Unsupported, UsageError
@@ -128,7 +128,7 @@ def test_what_a_killed_evictor_left_is_cleared_by_the_next(root: CacheRoot) -> N
 import os
 from pathlib import Path
 from dsv.cache.claims.intents import Intent, IntentRecord
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from tests.cache.places import place
 root = CacheRoot(Path({str(root.path)!r}))
 intent = Intent.declare(root, place({number}), root.now())
@@ -171,7 +171,7 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
     script = f"""
 from pathlib import Path
 from dsv.cache.eviction.evict import evict
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.settings import CacheSettings
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), Wish(everything=True))

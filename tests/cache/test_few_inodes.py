@@ -18,7 +18,7 @@ from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling import room
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cache.usage import Extent
 from dsv.errors import NoRoom

@@ -16,7 +16,7 @@ from dsv.cache import record
 from dsv.cache.filling import claim_table, links, plan, writer
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.fs import system
 from dsv.fs.system import FileSystem
 from dsv.model.ids import CommitId

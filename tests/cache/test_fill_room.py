@@ -19,7 +19,8 @@ from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.filling import room
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.cache.usage import used_until
 from dsv.errors import NoRoom

@@ -22,8 +22,8 @@ from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.filling.room import reservations
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot
 from dsv.cache.removal import Remover
+from dsv.cache.root import CacheRoot
 from dsv.model.ids import CommitId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]

@@ -18,7 +18,7 @@ from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.filling import room, write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
 from dsv.fs import system

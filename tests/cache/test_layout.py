@@ -23,7 +23,8 @@ from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, Unreachable
 from dsv.fs.files import list_names, read_small
@@ -94,7 +95,7 @@ def test_of_many_writers_of_one_name_exactly_one_wins(root: CacheRoot) -> None:
     path = root.claims(place()) / "name"
     script = f"""
 from pathlib import Path
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 import os, sys
 sys.stdin.read()
 won = CacheRoot(Path({str(root.path)!r})).write_once(Path({str(path)!r}), str(os.getpid()).encode() * 1000)

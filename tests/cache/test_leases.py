@@ -23,7 +23,7 @@ from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 
 ALL = Wish(everything=True)

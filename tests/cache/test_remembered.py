@@ -19,7 +19,8 @@ from dsv.cache.eviction.evict import evict, preview
 from dsv.cache.eviction.inventory import Inventory, take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.eviction.remembered import SETTLED, WORTH_KEEPING, Remembered
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.cache.usage import Extent, add_share, used_until
 

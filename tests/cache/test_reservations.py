@@ -15,7 +15,7 @@ from dsv.cache.claims.owners import Owner
 from dsv.cache.filling import room
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, Need
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 
 FILL = "f" * 32
 LONG = 2 * room._BEGINS_WITHIN

@@ -20,7 +20,7 @@ from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest, FillResult, Need
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName

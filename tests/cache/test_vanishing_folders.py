@@ -16,7 +16,7 @@ from dsv.cache.claims.leases import Lease
 from dsv.cache.filling import write_back
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.request import FillRequest
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
 from dsv.fs import system
 from dsv.fs.system import FileSystem

@@ -17,7 +17,7 @@ from tests.strace import needs_strace
 from tests.waiting import PATIENCE, until
 
 from dsv.cache.filling.request import FillRequest
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.model.ids import CommitId
 
 FILES = [File(f"d/{number:03d}", 5000, str(number)) for number in range(500)]

@@ -11,7 +11,8 @@ from msgspec import structs
 from dsv.cache.claims import pins
 from dsv.cache.claims.claims import LeaseName
 from dsv.cache.claims.leases import Lease
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from tests.cli.runner import Dsv, assert_documented, name_of
 
 

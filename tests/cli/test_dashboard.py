@@ -7,7 +7,8 @@ import socket
 from pathlib import Path
 
 from dsv.cache.claims.leases import Lease
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from tests.cache import filler
 from tests.cache.fake_source import File, World
 from tests.cli.runner import Dsv, assert_documented

@@ -14,7 +14,8 @@ from dsv.cache.disk import explain
 from dsv.cache.eviction import evict as _evict
 from dsv.cache.eviction.policy import Due, Wish
 from dsv.cache.eviction.sweep import Stuck
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.errors import Conflict, DsvError, UsageError
 from dsv.model.ids import CommitId

@@ -15,8 +15,9 @@ from dsv.cache.eviction.inventory import find_places, take_inventory
 from dsv.cache.filling.check import Checked
 from dsv.cache.filling.check import check as check_place
 from dsv.cache.filling.check import repair as repair_place
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import Filled, read_record
+from dsv.cache.root import CacheRoot
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import Conflict, IntegrityError
 from dsv.model.ids import CommitId, StoreId

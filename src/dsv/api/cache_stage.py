@@ -18,8 +18,9 @@ from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
 from dsv.cache.filling.request import FillRequest, FillResult, Need
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import lookup
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.model.ids import CommitId

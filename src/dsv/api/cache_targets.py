@@ -15,9 +15,9 @@ from dsv.api.last_known import LastKnown, address, say_how_old, store_in_effect
 from dsv.cache.bindings import bind, bound_store, met
 from dsv.cache.disk import explain, own_folder
 from dsv.cache.filling.request import HelperSpec
-from dsv.cache.folder_names import folder_name
 from dsv.cache.known_refs import KnownRefs
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place, folder_name
+from dsv.cache.root import CacheRoot
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL
 from dsv.model.ids import CommitId, StoreId

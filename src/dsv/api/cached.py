@@ -15,7 +15,8 @@ from dsv.cache.filling import fill_directory, room
 from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.plan import estimated_room
 from dsv.cache.known_refs import KnownRefs
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import UsageError

@@ -15,7 +15,8 @@ from dsv.cache.claims.claims import at
 from dsv.cache.claims.holds import Hold, end_lease, find_leases, own_holds
 from dsv.cache.disk import explain
 from dsv.cache.eviction.inventory import find_all
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.fs.process import user_name

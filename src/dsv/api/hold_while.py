@@ -13,7 +13,7 @@ from dsv.api.cache_stage import CacheItem, NoLease, Stager
 from dsv.api.context import Context
 from dsv.cache.disk import explain
 from dsv.cache.keeping.order import Keeper, Order
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
 from dsv.model.names import Target

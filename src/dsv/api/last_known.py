@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.cache.bindings import bound_store, known_store
 from dsv.cache.known_refs import KnownRef, KnownRefs
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.model.ids import StoreId
 from dsv.model.names import BranchName, DatasetName, Rev, TagName, Target

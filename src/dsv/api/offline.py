@@ -17,7 +17,7 @@ from dsv.api.last_known import LastKnown, last_known, say_how_old
 from dsv.cache.disk import explain
 from dsv.cache.eviction.inventory import find_places
 from dsv.cache.known_refs import KnownRef
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
 from dsv.model.entry import Entry
 from dsv.model.ids import Nonce, StoreId

@@ -9,7 +9,7 @@ from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.context import Context
 from dsv.api.run_store import LateRunStore
 from dsv.cache.claims.leases import Lease
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.engines.base import Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals

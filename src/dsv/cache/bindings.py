@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.folder_names import folder_name
-from dsv.cache.layout import CacheRoot
+from dsv.cache.layout import folder_name
+from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, UsageError
 from dsv.fs.files import list_names, read_small
 from dsv.model.ids import StoreId

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.errors import UsageError
 from dsv.fs.files import list_names, read_small
 from dsv.model.ids import CommitId, StoreId

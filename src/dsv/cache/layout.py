@@ -1,4 +1,4 @@
-"""Where everything lies in a cache, and the few ways in which it is written there.
+"""Where everything lies in a cache, and how the folders of datasets and commits are called.
 
 A cache is a directory, local or on a network file system, that several hosts and users share:
 
@@ -11,39 +11,52 @@ A cache is a directory, local or on a network file system, that several hosts an
     <root>/.dsv/inventory                  a copy of what the claims folders say
     <root>/.dsv/room/  trash/  tmp/
 
-`<name>` is `<commit>` or `<commit>+<selection>`. Everything is made with the rights of the root folder,
-whatever the umask, so that anyone who may write to the root may share the work, and nobody ever has to change the
-mode of what another made.
+`<name>` is `<commit>` or `<commit>+<selection>`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import random
 import re
-import stat
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.disk import explain, own_folder
-from dsv.cache.folder_names import SETTINGS_FILE, dataset_of
-from dsv.errors import NotFound, Unsupported
-from dsv.fs.attributes import PROBE, refresh
-from dsv.fs.files import FORGOTTEN, FULL, link_count, list_names, read_small
-from dsv.fs.folders import Rights, make_folder, open_folder, umask
+from dsv.errors import UsageError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 
 DOT = ".dsv"
 _NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
-_TRIES = 60
-_SPARES = 4
-# The server forgot a handle, or somebody removed an empty folder under us: look the path up again.
-_LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
+SETTINGS_FILE = "dsv-cache.toml"
+"""The owner's limits, beside the datasets' folders."""
+
+
+def folder_name(dataset: DatasetName) -> str:
+    """A dataset's name as one path component: `/` is written `%2F`.
+
+    The one name without a `/` that dsv itself uses beside the datasets is written with `%2E` for its first dot,
+    however its letters are cased, as there are file systems that do not tell these apart.
+    """
+    name = dataset.component
+    return name.replace(".", "%2E", 1) if name.casefold() == SETTINGS_FILE else name
+
+
+def dataset_of(folder: str) -> DatasetName:
+    """The dataset whose `folder_name` this is. Raises `UsageError` for any other."""
+    plain = folder.replace("%2E", ".", 1)
+    dataset = DatasetName.from_component(plain)
+    if folder_name(dataset) != folder:
+        raise UsageError(f"{folder!r} is no folder of a dataset", subject=folder)
+    return dataset
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are strangers'."""
+    try:
+        dataset_of(name)
+    except UsageError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,16 +99,12 @@ class Place:
         return dataset_of(self.dataset)
 
 
-class CacheRoot:
-    """One cache. Making this object touches nothing; `prepare` makes the folders, reading needs none."""
+class Layout:
+    """The paths of one cache."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow the site's own links)
         self.dot = self.path / DOT
-        self._modes: tuple[int, int, int] | None = None
-
-    def __repr__(self) -> str:
-        return f"CacheRoot({str(self.path)!r})"
 
     def visible(self, place: Place) -> Path:
         return self.path / place.dataset / place.name
@@ -144,263 +153,3 @@ class CacheRoot:
     @property
     def settings_file(self) -> Path:
         return self.path / SETTINGS_FILE
-
-    @property
-    def directory_mode(self) -> int:
-        """Mode of every directory: the root's, without its sticky bit, which would stop sharing."""
-        return self._rights()[0]
-
-    @property
-    def file_mode(self) -> int:
-        """Mode of every cached file: read-only for whom the root lets read."""
-        return self._rights()[1]
-
-    def executable_mode(self) -> int:
-        mode = self.file_mode
-        return mode | (mode & 0o444) >> 2
-
-    def _rights(self) -> tuple[int, int, int]:
-        if self._modes is None:
-            try:
-                found = self.path.stat()
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                    raise NotFound(f"there is no cache at {self.path}", subject=str(self.path)) from error
-                raise explain(error, self.path) from error
-            # A directory that one may list but not enter is of no use, so x follows r.
-            rwx = found.st_mode & 0o777 | 0o700
-            rwx |= (rwx & 0o444) >> 2
-            self._modes = (rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid)
-        return self._modes
-
-    def exists(self) -> bool:
-        """Raises `Denied`, `Unreachable`."""
-        try:
-            if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
-                for folder in (self.path.parent, self.path):
-                    with contextlib.suppress(FileNotFoundError):
-                        refresh(folder)
-            return self.dot.is_dir()
-        except OSError as error:
-            raise explain(error, self.path) from error
-
-    def prepare(self) -> None:
-        """Makes the root and its dot folder if they are missing. Raises `Denied`, `NoRoom`, `Unreachable`."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
-                self.make_directory(self.dot / name)
-            try:
-                self._make_spares()
-            except OSError as error:
-                if error.errno not in FULL:  # others use them just now
-                    raise
-        except OSError as error:
-            raise explain(error, self.path) from error
-
-    def _make_spares(self) -> None:
-        """Names to rename, so that evicting works on a disk that has neither a block nor an inode left."""
-        self.make_directory(self.spare_folder)
-        self.make_directory(self.spares)
-        for _ in range(_SPARES - sum(1 for _ in self.spares.iterdir())):
-            self.write_once(self.spares / os.urandom(8).hex(), b"")
-
-    def make_directory(self, path: Path) -> None:
-        """Makes `path`, below the root, and its missing parents, with the root's rights. There already: fine.
-
-        It appears with its final mode at once: a user with a narrow umask who dies between mkdir and chmod
-        would else leave a folder that locks the others out. Evictors and other fills remove the folders above it while
-        these are empty, so they are made again. Raises `OSError`, and
-        `Conflict` for a symlink.
-        """
-        for attempt in range(_TRIES):
-            try:
-                self._make_directory(path)
-                return
-            except OSError as error:
-                self._pause_after(error, path.parent, attempt)
-
-    def _make_directory(self, path: Path) -> None:
-        if own_folder(path):
-            return
-        if path.parent != self.path:
-            self._make_directory(path.parent)
-        with contextlib.ExitStack() as opened:
-            parent = opened.enter_context(open_folder(path.parent))
-            rights = self._rights_in(parent)
-            drafts = parent  # of tmp itself, which can have no draft inside it
-            if not rights.plain and path not in (self.dot, self.temporary):
-                self._make_directory(self.temporary)
-                drafts = opened.enter_context(open_folder(self.temporary))
-            make_folder(parent, path.name, rights, drafts)
-
-    def _rights_in(self, parent: int) -> Rights:
-        """What a folder made there needs to have the root's rights."""
-        mode, _, group = self._rights()
-        above = os.fstat(parent)
-        passed_on = above.st_mode & stat.S_ISGID
-        born_in = above.st_gid if passed_on else os.getegid()
-        plain = born_in == group and passed_on == mode & stat.S_ISGID and not mode & umask()
-        return Rights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
-
-    def write_once(self, path: Path, data: bytes) -> bool:
-        """Creates `path` with exactly this content, atomically and durably; False if the name was taken.
-
-        Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made where
-        missing. Raises `OSError`; `Unsupported` if the file system has no hard links.
-        """
-        with self.drafted(data) as draft:
-            return self.link_once(draft, path)
-
-    @contextlib.contextmanager
-    def drafted(self, data: bytes) -> Iterator[Path]:
-        """A file with this content, on disk, for `link_once`; so that there is room for it before it is wanted."""
-        draft = self._draft(data)
-        try:
-            yield draft
-        finally:
-            draft.unlink(missing_ok=True)
-
-    def link_once(self, draft: Path, path: Path) -> bool:
-        """As `write_once`, with what was drafted before."""
-        for attempt in range(_TRIES):
-            try:
-                os.link(draft, path)
-                return True
-            except FileExistsError:
-                return link_count(draft) > 1  # a LINK sent again after its answer was lost finds its own work
-            except OSError as error:
-                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-                    message = f"the file system of {self.path} has no hard links, which a cache needs"
-                    raise Unsupported(message, subject=str(self.path)) from error
-                self._look_again(error, path.parent, attempt)
-        raise AssertionError("unreachable")
-
-    def replace(self, path: Path, data: bytes) -> None:
-        """Writes `path` anew, atomically: readers see the old content or the new. For a file of one's own.
-
-        A reader over NFS may get ESTALE meanwhile: use `read_small`. Raises `OSError`.
-        """
-        draft = self._draft(data)
-        try:
-            for attempt in range(_TRIES):
-                try:
-                    draft.rename(path)
-                    return
-                except OSError as error:
-                    if attempt and read_small(path) == data:  # a RENAME sent again finds its own work
-                        return
-                    self._look_again(error, path.parent, attempt)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-
-    def _draft(self, data: bytes) -> Path:
-        """A file in tmp/ with this content, on disk, with the cache's rights."""
-        for attempt in range(_TRIES):
-            path = self.temporary / os.urandom(12).hex()
-            try:
-                self._write_draft(path, data)
-                return path
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
-                if error.errno not in FORGOTTEN or attempt >= 2:
-                    self._look_again(error, self.temporary, attempt)
-        raise AssertionError("unreachable")
-
-    def _write_draft(self, path: Path, data: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
-            file.write(data)
-            file.flush()
-            os.fchmod(descriptor, self.file_mode)
-            os.fsync(descriptor)
-
-    def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Makes the folder anew if it was removed under us; raises `error` if that is no cure."""
-        self._pause_after(error, folder, attempt)
-        try:
-            self._make_directory(folder)
-        except OSError as failure:  # the folder above it was removed just then
-            if failure.errno not in _LOOK_AGAIN:
-                raise
-
-    def _pause_after(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Before the next try, if `error` is of a folder that vanished; raises any other, and that of the last try."""
-        if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
-            raise error
-        if attempt > 2:
-            time.sleep(random.random() * min(0.01 * attempt, 0.1))
-        self.look_up_anew(folder)
-
-    def look_up_anew(self, folder: Path) -> None:
-        """Makes an NFS client ask whether a folder, and those above it in the cache, are still the ones that it knows.
-
-        It believes in one that another host has removed for half a minute, and takes it for there to be used.
-        """
-        for above in [*reversed(folder.parents), folder]:
-            if above.is_relative_to(self.path):
-                with contextlib.suppress(OSError):
-                    refresh(above)
-
-    def now(self, folder: Path | None = None) -> float:
-        """Seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
-
-        Like `fs.attributes.server_time`, of `folder` (default: tmp/), which is made if it is missing, and on a
-        full disk too. Raises `OSError`.
-        """
-        folder = folder or self.temporary
-        for attempt in range(_TRIES):
-            try:
-                return self.time_in(folder)
-            except OSError as error:
-                self._look_again(error, folder, attempt)
-        raise AssertionError("unreachable")
-
-    def time_in(self, folder: Path) -> float:
-        """The same, but the folder is never made. Raises `OSError`; `FileNotFoundError` or ESTALE if it has gone."""
-        probe = folder / f"{PROBE}{os.urandom(8).hex()}"
-        lent = self.put_name(probe)
-        try:
-            return refresh(folder) / 1e9
-        finally:
-            if lent:
-                probe.rename(self.spares / probe.name.lstrip("."))
-            else:
-                probe.unlink(missing_ok=True)
-
-    def reach(self, folder: Path) -> None:
-        """Makes a folder if it is missing, and makes sure that this host sees it as it is.
-
-        One's own change in a folder is what makes an NFS client forget what it believed of the names in it; where the
-        folder itself has gone but is remembered, those above it are looked at. Raises `OSError`.
-        """
-        self.make_directory(folder)
-        self.now(folder)
-
-    def put_name(self, path: Path) -> bool:
-        """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block nor inode.
-
-        True if it took a spare file for that, as some file systems count a link as a file: anyone who wants
-        that name no more renames it back. Raises `OSError`.
-        """
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            return False
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            for spare in list_names(self.spares):
-                if self._lend(self.spares / spare, path):
-                    return True
-            raise
-
-    def _lend(self, spare: Path, path: Path) -> bool:
-        """False if another process was faster. Raises `OSError`, also if the folder that wants it has gone."""
-        try:
-            spare.rename(path)
-        except FileNotFoundError:
-            path.parent.stat()
-            return False
-        return True

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.disk import own_folder
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import list_names, read_small
 
 PREFIX = "entry-"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dsv.cache.disk import explain
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.symlinks import refuse_symlinks
 from dsv.errors import UPGRADE, Unsupported, UsageError
 from dsv.fs.files import read_small

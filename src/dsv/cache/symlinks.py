@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from dsv.cache.disk import explain, no_symlink, own_folder
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import GONE, list_names
 
 # How many levels below each folder are folders of dsv's own: down to one commit's claims, to the folders of one fill,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import read_small
 from dsv.fs.process import user_name
 

@@ -14,7 +14,8 @@ import msgspec
 
 from dsv.cache.claims import intents
 from dsv.cache.claims.owners import Owner
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import list_names, read_small
 
 LEASE = "lease-"

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsv.cache.claims.claims import LEASE, LeaseRecord, read_claims
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import list_names
 from dsv.fs.process import user_name
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import FULL, read_small
 
 PREFIX = "intent-"

@@ -25,8 +25,9 @@ from dsv.cache.claims import intents
 from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import own_folder
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import PREFIX as ENTRY
+from dsv.cache.root import CacheRoot
 from dsv.cache.usage import mark_used
 from dsv.errors import Conflict
 from dsv.fs.files import FULL, list_names

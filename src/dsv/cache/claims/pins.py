@@ -10,7 +10,8 @@ import msgspec
 from dsv.cache.claims import intents
 from dsv.cache.claims.claims import PIN, PinRecord, read_claims
 from dsv.cache.claims.leases import visible_identity
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import list_names
 from dsv.fs.process import user_name
 

@@ -20,7 +20,7 @@ from dsv.cache.eviction.evict import (
 from dsv.cache.eviction.policy import Planner, Wish
 from dsv.cache.eviction.remembered import Remembered
 from dsv.cache.filling.request import Need, NoRoomBeside
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.cache.usage import Extent
 from dsv.model.units import format_bytes

@@ -22,9 +22,10 @@ from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.eviction.sweep import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.filling import room
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import record_path
 from dsv.cache.removal import Removed, Remover
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, check_writable
 from dsv.cache.usage import USED, Extent, add_share, last_used
 from dsv.errors import DsvError

@@ -15,9 +15,9 @@ from dsv.cache.claims.claims import Claims
 from dsv.cache.disk import explain, own_folder
 from dsv.cache.eviction.policy import Candidate
 from dsv.cache.eviction.remembered import PlaceFacts, Remembered
-from dsv.cache.folder_names import SETTINGS_FILE, folder_name, is_dataset
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import SETTINGS_FILE, Place, folder_name, is_dataset
 from dsv.cache.record import Filled
+from dsv.cache.root import CacheRoot
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names

@@ -13,8 +13,9 @@ import msgspec
 
 from dsv.cache import usage
 from dsv.cache.claims.claims import Claims, read_claims
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import Filled, read_record
+from dsv.cache.root import CacheRoot
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, read_small

@@ -32,9 +32,10 @@ from dsv.cache.filling import fill_directory
 from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.publish import finalize
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.removal import Remover
+from dsv.cache.root import CacheRoot
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import PROBE

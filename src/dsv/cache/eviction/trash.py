@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.cache.usage import Extent
 from dsv.fs.files import list_names
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from dsv.cache.filling.existing import State, examine
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.writer import Folders, Rights, create_file
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.attributes import refresh
 from dsv.model.entry import Entry, Kind
 from dsv.model.location import Location

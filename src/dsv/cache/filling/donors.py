@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.filling.source import Source, Tree
-from dsv.cache.folder_names import is_dataset
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place, is_dataset
 from dsv.cache.record import Filled, read_record
+from dsv.cache.root import CacheRoot
 from dsv.errors import IntegrityError, NotFound
 from dsv.fs.files import list_names
 from dsv.model.chunking import SINGLE_CHUNK_MAX

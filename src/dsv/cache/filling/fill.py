@@ -17,8 +17,9 @@ from dsv.cache.filling.request import EnsureRoom, FillRequest, FillResult, Helpe
 from dsv.cache.filling.room import refusal
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import Cached, lookup
+from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, NoRoom, Unreachable
 from dsv.fs import system
 from dsv.fs.files import FORGOTTEN, FULL, GONE

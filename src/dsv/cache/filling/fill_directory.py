@@ -30,9 +30,10 @@ import msgspec
 
 from dsv.cache.filling.plan import VERSION, Plan
 from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
 from dsv.cache.record import Filled, encode, lookup, record_path
 from dsv.cache.removal import Remover
+from dsv.cache.root import CacheRoot
 from dsv.errors import UPGRADE, Conflict, Unsupported
 from dsv.fs.attributes import PROBE
 from dsv.fs.files import FULL, GONE, list_names, read_small

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.fs.files import FORGOTTEN, list_names, read_small
 from dsv.fs.system import FileSystem
 from dsv.periodic import Periodic

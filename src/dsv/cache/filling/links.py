@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from dsv.cache.filling.plan import DonorPlan
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, has_time
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Kind

@@ -23,7 +23,8 @@ from dsv.cache.filling.room import refusal
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.write_back import Lost, WriteBack
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.errors import IntegrityError, NoRoom
 from dsv.fs.files import FULL, GONE
 from dsv.fs.system import FileSystem

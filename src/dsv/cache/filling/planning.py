@@ -27,7 +27,8 @@ from dsv.cache.filling.plan import (
 )
 from dsv.cache.filling.request import FillRequest
 from dsv.cache.filling.source import Source, Tree
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, NotFound
 from dsv.fs import system
 from dsv.model.entry import Kind

@@ -18,7 +18,8 @@ from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import free_room
 from dsv.cache.filling.fill_directory import PREFIX
 from dsv.cache.filling.heartbeat import Worker, read_workers
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_small
 from dsv.model.units import format_bytes

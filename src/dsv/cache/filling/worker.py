@@ -22,7 +22,8 @@ from dsv.cache.filling.heartbeat import Heartbeat
 from dsv.cache.filling.processes import BEGAN
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.work import FillEnded, PartWorker
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.fs import system
 

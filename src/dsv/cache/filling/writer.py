@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dsv.cache.layout import CacheRoot
+from dsv.cache.root import CacheRoot
 from dsv.fs import folders
 from dsv.fs.attributes import refresh
 from dsv.fs.folders import make_folder, umask

@@ -11,7 +11,8 @@ from pathlib import Path
 from dsv.cache.claims.holds import end_lease, find_leases
 from dsv.cache.claims.leases import Lease
 from dsv.cache.keeping.order import Order
-from dsv.cache.layout import CacheRoot, Place
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from dsv.fs.process import Watched
 
 _TICK = 0.5  # seconds

@@ -52,22 +52,6 @@ def test_version_and_help_in_a_process(dsv: Dsv) -> None:
     assert bare.err.startswith("Usage: dsv")
 
 
-def test_completion_offers_commands_and_options(dsv: Dsv) -> None:
-    def complete(line: str) -> list[str]:
-        words = {
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(line.split(" ")) - 1),
-            "_DSV_COMPLETE": "complete_bash",
-        }
-        return dsv.at(dsv.cwd, **words).process().out.split()
-
-    assert complete("dsv re") == ["restore", "resolve", "release"]
-    assert {"--unset", "--store"} <= set(complete("dsv config --"))
-    assert complete("dsv --ver") == ["--version"]
-    assert "--store" in complete("dsv synk --")
-    assert "_dsv_completion" in dsv.at(dsv.cwd, _DSV_COMPLETE="source_bash").process().out
-
-
 def test_help_fits_eighty_columns(dsv: Dsv) -> None:
     assert max(map(len, dsv.process("--help").out.splitlines())) <= 80
 

@@ -87,7 +87,9 @@ class Context:
             return
         try:
             with self.store() as store:
-                yield self.open_repository(store, target)
+                repository = self.open_repository(store, target)
+                yield repository
+                repository.refs.heard.keep(self.metadata_folder(repository.id).with_name("names.json"))
         except Unreachable as error:
             self._offer_offline(error, target or Target())
             raise

@@ -9,7 +9,7 @@ import typer
 from typer.main import get_command
 
 from dsv.cli.call import Session
-from dsv.cli.vendored import Parameter, take_as_typed
+from dsv.cli.words import take_as_typed
 
 
 def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
@@ -51,7 +51,7 @@ def _declare(
 
 
 @cache
-def global_options() -> tuple[Parameter, ...]:
+def global_options() -> tuple[Any, ...]:
     """Their values go to the session's `Flags`, whichever command meets them."""
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(_declare)

@@ -14,7 +14,7 @@ from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,15 +29,7 @@ from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
 from dsv.cli.other_names import hint_for
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.surroundings import Surroundings
-from dsv.cli.vendored import (
-    AnyCommand,
-    AnyContext,
-    CompletionItem,
-    MissingParameter,
-    NoSuchOption,
-    Parameter,
-    take_as_typed,
-)
+from dsv.cli.words import take_as_typed
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)
@@ -48,18 +40,16 @@ RESUMED = frozenset({"sync", "pull", "clone", "cache"})
 class Root(TyperGroup):
     """Imports a command's module when that command is asked for."""
 
-    def get_params(self, ctx: AnyContext) -> list[Parameter]:
+    def get_params(self, ctx: Any) -> list[Any]:
         return [*self.params, *global_options()]
 
-    def list_commands(self, ctx: AnyContext) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: AnyContext, cmd_name: str) -> AnyCommand | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Command | None:
         return load(cmd_name) if cmd_name in COMMANDS else None
 
-    def resolve_command(
-        self, ctx: AnyContext, args: list[str]
-    ) -> tuple[str | None, AnyCommand | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
         if name == "help" and len(args) > 2:
             raise UsageError("help is of one command at a time", hint=f"dsv help {args[1]}")
@@ -72,16 +62,9 @@ class Root(TyperGroup):
             session.command = name
         return super().resolve_command(ctx, args)
 
-    def get_help(self, ctx: AnyContext) -> str:
+    def get_help(self, ctx: Any) -> str:
         session = ctx.find_object(Session)
         return root_help(80 if session is None else session.around.columns()).rstrip("\n")
-
-    def shell_complete(self, ctx: AnyContext, incomplete: str) -> list[CompletionItem]:
-        if incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        return [
-            CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)
-        ]
 
 
 def load(name: str) -> Command:
@@ -98,6 +81,7 @@ def root() -> Root:
         name="dsv",
         cls=Root,
         invoke_without_command=True,
+        add_completion=False,
         add_help_option=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -135,8 +119,6 @@ def run(
     announce: Callable[[str, Path, Path], None] | None = None,
 ) -> int:
     """Runs one command line. Everything it has to say goes to `around`. announce: as of `Session`."""
-    if around.environ.get("_DSV_COMPLETE"):
-        root().main(list(arguments), prog_name="dsv")  # answers the shell, and exits
     with Output(around.stdout) as out, _terminable():
         session = Session(around, out, arguments=tuple(arguments), announce=announce)
         try:
@@ -219,17 +201,19 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
     path = f"dsv {session.command}".strip()
     hint = f"{path} --help"
     subject = None
-    if isinstance(error, NoSuchOption):
-        subject = error.option_name
+    # typer keeps the classes of its errors to itself; what one of them alone has tells which it is.
+    unknown, missing = getattr(error, "option_name", None), getattr(error, "param", None)
+    if isinstance(unknown, str) and hasattr(error, "possibilities"):
+        subject = unknown
         message = f"{path} has no option {subject}"
         if any(subject in option.opts for option in global_options()):
             message = f"{path} has no use for {subject}"
         elif _HINTS.get((session.command, str(subject))):
             hint = _HINTS[session.command, str(subject)]
-        elif error.possibilities:
-            hint = f"{path} {error.possibilities[0]}"
-    elif isinstance(error, MissingParameter) and error.param is not None:
-        subject = error.param.metavar or error.param.name
+        elif close := error.possibilities:
+            hint = f"{path} {close[0]}"
+    elif missing is not None and hasattr(error, "param_type"):
+        subject = missing.metavar or missing.name
         message = f"{path} needs {subject}"
     else:
         text = error.format_message().replace("\n", " ").rstrip(". ")

@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "This machine": {
         "config": "Show settings with their origin, or set one",
+        "completion": "Print the script that completes dsv's words in your shell",
         "demo": "Take the whole tour in a temporary folder",
     },
 }
@@ -70,9 +71,10 @@ def root_help(width: int = 80) -> str:
     """What `dsv --help` prints. Written for 80 columns; in fewer, what a line says goes on below itself."""
     lines = ["Usage: dsv [OPTIONS] COMMAND [ARGS]...", ""]
     lines += ["Git-like dataset versions on any bucket or folder, cached next to the GPUs.", ""]
+    room = max(map(len, COMMANDS)) + 2
     for section, commands in SECTIONS.items():
         lines.append(f"{section}:")
-        lines += [_row(name, line, 10, width) for name, line in commands.items()]
+        lines += [_row(name, line, room, width) for name, line in commands.items()]
         lines.append("")
     lines.append("Options, before or after the command's name:")
     lines += [_row(option, text, 18, width) for option, text in GLOBAL_OPTIONS]

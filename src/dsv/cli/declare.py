@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -19,7 +20,7 @@ from typer.main import get_command
 from dsv.cli.anywhere import global_options
 from dsv.cli.call import Call
 from dsv.cli.catalogue import GLOBAL_OPTIONS
-from dsv.cli.vendored import AnyContext, HelpFormatter, Parameter, ParameterSource, take_as_typed
+from dsv.cli.words import take_as_typed
 from dsv.errors import UsageError
 from dsv.model.text import is_text
 
@@ -38,11 +39,13 @@ class Command(TyperCommand):
     unused: frozenset[str] = frozenset()
     """Global options that it has no use for: refused behind its name."""
 
-    def get_params(self, ctx: AnyContext) -> list[Parameter]:
+    # typer keeps the classes of what these methods are given to itself, so their signatures can't name them.
+
+    def get_params(self, ctx: Any) -> list[Any]:
         used = [option for option in global_options() if self.unused.isdisjoint(option.opts)]
         return [*self.params, *used]
 
-    def parse_args(self, ctx: AnyContext, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if self.takes_words and "--" in args:
             at = args.index("--")
             assert isinstance(ctx, Call)
@@ -52,7 +55,7 @@ class Command(TyperCommand):
             self._check_words(ctx, args)
         return super().parse_args(ctx, args)
 
-    def _check_words(self, ctx: AnyContext, args: list[str]) -> None:
+    def _check_words(self, ctx: Any, args: list[str]) -> None:
         """A command that begins where the arguments end lacks its `--`."""
         if ctx.resilient_parsing:
             return
@@ -77,7 +80,7 @@ class Command(TyperCommand):
                 hint=f"dsv {ctx.info_name} {shlex.join(args[:at])} -- {shlex.join(args[at:])}",
             )
 
-    def invoke(self, ctx: AnyContext) -> int | None:
+    def invoke(self, ctx: Any) -> int | None:
         assert isinstance(ctx, Call)
         self._refuse_empty(ctx)
         ctx.enter()
@@ -89,7 +92,7 @@ class Command(TyperCommand):
         for param in self.params:
             value = ctx.params.get(param.name or "")
             words = value if isinstance(value, list | tuple) else [value]
-            typed = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            typed = _is_typed(ctx, param.name or "")
             if typed and param.name != "message" and any(isinstance(w, str) and not w.strip() for w in words):
                 named = (
                     param.opts[0] if isinstance(param, TyperOption) else (param.metavar or "").strip("[].")
@@ -98,16 +101,16 @@ class Command(TyperCommand):
                     f"{named} is empty", subject=named, hint=f"is a variable unset? dsv {self.name} --help"
                 )
 
-    def collect_usage_pieces(self, ctx: AnyContext) -> list[str]:
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
         return ["[OPTIONS]", *names, *(["-- CMD..."] if self.takes_words else [])]
 
-    def option_rows(self, ctx: AnyContext) -> list[tuple[str, str]]:
+    def option_rows(self, ctx: Any) -> list[tuple[str, str]]:
         """The command's own options as help shows them: how each is written, and what it does."""
         rows = [param.get_help_record(ctx) for param in self.params if isinstance(param, TyperOption)]
         return [row for row in rows if row is not None]
 
-    def format_options(self, ctx: AnyContext, formatter: HelpFormatter) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = self.option_rows(ctx)
         if rows:
             with formatter.section("Options"):
@@ -116,13 +119,19 @@ class Command(TyperCommand):
         with formatter.section("Global options"):
             formatter.write_dl([row for row in used if row[0] != "--version"])
 
-    def format_epilog(self, ctx: AnyContext, formatter: HelpFormatter) -> None:
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Never wrapped, so that lines can be copied."""
         formatter.write("\nExamples:\n")
         for line, meaning in self.examples:
             formatter.write(f"  {line}\n")
             if meaning:
                 formatter.write(f"      {meaning}\n")
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    """Whether a parameter's value was given on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def command(

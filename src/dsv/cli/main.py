@@ -16,9 +16,13 @@ def main() -> int:
     """Runs the command line of this process and returns its exit code."""
     _speak_utf8()
     arguments = sys.argv[1:]
+    if "_DSV_COMPLETE" in os.environ:
+        from dsv.cli.completion.answer import main as answer
+
+        return _print(answer(os.environ, arguments))
     if arguments in (["--version"], ["-V"], ["version"]):
         return _print(f"dsv {__version__}\n")
-    if not arguments and "_DSV_COMPLETE" not in os.environ:
+    if not arguments:
         from dsv.cli.catalogue import root_help
 
         sys.stderr.write(root_help(_columns(2)))
@@ -58,7 +62,7 @@ def _columns(stream: int) -> int:
 
 def _print(text: str) -> int:
     try:
-        data = text.encode()
+        data = text.encode("utf-8", "surrogateescape")
         while data:
             try:
                 data = data[os.write(1, data) :]

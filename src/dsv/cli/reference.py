@@ -76,7 +76,8 @@ and `seconds_left`, null where unknown.
 
 ## Shell completion
 
-    dsv --install-completion     # for the shell that it is typed in; --show-completion prints it instead
+`dsv completion bash|zsh|fish` prints what the shell has to read; [install.md](install.md#completion)
+has the line for each.
 """
 
 

@@ -26,6 +26,7 @@ from dsv.model.sizes import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, has_real_i
 from dsv.model.tree import Node
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
+from dsv.repo.heard import Heard
 from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.packs import Packs
@@ -60,8 +61,9 @@ Named = TypeVar("Named", bound=Id)
 class Objects:
     """Everything that has an id, on one store."""
 
-    def __init__(self, store: Store, metadata: MetadataCache) -> None:
+    def __init__(self, store: Store, metadata: MetadataCache, heard: Heard | None = None) -> None:
         self.store = store
+        self._heard = heard or Heard()
         self.indexes = Indexes(store, metadata)
         self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata
@@ -74,6 +76,7 @@ class Objects:
         found = self.commit_or_none(commit_id)
         if found is None:
             raise missing_commit(commit_id, self.store.url)
+        self._heard.commit(commit_id, found)
         return found
 
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:

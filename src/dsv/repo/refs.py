@@ -19,6 +19,7 @@ from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import ONE_WINS_AGAIN, put_back, read_record
+from dsv.repo.heard import Heard
 from dsv.repo.listed import Listed, latest, parts
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
@@ -63,6 +64,7 @@ class Refs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.heard = Heard()
         self.named = False  # until the store's format has said whether its entries carry their names
         self._listed: dict[tuple[DatasetName, BranchName], Listed] = {}
         self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
@@ -76,7 +78,9 @@ class Refs:
 
     def datasets(self) -> list[DatasetName]:
         """All datasets, by name. A dataset exists once its branch `main` has a first entry."""
-        return _names(DatasetName, parts(self._store, keys.REFS_PREFIX))
+        found = _names(DatasetName, parts(self._store, keys.REFS_PREFIX))
+        self.heard.datasets(found)
+        return found
 
     def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
         """All branches and all tags, as `heads` and `tags` give them."""
@@ -91,13 +95,17 @@ class Refs:
             if listed.number is not None:
                 self._listed[dataset, name] = listed
         heads = together([partial(self.head_or_none, dataset, name) for name in names])
-        return [head for head in heads if head is not None]
+        there = [head for head in heads if head is not None]
+        self.heard.branches(dataset, [head.branch for head in there])
+        return there
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """All tags that are not deleted, by name."""
         names = _names(TagName, parts(self._store, keys.tags_prefix(dataset)))
         found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
-        return [(name, value) for name, value in found if value is not None]
+        there = [(name, value) for name, value in found if value is not None]
+        self.heard.tags(dataset, [name for name, _ in there])
+        return there
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
         """What a name means, which is never both; None for one that has gone, or never was."""

@@ -89,7 +89,7 @@ class Repository:
         self.format = layout
         self.id = layout.store_id
         self.clock = clock
-        self.objects = Objects(store, metadata)
+        self.objects = Objects(store, metadata, refs.heard)
         self.refs = refs
 
     @classmethod

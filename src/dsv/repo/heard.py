@@ -1,0 +1,92 @@
+"""The names and commits of a store that a command met: what the shell's completion offers later.
+
+A file for each store, read and replaced as a whole. Of two commands at the same time one may forget what the other has
+heard; it is heard again. Nothing else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from dsv.fs.files import read_small, replace_file
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId
+from dsv.model.names import BranchName, DatasetName, TagName
+
+_COMMITS = 200
+"""Of each dataset so many are kept."""
+_MESSAGE = 100
+_MAX_BYTES = 8 << 20
+
+
+class _Known(msgspec.Struct, frozen=True):
+    branches: list[str] = []
+    tags: list[str] = []
+    commits: list[tuple[str, str]] = []
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: int
+    datasets: dict[str, _Known]
+
+
+_FILE = msgspec.json.Decoder(_File)
+
+
+class Heard:
+    """What one command has met. Lists of datasets, branches and tags are whole: what is not in them has gone."""
+
+    def __init__(self) -> None:
+        self._datasets: list[str] | None = None
+        self._names: dict[str, dict[str, list[str]]] = {}
+        self._commits: dict[str, dict[str, str]] = {}
+
+    def datasets(self, names: Iterable[DatasetName]) -> None:
+        self._datasets = [str(name) for name in names]
+
+    def branches(self, dataset: DatasetName, names: Iterable[BranchName]) -> None:
+        self._names.setdefault(str(dataset), {})["branches"] = [str(name) for name in names]
+
+    def tags(self, dataset: DatasetName, names: Iterable[TagName]) -> None:
+        self._names.setdefault(str(dataset), {})["tags"] = [str(name) for name in names]
+
+    def commit(self, commit_id: CommitId, commit: Commit) -> None:
+        """One that was read. Those that don't say their dataset are left out."""
+        rows = self._commits.setdefault(str(commit.dataset), {}) if commit.dataset is not None else None
+        if rows is not None and len(rows) < _COMMITS:
+            rows.setdefault(str(commit_id), commit.message.partition("\n")[0][:_MESSAGE])
+
+    def keep(self, path: Path) -> None:
+        """Adds it to what earlier commands have heard. A failure is none: nothing depends on it."""
+        if self._datasets is None and not self._names and not self._commits:
+            return
+        with suppress(OSError):
+            before = _read(path)
+            after = self._added_to(before)
+            if after != before:
+                replace_file(path, msgspec.json.encode(_File(1, after)), sync=False)
+
+    def _added_to(self, before: dict[str, _Known]) -> dict[str, _Known]:
+        names = {*before, *self._names, *self._commits, *(self._datasets or ())}
+        after: dict[str, _Known] = {}
+        for name in sorted(names if self._datasets is None else self._datasets):
+            known, names_now = before.get(name, _Known()), self._names.get(name, {})
+            commits = {**self._commits.get(name, {}), **dict(known.commits)}
+            after[name] = _Known(
+                names_now.get("branches", known.branches),
+                names_now.get("tags", known.tags),
+                list(commits.items())[:_COMMITS],
+            )
+        return after
+
+
+def _read(path: Path) -> dict[str, _Known]:
+    try:
+        data = read_small(path, _MAX_BYTES)
+        return {} if data is None else _FILE.decode(data).datasets
+    except msgspec.DecodeError:
+        return {}

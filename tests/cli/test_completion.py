@@ -1,0 +1,263 @@
+"""Completion of command lines: what is offered, by real shells too, and from what this machine knows alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv.cli.catalogue import COMMANDS
+from dsv.cli.completion import line
+from dsv.cli.completion.answer import split
+from dsv.cli.described import described
+from tests.cli.runner import PROGRAM, Dsv, write_files
+from tests.waiting import PATIENCE
+
+
+def offered(dsv: Dsv, *words: str) -> list[str]:
+    """The words that may take the place of the last one."""
+    result = dsv.at(dsv.cwd, _DSV_COMPLETE="fish").process(*words)
+    assert (result.code, result.err) == (0, "")
+    return [row.partition("\t")[0] for row in result.lines[1:]]
+
+
+def otherwise(dsv: Dsv, *words: str) -> str:
+    return dsv.at(dsv.cwd, _DSV_COMPLETE="fish").process(*words).lines[0]
+
+
+def test_the_list_of_commands_is_current() -> None:
+    path = Path(line.__file__).with_name("commands.json")
+    assert path.read_text() == described(), (
+        "python -m dsv.cli.described > src/dsv/cli/completion/commands.json"
+    )
+    assert set(json.loads(described())) == {"", *COMMANDS}
+
+
+def test_commands_and_options_are_completed(dsv: Dsv) -> None:
+    assert offered(dsv, "re") == ["restore", "resolve", "release"]
+    assert {"--unset", "--store"} <= set(offered(dsv, "config", "--"))
+    assert offered(dsv, "--st") == ["--store"]
+    assert offered(dsv, "--store", "x", "sta") == ["status"]
+    assert offered(dsv, "--progress", "") == ["auto", "bar", "lines", "json", "none"]
+    assert offered(dsv, "--progress=l") == ["--progress=lines"]
+    assert offered(dsv, "unknown", "") == []
+    assert offered(dsv) == list(COMMANDS)
+
+
+def test_names_are_completed(pets: Dsv) -> None:
+    assert offered(pets, "ls", "") == ["pets"]
+    assert {"pets@main", "pets@v1", "pets@v2"} <= set(offered(pets, "ls", "pets@"))
+    assert offered(pets, "ls", "pets@v") == ["pets@v1", "pets@v2"]
+    assert offered(pets, "cat", "@v") == ["@v1", "@v2"]
+    assert "pets@v1" in offered(pets, "ls", "pets")
+    assert offered(pets, "tag", "--delete", "v") == ["v1", "v2"]
+
+
+def test_commits_are_completed_with_their_message(pets: Dsv) -> None:
+    write_files(pets.cwd, {"b.txt": b"new\n"})
+    pets.ok("sync", "-m", "A message\nof two lines")
+    commit = json.loads(pets.ok("log", "--json").out)["items"][0]["commit"][:12]
+    answer = pets.at(pets.cwd, _DSV_COMPLETE="fish").process("ls", f"@{commit[:3]}").lines
+    assert f"@{commit}\tA message" in answer
+
+
+def test_paths_of_a_cached_commit_and_of_the_workspace_are_completed(pets: Dsv) -> None:
+    assert offered(pets, "ls", "pets:") == ["pets:a.txt", "pets:test/", "pets:train/"]
+    pets.ok("cache", "pets@v1")
+    elsewhere = pets.at(pets.cwd.parent)
+    assert offered(elsewhere, "ls", "pets@v1:tr") == ["pets@v1:train/"]
+    assert offered(elsewhere, "ls", "pets@v1:train/") == ["pets@v1:train/1.png", "pets@v1:train/2.png"]
+    assert offered(elsewhere, "ls", "pets@v2:tr") == []  # not known here without asking
+
+
+def test_what_a_command_has_heard_of_a_bucket_is_completed(pets: Dsv, tmp_path: Path) -> None:
+    pets.ok("datasets")
+    pets.ok("log", "pets@v1")
+    away = pets.at(tmp_path, DSV_STORE="s3://nowhere/dsv", DSV_CACHE=str(tmp_path / "none"))
+    assert offered(away, "ls", "p") == ["pets"]
+    assert "pets@v1" in offered(away, "ls", "pets@v")
+
+
+def test_a_name_that_has_gone_is_offered_no_more(pets: Dsv, tmp_path: Path) -> None:
+    away = pets.at(tmp_path, DSV_STORE="s3://nowhere/dsv", DSV_CACHE=str(tmp_path / "none"))
+    pets.ok("log")
+    assert "pets@v2" in offered(away, "ls", "pets@")
+    pets.ok("tag", "--delete", "v2")
+    pets.ok("log")
+    assert "pets@v2" not in offered(away, "ls", "pets@")
+
+
+def test_stores_caches_and_settings_are_completed(dsv: Dsv) -> None:
+    dsv.ok("config", "stores.lake.url", "s3://lake/dsv")
+    dsv.ok("config", "caches.gpu.path", "/nfs/gpu")
+    assert offered(dsv, "--store", "") == ["lake"]
+    assert offered(dsv, "--cache=") == ["--cache=gpu"]
+    assert offered(dsv, "config", "st") == ["store", "stores.lake.url"]
+
+
+def test_files_and_folders_are_left_to_the_shell(pets: Dsv) -> None:
+    assert otherwise(pets, "sync", "") == "files"
+    assert otherwise(pets, "clone", "pets", "") == "folders"
+    assert otherwise(pets, "run", "pets", "--", "") == "files"
+    assert otherwise(pets, "ls", "") == "words"
+
+
+@pytest.mark.parametrize("broken", ["[", '{"datasets": 3}', '{"datasets": {"a": 3}}', "\0"])
+def test_what_can_not_be_read_is_left_out(pets: Dsv, broken: str) -> None:
+    pets.ok("log")
+    (found,) = (pets.home / ".cache/dsv/.dsv/stores").glob("*/names.json")
+    found.write_text(broken)
+    assert offered(pets, "ls", "") == ["pets"]
+    (pets.cwd / ".dsv/config.toml").write_text(broken)
+    offered(pets, "ls", "@")
+    pets.at(pets.cwd.parent).ok("log", "pets")  # and is written anew
+    assert json.loads(found.read_text())["datasets"]["pets"]["tags"] == ["v1", "v2"]
+
+
+def test_nothing_but_the_standard_library_is_imported(pets: Dsv) -> None:
+    program = (
+        "import os, sys; os.environ['_DSV_COMPLETE'] = 'zsh'; sys.argv = ['dsv', 'ls', 'pets@']\n"
+        "from dsv.cli.main import main; main()\n"
+        "assert not {'typer', 'rich', 'msgspec', 'blake3', 'botocore', 'pathlib'} & set(sys.modules), sys.modules"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(Path(line.__file__).parents[3])!r})\n" + program,
+        ],
+        cwd=pets.cwd,
+        env=dict(pets.environ),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pets@v1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("dsv ", ["dsv", ""]),
+        ("dsv ls 'a b", ["dsv", "ls", "a b"]),
+        ('dsv "a\\"b" c', ["dsv", 'a"b', "c"]),
+        ("dsv a\\ b", ["dsv", "a b"]),
+        ("dsv ''  x ", ["dsv", "", "x", ""]),
+    ],
+)
+def test_a_line_is_split_as_shells_split_it(typed: str, words: list[str]) -> None:
+    assert split(typed) == words
+
+
+def program_folder(dsv: Dsv, folder: Path) -> str:
+    """A folder with a program `dsv`, for PATH."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "dsv"
+    program.write_text("#!/bin/sh\nexec " + " ".join(PROGRAM) + ' "$@"\n')
+    program.chmod(0o755)
+    return f"{folder}:{dsv.environ['PATH']}"
+
+
+def in_shell(dsv: Dsv, shell: str, script: str, tmp_path: Path) -> list[str]:
+    if shutil.which(shell) is None:
+        assert "DSV_REQUIRE_LABS" not in os.environ, f"{shell} is missing"
+        pytest.skip(f"{shell} is not installed")
+    arguments = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+    environ = {
+        **dsv.environ,
+        "PATH": program_folder(dsv, tmp_path / "bin"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [shell, *arguments, "-c", script],
+        cwd=dsv.cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("dsv re", ["restore", "resolve", "release"]),
+        ("dsv ls pets@v", ["v1", "v2"]),
+        ("dsv ls pets@v1:tr", ["train/"]),
+        ("dsv ls pets@v1:train/1", ["train/1.png"]),
+        ("dsv ls @v1:wi", ["with\\ space.txt"]),
+    ],
+)
+def test_bash(pets: Dsv, tmp_path: Path, typed: str, expected: list[str]) -> None:
+    write_files(pets.cwd, {"with space.txt": b"x"})
+    script = f"""eval "$(dsv completion bash)"
+COMP_LINE={typed!r}; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=(dsv); compopt() {{ :; }}
+_dsv; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    assert in_shell(pets, "bash", script, tmp_path) == expected
+
+
+def test_fish(pets: Dsv, tmp_path: Path) -> None:
+    script = """dsv completion fish | source
+complete -C 'dsv ls pets@v'
+complete -C 'dsv sta'"""
+    assert in_shell(pets, "fish", script, tmp_path) == [
+        "pets@v1\ttag",
+        "pets@v2\ttag",
+        f"status\t{COMMANDS['status']}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shell", "start"),
+    [
+        ("bash", "bind 'set enable-bracketed-paste off'; PS1=; eval \"$(dsv completion bash)\""),
+        ("zsh", 'autoload -U compinit; compinit -u -D; eval "$(dsv completion zsh)"'),
+    ],
+)
+def test_a_person_presses_the_key(pets: Dsv, tmp_path: Path, shell: str, start: str) -> None:
+    """In a terminal: a part of a target is completed where it stands, and the line runs."""
+    arguments = {"bash": ["--norc"], "zsh": ["-f"]}[shell]
+    if shutil.which(shell) is None:
+        assert "DSV_REQUIRE_LABS" not in os.environ, f"{shell} is missing"
+        pytest.skip(f"{shell} is not installed")
+    environ = {**pets.environ, "PATH": program_folder(pets, tmp_path / "bin"), "TERM": "dumb"}
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [shell, *arguments, "-i"],
+        cwd=pets.cwd,
+        env=environ,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    try:
+        type_and_wait(leader, f"{start}; echo rea''dy\n", "ready")
+        type_and_wait(leader, "dsv cat pets@v1:a\t", "a.txt")
+        type_and_wait(leader, "\n", "alpha")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def type_and_wait(terminal: int, keys: str, shown: str) -> None:
+    os.write(terminal, keys.encode())
+    text, deadline = "", time.monotonic() + PATIENCE
+    while shown not in text:
+        assert time.monotonic() < deadline, text
+        if select.select([terminal], [], [], 1.0)[0]:
+            text += os.read(terminal, 4096).decode(errors="replace")

@@ -9,7 +9,7 @@ import pytest
 
 from dsv.api.cache import Stager, cache, cached, evict, pin, release, unpin
 from dsv.api.tags import delete_tag, tag
-from dsv.cache.filling.writer import FILE_TIME
+from dsv.cache.layout import FILE_TIME
 from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId

@@ -14,7 +14,7 @@ from dsv.api.cache_check import check
 from dsv.cache.filling import check as cache_check
 from dsv.cache.filling import writer
 from dsv.cache.filling.existing import State
-from dsv.cache.filling.writer import FILE_TIME
+from dsv.cache.layout import FILE_TIME
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
 from dsv.model.names import Target
 from tests.api.people import Person, read_folder

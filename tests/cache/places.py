@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv.cache.claims import leases
-from dsv.cache.filling.writer import FILE_TIME
-from dsv.cache.layout import Place
+from dsv.cache.layout import FILE_TIME, Place
 from dsv.cache.record import Filled, write_record
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import prepare_cache

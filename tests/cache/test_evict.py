@@ -24,7 +24,6 @@ from dsv.cache.eviction.evict import Evicted, disk_now, evict, preview
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.filling.request import Need
-from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
@@ -32,7 +31,6 @@ from dsv.cache.usage import Extent
 from dsv.errors import Denied, NoRoom, Unsupported, UsageError
 
 ALL = Wish(everything=True)
-NS = FILE_TIME * 10**9
 
 
 @pytest.fixture
@@ -297,9 +295,9 @@ class TestRemoval:
         os.link(tree / "d0" / "f", tree / "d1" / "twice")
         (tree / "link").symlink_to("../outside")
         (tree / "d2" / "link").symlink_to("../../outside")
-        dry = Remover(NS, dry=True).remove(tree)
+        dry = Remover(dry=True).remove(tree)
         assert (tree / "d0" / "f").exists()
-        removed = Remover(NS).remove(tree)
+        removed = Remover().remove(tree)
         assert not tree.exists() and (outside / "precious").read_bytes() == bytes(5000)
         assert removed.room == dry.room and removed.files == dry.files == 24
         assert removed.room.files == 22 and removed.room.bytes == 20 * 8192
@@ -315,8 +313,8 @@ class TestRemoval:
             folder = deeper
         os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
         os.close(folder)
-        Remover(NS, dry=True).remove(top)
-        assert Remover(NS).remove(top).files == 1
+        Remover(dry=True).remove(top)
+        assert Remover().remove(top).files == 1
         assert list(tmp_path.iterdir()) == []
 
     def test_what_is_still_being_written_goes_in_the_end(self, tmp_path: Path) -> None:
@@ -335,13 +333,13 @@ for n in range(50):
         writer = subprocess.Popen([sys.executable, "-c", script])
         while not any((top / "d").iterdir()):
             time.sleep(0.01)
-        Remover(NS).remove(top)
+        Remover().remove(top)
         assert not top.exists()
         writer.wait()
 
     def test_what_is_missing_is_no_error(self, tmp_path: Path) -> None:
-        assert Remover(NS).remove(tmp_path / "no").files == 0
-        assert Remover(NS).remove(tmp_path / "no" / "deeper").files == 0
+        assert Remover().remove(tmp_path / "no").files == 0
+        assert Remover().remove(tmp_path / "no" / "deeper").files == 0
 
 
 def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:

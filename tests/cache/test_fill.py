@@ -14,7 +14,7 @@ from dsv.cache.filling.fill import fill
 from dsv.cache.filling.planning import make_plan
 from dsv.cache.filling.publish import finalize
 from dsv.cache.filling.request import FillRequest, FillResult, Need
-from dsv.cache.filling.writer import FILE_TIME
+from dsv.cache.layout import FILE_TIME
 from dsv.cache.record import read_record, record_path
 from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable

@@ -21,7 +21,6 @@ from dsv.cache.filling.fill import fill
 from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.filling.room import reservations
-from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.model.ids import CommitId
@@ -180,7 +179,7 @@ def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
     visible.rename(root.trash / "evicted")
     for record in root.claims(FillRequest("xrays", commit, STORE).place).glob("entry-*"):
         record.unlink()
-    Remover(FILE_TIME * 10**9).remove(root.trash / "evicted")
+    Remover().remove(root.trash / "evicted")
     second = filler.start(root, world.folder, commit, pause=0.1)
     until(lambda: len(list(root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*"))) == 1)
     let_go(process, world)

@@ -16,7 +16,8 @@ from tests.waiting import PATIENCE
 
 from dsv.cache.filling.claim_table import ClaimTable
 from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
-from dsv.cache.filling.writer import FILE_TIME, Folders, Rights
+from dsv.cache.filling.writer import Folders, Rights
+from dsv.cache.layout import FILE_TIME
 from dsv.fs.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)

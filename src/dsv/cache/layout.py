@@ -26,6 +26,8 @@ from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName
 
 DOT = ".dsv"
+FILE_TIME = 946_684_800
+"""2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled."""
 _NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
 SETTINGS_FILE = "dsv-cache.toml"
 """The owner's limits, beside the datasets' folders."""

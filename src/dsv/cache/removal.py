@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsv.cache.layout import FILE_TIME
 from dsv.cache.usage import Extent
 
 _THREADS = 8
@@ -26,12 +27,12 @@ _BATCH = 512
 _TRIES = 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 100  # folders below each other, whose descriptors are open at once
-_SHOWN = 5  # names of alien files that are kept for the report
+_SHOWN = 5  # names of foreign files that are kept for the report
 
 
 @dataclass(slots=True)
 class Removed:
-    """What went: `room` is blocks and inodes that are free now; foreign are files that no fill put there."""
+    """What went: `room` is blocks and inodes that are free now; foreign: files that no fill put there, known by their time."""
 
     files: int = 0
     room: Extent = field(default_factory=Extent)
@@ -52,13 +53,9 @@ class _Where:
 
 
 class Remover:
-    """Removes trees, or with `dry` only counts what removing them one after the other would free.
+    """Removes trees, or with `dry` only counts what removing them one after the other would free."""
 
-    mtime_ns: the one time that cached files carry; a file with another is alien.
-    """
-
-    def __init__(self, mtime_ns: int, *, dry: bool = False) -> None:
-        self._mtime_ns = mtime_ns
+    def __init__(self, *, dry: bool = False) -> None:
         self._dry = dry
         self._turn = threading.Lock()
         self._links: dict[tuple[int, int], int] = {}
@@ -178,7 +175,7 @@ class Remover:
             if found.st_nlink == 1 or self._last_link(found):
                 freed_bytes += found.st_blocks * 512
                 freed_files += 1
-            if found.st_mtime_ns != self._mtime_ns and stat.S_ISREG(found.st_mode):
+            if found.st_mtime_ns != FILE_TIME * 10**9 and stat.S_ISREG(found.st_mode):
                 foreign.append(shown + one)
         with self._turn:
             removed = self._removed

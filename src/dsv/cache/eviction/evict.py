@@ -21,7 +21,6 @@ from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
 from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.eviction.sweep import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.filling import room
-from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import Place
 from dsv.cache.record import record_path
 from dsv.cache.removal import Removed, Remover
@@ -29,8 +28,6 @@ from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, check_writable
 from dsv.cache.usage import USED, Extent, add_share, last_used
 from dsv.errors import DsvError
-
-_FILE_TIME_NS = FILE_TIME * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,7 @@ def preview_from(
     root: CacheRoot, settings: CacheSettings, wish: Wish, stock: Stock, *, exact: bool = True
 ) -> EvictionResult:
     """`preview` by what is known already."""
-    remover = Remover(_FILE_TIME_NS, dry=True)
+    remover = Remover(dry=True)
 
     def measure(due: Due) -> Evicted:
         if not exact:
@@ -247,7 +244,7 @@ class _Executor:
     def __init__(self, root: CacheRoot, items: dict[Place, Item]) -> None:
         self._root = root
         self._items = items
-        self._remover = Remover(_FILE_TIME_NS)
+        self._remover = Remover()
 
     def evict(self, due: Due, new_owner: Place | None) -> Evicted | Halved | str | None:
         """What went; why it stays after all; None if another evictor was faster. Raises `OSError`."""

@@ -31,7 +31,6 @@ from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.filling import fill_directory
 from dsv.cache.filling.heartbeat import read_workers
 from dsv.cache.filling.publish import finalize
-from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.removal import Remover
@@ -214,12 +213,12 @@ class Sweeper:
             self._remove(folder, None)
 
     def _remove(self, folder: Path, place: Place | None) -> None:
-        remover = Remover(FILE_TIME * 10**9)
+        remover = Remover()
         try:
             with self._deleting:
                 remover.remove(folder)
         except OSError as error:
-            rest = Remover(FILE_TIME * 10**9, dry=True)
+            rest = Remover(dry=True)
             with contextlib.suppress(OSError):  # then what could be looked at is counted
                 rest.remove(folder)
             with self._turn:
@@ -231,7 +230,7 @@ class Sweeper:
     def _draft(self, path: Path) -> None:
         if self._now - path.lstat().st_ctime > _OLD_DRAFT:
             if path.is_dir() and not path.is_symlink():
-                Remover(FILE_TIME * 10**9).remove(path)
+                Remover().remove(path)
             else:
                 path.unlink()
 

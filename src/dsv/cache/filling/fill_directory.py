@@ -29,7 +29,6 @@ from pathlib import Path
 import msgspec
 
 from dsv.cache.filling.plan import VERSION, Plan
-from dsv.cache.filling.writer import FILE_TIME
 from dsv.cache.layout import Place
 from dsv.cache.record import Filled, encode, lookup, record_path
 from dsv.cache.removal import Remover
@@ -196,7 +195,7 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
     with contextlib.suppress(OSError):
         trash = root.trash / f"stray-{os.urandom(8).hex()}"
         folder.rename(trash)
-        Remover(FILE_TIME * 10**9).remove(trash)
+        Remover().remove(trash)
 
 
 def publish(directory: FillDirectory, record: Filled) -> bool:
@@ -292,4 +291,4 @@ def clear(directory: FillDirectory) -> None:
         with contextlib.suppress(OSError):  # the next fill may be there already
             folder.rmdir()
     with contextlib.suppress(OSError):  # an evictor deletes the same trash, or will
-        Remover(FILE_TIME * 10**9).remove(trash)
+        Remover().remove(trash)

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from dsv.cache.layout import FILE_TIME
 from dsv.cache.root import CacheRoot
 from dsv.fs import folders
 from dsv.fs.attributes import refresh
 from dsv.fs.folders import make_folder, umask
 from dsv.fs.system import begin_write_back
 
-# 2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled.
-FILE_TIME = 946_684_800
 _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -15,9 +15,10 @@ from typing import Any
 from tests.cache.fake_source import STORE, FakeSource
 from tests.waiting import PATIENCE
 
-from dsv.cache.filling import heartbeat, plan, write_back
+from dsv.cache.fill_state import plan, workers
+from dsv.cache.filling import write_back
+from dsv.cache.filling.context import FillRequest, HelperSpec, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest, HelperSpec, Need
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.model.ids import CommitId
@@ -52,7 +53,7 @@ def finish(process: subprocess.Popen[bytes], timeout: float = PATIENCE) -> dict[
 
 def main(order: dict[str, Any]) -> int:
     plan.PART_BYTES = order.pop("part_bytes", plan.PART_BYTES)
-    heartbeat.EXPIRY = order.pop("expiry", heartbeat.EXPIRY)
+    workers.EXPIRY = order.pop("expiry", workers.EXPIRY)
     write_back.STEP = order.pop("sync_step", write_back.STEP)
     os.umask(order.pop("umask", 0o022))
     group, user = order.pop("group", None), order.pop("user", None)

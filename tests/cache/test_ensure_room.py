@@ -20,8 +20,8 @@ from dsv.cache.eviction.ensure_room import RoomMaker, ensure_room
 from dsv.cache.eviction.evict import evict, evict_from, take_stock
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
+from dsv.cache.filling.context import FillRequest, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
@@ -76,7 +76,7 @@ def fill_looking_all_the_time(
 ) -> int:
     """Fills a commit; how often that asked for room."""
     monkeypatch.setattr("dsv.cache.filling.participant._ROOM_EVERY", -1.0)
-    monkeypatch.setattr("dsv.cache.filling.work._TICK_EVERY", 1)
+    monkeypatch.setattr("dsv.cache.filling.part_worker._TICK_EVERY", 1)
     commit = world.commit([File(f"{number:03d}", 1000, str(number)) for number in range(50)])
     asked: list[Need] = []
 

@@ -15,9 +15,9 @@ from dsv.cache.claims.leases import Lease
 from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.eviction.evict import disk_now, evict, preview
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.filling import room
+from dsv.cache.fill_state import room
+from dsv.cache.filling.context import FillRequest, FillResult, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cache.usage import Extent

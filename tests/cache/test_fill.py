@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
-from dsv.cache.filling import fill_directory, placing, write_back, writer
+from dsv.cache.fill_state import fill_directory
+from dsv.cache.filling import placing, write_back, writer
+from dsv.cache.filling.context import FillRequest, FillResult, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.planning import make_plan
+from dsv.cache.filling.make_plan import make_plan
 from dsv.cache.filling.publish import finalize
-from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.record import read_record, record_path
 from dsv.cache.root import CacheRoot

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.fake_source import FakeTree, File
 
+from dsv.cache.fill_state.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.filling import donors as subject
 from dsv.cache.filling.donors import Matching, contents
-from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.model import tree as cutting
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Kind

@@ -13,9 +13,10 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache import record
-from dsv.cache.filling import claim_table, links, plan, writer
+from dsv.cache.fill_state import claim_table, plan
+from dsv.cache.filling import links, writer
+from dsv.cache.filling.context import FillRequest, FillResult, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest, FillResult, Need
 from dsv.cache.root import CacheRoot
 from dsv.fs import system
 from dsv.fs.system import FileSystem

@@ -9,10 +9,10 @@ import pytest
 from tests.cache.places import make_root
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.filling.fill_directory import FillDirectory
-from dsv.cache.filling.heartbeat import Heartbeat, Worker
-from dsv.cache.filling.plan import Part, Plan
-from dsv.cache.filling.report import Reporter
+from dsv.cache.fill_state.fill_directory import FillDirectory
+from dsv.cache.fill_state.plan import Part, Plan
+from dsv.cache.fill_state.workers import Heartbeat, Worker
+from dsv.cache.filling.progress import Reporter
 from dsv.cache.layout import Place
 from dsv.fs import system
 from dsv.model.progress import NoProgress
@@ -32,7 +32,7 @@ def other(beat: float) -> Worker:
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
-    monkeypatch.setattr("dsv.cache.filling.report._NOTE_EVERY", -1.0)
+    monkeypatch.setattr("dsv.cache.filling.progress._NOTE_EVERY", -1.0)
     return Notes()
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
-from dsv.cache.filling.claim_table import ClaimTable
+from dsv.cache.fill_state.claim_table import ClaimTable
 from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
 from dsv.cache.filling.writer import Folders, Rights
 from dsv.cache.layout import FILE_TIME
@@ -85,7 +85,7 @@ def test_after_a_restart_only_what_was_synced_counts(
     assert claim is not None
     one.finish(claim)
     assert claim_table(tmp_path, "two", parts=1, kind=kind).all_done
-    monkeypatch.setattr("dsv.cache.filling.claim_table.boot", lambda: "another-boot")
+    monkeypatch.setattr("dsv.cache.fill_state.claim_table.boot", lambda: "another-boot")
     later = claim_table(tmp_path, "two", parts=1, kind=kind)
     assert later.all_done == kept
     if not kept:

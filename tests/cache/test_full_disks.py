@@ -15,9 +15,10 @@ from tests.cache.places import make_root
 from tests.cache.steps import watched
 
 from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.filling import room, write_back
+from dsv.cache.fill_state import room
+from dsv.cache.filling import write_back
+from dsv.cache.filling.context import FillRequest, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom

@@ -12,9 +12,9 @@ from tests.cache.places import Clock, make_root, place
 from dsv.cache.claims.claims import LeaseName, LeaseRecord
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
-from dsv.cache.filling import room
+from dsv.cache.fill_state import room
+from dsv.cache.filling.context import FillRequest, Need
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest, Need
 from dsv.cache.root import CacheRoot
 
 FILL = "f" * 32

@@ -14,8 +14,8 @@ from tests.cache.steps import watched
 
 from dsv.cache.claims.leases import Lease
 from dsv.cache.filling import write_back
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
-from dsv.cache.filling.request import FillRequest
 from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
 from dsv.fs import system

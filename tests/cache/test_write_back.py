@@ -16,7 +16,7 @@ from tests.cache.fake_source import STORE, File, World
 from tests.strace import needs_strace
 from tests.waiting import PATIENCE, until
 
-from dsv.cache.filling.request import FillRequest
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.root import CacheRoot
 from dsv.model.ids import CommitId
 

@@ -6,7 +6,8 @@ import sys
 
 from dsv.cache.claims import leases
 from dsv.cache.eviction import sweep
-from dsv.cache.filling import heartbeat, participant, plan, report, room
+from dsv.cache.fill_state import plan, room, workers
+from dsv.cache.filling import participant, progress
 from dsv.cli.main import main
 
 
@@ -20,9 +21,9 @@ def hurry(lease: float = 0, expiry: float = 0, part_files: float = 0, part_bytes
     if lease:
         leases.Lease.take.__func__.__kwdefaults__["ttl"] = lease  # type: ignore[attr-defined]
     if expiry:
-        heartbeat.EXPIRY, heartbeat.BEAT_REMOTE = expiry, expiry / 10
+        workers.EXPIRY, workers.BEAT_REMOTE = expiry, expiry / 10
         participant._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
-        report._NOTE_EVERY = expiry / 4
+        progress._NOTE_EVERY = expiry / 4
         room._BEGINS_WITHIN = sweep.ABANDONED = 2 * expiry
     if part_files:
         plan.PART_ENTRIES = plan.PART_ENTRIES_REMOTE = int(part_files)

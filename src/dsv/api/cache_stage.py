@@ -17,7 +17,7 @@ from dsv.api.context import Context
 from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
-from dsv.cache.filling.request import FillRequest, FillResult, Need
+from dsv.cache.filling.context import FillRequest, FillResult, Need
 from dsv.cache.layout import Place
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot

@@ -14,7 +14,7 @@ from dsv.api.context import Context
 from dsv.api.last_known import LastKnown, address, say_how_old, store_in_effect
 from dsv.cache.bindings import bind, bound_store, met
 from dsv.cache.disk import explain, own_folder
-from dsv.cache.filling.request import HelperSpec
+from dsv.cache.filling.context import HelperSpec
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import Place, folder_name
 from dsv.cache.root import CacheRoot

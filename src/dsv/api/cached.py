@@ -11,9 +11,9 @@ from dsv.cache.eviction.evict import disk_now
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Planner
 from dsv.cache.eviction.trash import Trash, find_trash
-from dsv.cache.filling import fill_directory, room
-from dsv.cache.filling.heartbeat import read_workers
-from dsv.cache.filling.plan import estimated_room
+from dsv.cache.fill_state import fill_directory, room
+from dsv.cache.fill_state.plan import estimated_room
+from dsv.cache.fill_state.workers import read_workers
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot

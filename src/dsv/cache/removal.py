@@ -32,7 +32,7 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 
 @dataclass(slots=True)
 class Removed:
-    """What went: `room` is blocks and inodes that are free now; foreign: files that no fill put there, known by their time."""
+    """What went. room: blocks and inodes that are free now. foreign: files that no fill put there."""
 
     files: int = 0
     room: Extent = field(default_factory=Extent)

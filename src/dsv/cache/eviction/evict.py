@@ -20,7 +20,7 @@ from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
 from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.eviction.sweep import Stuck, Sweeper, Swept, remove_empty
-from dsv.cache.filling import room
+from dsv.cache.fill_state import room
 from dsv.cache.layout import Place
 from dsv.cache.record import record_path
 from dsv.cache.removal import Removed, Remover

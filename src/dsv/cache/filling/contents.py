@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from dsv.cache.filling.fill_directory import FillDirectory
-from dsv.cache.filling.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
+from dsv.cache.fill_state.fill_directory import FillDirectory
+from dsv.cache.fill_state.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
 from dsv.cache.filling.source import SegmentWindow, Source, Tree
 from dsv.cache.layout import Place
 from dsv.errors import IntegrityError

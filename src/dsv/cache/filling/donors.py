@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dsv.cache.filling.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
+from dsv.cache.fill_state.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.filling.source import Source, Tree
 from dsv.cache.layout import Place, is_dataset
 from dsv.cache.record import Filled, read_record

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
-from dsv.cache.filling.plan import DonorPlan
+from dsv.cache.fill_state.plan import DonorPlan
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, has_time
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dsv.cache.filling.claim_table import Claim, ClaimTable, do_free_parts
-from dsv.cache.filling.fill_directory import FillDirectory
-from dsv.cache.filling.heartbeat import Heartbeat, Worker, read_workers
-from dsv.cache.filling.plan import Plan
+from dsv.cache.fill_state.claim_table import Claim, ClaimTable, do_free_parts
+from dsv.cache.fill_state.fill_directory import FillDirectory
+from dsv.cache.fill_state.plan import Plan
+from dsv.cache.fill_state.room import refusal
+from dsv.cache.fill_state.workers import Heartbeat, Worker, read_workers
+from dsv.cache.filling.context import EnsureRoom, HelperSpec, Need
+from dsv.cache.filling.part_worker import FillEnded, PartWorker
 from dsv.cache.filling.processes import Helpers, default_jobs
+from dsv.cache.filling.progress import Reporter
 from dsv.cache.filling.publish import complete
-from dsv.cache.filling.report import Reporter
-from dsv.cache.filling.request import EnsureRoom, HelperSpec, Need
-from dsv.cache.filling.room import refusal
 from dsv.cache.filling.source import Source
-from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.filling.write_back import Lost, WriteBack
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot

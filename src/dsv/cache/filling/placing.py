@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsv.cache.fill_state.claim_table import Claim
+from dsv.cache.fill_state.fill_directory import FillDirectory
 from dsv.cache.filling import existing
-from dsv.cache.filling.claim_table import Claim
 from dsv.cache.filling.contents import Item, LinkRun
 from dsv.cache.filling.existing import State
-from dsv.cache.filling.fill_directory import FillDirectory
 from dsv.cache.filling.links import Links, Taken
 from dsv.cache.filling.pool import Pool
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, start_file

@@ -8,9 +8,9 @@ import select
 import subprocess
 import sys
 
-from dsv.cache.filling.fill_directory import FillDirectory
-from dsv.cache.filling.plan import Plan
-from dsv.cache.filling.request import HelperSpec
+from dsv.cache.fill_state.fill_directory import FillDirectory
+from dsv.cache.fill_state.plan import Plan
+from dsv.cache.filling.context import HelperSpec
 from dsv.fs.system import FileSystem
 from dsv.transfer.processors import processors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsv.cache.claims.owners import Owner
-from dsv.cache.filling.fill_directory import FillDirectory, clear, publish, was_published
+from dsv.cache.fill_state.fill_directory import FillDirectory, clear, publish, was_published
 from dsv.cache.filling.write_back import WriteBack
 from dsv.cache.record import Filled, record_path, write_record
 from dsv.errors import IntegrityError

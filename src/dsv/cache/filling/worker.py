@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsv.cache.filling.claim_table import ClaimTable, do_free_parts
-from dsv.cache.filling.fill_directory import FillDirectory, join
-from dsv.cache.filling.heartbeat import Heartbeat
+from dsv.cache.fill_state.claim_table import ClaimTable, do_free_parts
+from dsv.cache.fill_state.fill_directory import FillDirectory, join
+from dsv.cache.fill_state.workers import Heartbeat
+from dsv.cache.filling.part_worker import FillEnded, PartWorker
 from dsv.cache.filling.processes import BEGAN
 from dsv.cache.filling.source import Source
-from dsv.cache.filling.work import FillEnded, PartWorker
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dsv.cache.filling import sync_process
-from dsv.cache.filling.fill_directory import FillDirectory, condemn
-from dsv.cache.filling.room import refusal
+from dsv.cache.fill_state.fill_directory import FillDirectory, condemn
+from dsv.cache.fill_state.room import refusal
 from dsv.errors import DsvError, Unreachable
-from dsv.fs import system
+from dsv.fs import sync_process, system
 from dsv.fs.files import FULL
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.

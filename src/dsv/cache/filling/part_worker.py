@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from dsv.cache.fill_state.claim_table import Claim, ClaimTable
+from dsv.cache.fill_state.fill_directory import FillDirectory
+from dsv.cache.fill_state.plan import blocks, read_ahead
+from dsv.cache.fill_state.workers import Tally
 from dsv.cache.filling import existing
-from dsv.cache.filling.claim_table import Claim, ClaimTable
 from dsv.cache.filling.contents import Contents, Item, LinkRun
 from dsv.cache.filling.existing import State
-from dsv.cache.filling.fill_directory import FillDirectory
-from dsv.cache.filling.heartbeat import Tally
 from dsv.cache.filling.placing import Job, Placer
-from dsv.cache.filling.plan import blocks, read_ahead
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.write_back import Syncer, lost
 from dsv.cache.filling.writer import LARGE_PIECE

@@ -16,8 +16,8 @@ import msgspec
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import free_room
-from dsv.cache.filling.fill_directory import PREFIX
-from dsv.cache.filling.heartbeat import Worker, read_workers
+from dsv.cache.fill_state.fill_directory import PREFIX
+from dsv.cache.fill_state.workers import Worker, read_workers
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.errors import NoRoom

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.filling.plan import VERSION, Plan
+from dsv.cache.fill_state.plan import VERSION, Plan
 from dsv.cache.layout import Place
 from dsv.cache.record import Filled, encode, lookup, record_path
 from dsv.cache.removal import Remover

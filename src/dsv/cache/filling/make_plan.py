@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from dsv.cache.filling import plan as shape
-from dsv.cache.filling.donors import OPEN, Candidate, Matching, candidates, match
-from dsv.cache.filling.links import NO_LINK
-from dsv.cache.filling.plan import (
+from dsv.cache.fill_state import plan as shape
+from dsv.cache.fill_state.plan import (
     CHUNKS,
     LINK,
     MOVED,
@@ -25,7 +23,9 @@ from dsv.cache.filling.plan import (
     cut_parts,
     estimated_room,
 )
-from dsv.cache.filling.request import FillRequest
+from dsv.cache.filling.context import FillRequest
+from dsv.cache.filling.donors import OPEN, Candidate, Matching, candidates, match
+from dsv.cache.filling.links import NO_LINK
 from dsv.cache.filling.source import Source, Tree
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -236,6 +237,14 @@ class StoreConformance:
         assert next(rows).key in self.KEYS
         del rows
         assert len(list(store.list(""))) == len(self.KEYS)
+
+    def test_tells_when_an_object_was_made(self, store: Store) -> None:
+        with pytest.raises(NotFound):
+            store.modified("m/late")
+        store.put_if_absent("m/early", b"x")
+        store.put_if_absent("m/late", b"x")
+        for key in ("m/early", "m/late"):
+            assert abs(store.modified(key) - time.time()) < 24 * 3600  # of one day, whatever the clocks
 
     def test_deletes_one_and_only_once(self, store: Store, outside: Outside) -> None:
         for key in ("d/one", "d/one1", "d/two"):

@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "This machine": {
         "config": "Show settings with their origin, or set one",
+        "doctor": "Check the settings, store, cache and engines in effect here",
         "completion": "Print the script that completes dsv's words in your shell",
         "demo": "Take the whole tour in a temporary folder",
     },

@@ -50,7 +50,7 @@ NOT_YET: dict[str, str] = {
     "rename": "rename datasets; in a workspace, rename the file and 'dsv sync'",
     "import": "import from a bucket; copy the files into a folder, then 'dsv init' and 'dsv sync'",
     "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
-    "fsck": "check a whole store; 'dsv cached --check' checks a cache, and every read checks what it reads",
+    "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",
 }
 """What dsv does not do in this version, after "dsv can't yet", and what to do meanwhile."""
 

@@ -8,6 +8,7 @@ import fcntl
 import functools
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def kind_of(path: Path) -> FileSystem:
     """Of the file system that `path` is on; unknown ones count as local. Raises `OSError`."""
     found = magic(path)
     return FileSystem(remote=found in _REMOTE, sync_each=found == _NFS)
+
+
+def name_of(path: Path) -> str:
+    """What the kernel calls the file system that `path` is on, such as `ext4` or `nfs4`; empty if it doesn't say.
+    Raises `OSError`."""
+    device = path.stat().st_dev
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+                return rest.split()[0]
+    return ""
 
 
 def sync(descriptor: int) -> None:

@@ -47,6 +47,9 @@ class LocalStore:
             raise self._no_copy(f"there is no copy here of {prefix}…")
         return iter([Item(key, 0) for key in fitting])
 
+    def modified(self, key: str) -> float:
+        raise self._no_copy(f"nothing tells when {key} was made")
+
     def delete(self, key: str) -> None:
         raise self._no_copy("nothing can be deleted")
 

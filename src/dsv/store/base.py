@@ -118,6 +118,10 @@ class Store(Protocol):
         """Objects whose key begins with `prefix` (any string of key characters) and is > `start_after`."""
         ...
 
+    def modified(self, key: str) -> float:
+        """When the object was made, in seconds since 1970 by the store's clock. Raises NotFound."""
+        ...
+
     def delete(self, key: str) -> None:
         """Removes the object; an absent one is fine."""
         ...

@@ -104,6 +104,11 @@ class DirectoryStore:
         base = f"{folders}/" if folders else ""
         return self._list(folders.split("/") if folders else [], base, name, start_after)
 
+    def modified(self, key: str) -> float:
+        check_key(key)
+        with os_errors(self.url, key), self._opened(key) as descriptor:
+            return os.fstat(descriptor).st_mtime
+
     def delete(self, key: str) -> None:
         folders, name = _split(check_key(key))
         with os_errors(self.url, key):

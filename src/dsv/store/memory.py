@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
@@ -76,6 +77,11 @@ class MemoryStore:
                     break
                 rows.append(Item(key, len(self._objects[key])))
         return iter(rows)
+
+    def modified(self, key: str) -> float:
+        """Now: it notes no times."""
+        self._value(key)
+        return time.time()
 
     def delete(self, key: str) -> None:
         check_key(key)

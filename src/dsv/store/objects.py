@@ -136,6 +136,13 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._error(error, None) from error
 
+    def modified(self, key: str) -> float:
+        path = self._path(key)
+        try:
+            return obstore.head(self._quick, path)["last_modified"].timestamp()
+        except (BaseError, OSError) as error:
+            raise self._error(error, key) from error
+
     def delete(self, key: str) -> None:
         path = self._path(key)
         try:

@@ -106,6 +106,9 @@ class Retrying(Wrapper):
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self._repeated(lambda: self.inner.get_range(key, start, length))
 
+    def modified(self, key: str) -> float:
+        return self._repeated(lambda: self.inner.modified(key))
+
     def delete(self, key: str) -> None:
         self._repeated(lambda: self.inner.delete(key))
 

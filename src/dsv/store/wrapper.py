@@ -41,6 +41,9 @@ class Wrapper:
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         return self.inner.list(prefix, start_after)
 
+    def modified(self, key: str) -> float:
+        return self.inner.modified(key)
+
     def delete(self, key: str) -> None:
         self.inner.delete(key)
 

@@ -1,0 +1,262 @@
+"""Finding out what keeps dsv from working here: each check asks the real thing, and says what mends it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+from dsv import __version__
+from dsv.api.context import Context
+from dsv.api.settings import BUILT_IN
+from dsv.cache.disk import explain
+from dsv.cache.root import CacheRoot
+from dsv.cache.settings import check_writable, load_settings
+from dsv.engines.base import NoEngine
+from dsv.engines.registry import ENGINES
+from dsv.errors import Denied, DsvError, NotFound
+from dsv.fs.attributes import server_time
+from dsv.fs.process import host_name
+from dsv.fs.system import kind_of, name_of
+from dsv.model.units import format_bytes
+from dsv.repo.repository import Repository
+from dsv.store.base import Store
+from dsv.store.probe import Proof, prove
+
+CLOCK_SECONDS = 60.0
+"""A clock that differs by more is told of: S3 refuses requests from 15 minutes on, and times in records mislead."""
+LITTLE_ROOM = 5
+"""Per cent of a file system below which its free room is told of."""
+_LIBRARIES = ("obstore", "boto3", "msgspec", "blake3", "zstandard", "typer", "rich")
+
+
+class State(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """check: what was looked at. text: what was found, as a sentence's part. hint: the command that mends it."""
+
+    check: str
+    state: State
+    text: str
+    hint: str | None = None
+
+
+def examine(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Every check in turn, as soon as it is done. Writes a few small objects to the store and removes them again."""
+    yield _versions()
+    yield from _settings(context)
+    yield from _workspace(context)
+    yield from _store(context)
+    yield from _cache(context)
+    yield from _engines(environ)
+
+
+def _versions() -> Finding:
+    found = []
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    python = ".".join(map(str, sys.version_info[:3]))
+    return _ok(
+        "versions", f"dsv {__version__}, Python {python}, {platform.platform(terse=True)}; {', '.join(found)}"
+    )
+
+
+def _settings(context: Context) -> Iterator[Finding]:
+    for key in ("store", "cache"):
+        setting = context.settings.get(key)
+        if setting is not None:
+            yield _ok(key, f"{setting.value}, from {setting.origin}")
+    yield _ok("author", context.writer.author)
+    for origin, key in context.settings.unknown():
+        yield Finding(
+            "config", State.WARN, f"{origin} has {key}, which is no setting of this version", f"edit {origin}"
+        )
+
+
+def _workspace(context: Context) -> Iterator[Finding]:
+    try:
+        workspace = context.workspace_or_none()
+        if workspace is not None:
+            base = workspace.base()
+            at = "no commit yet" if base is None else f"at commit {str(base)[:12]}"
+            yield _ok("workspace", f"{workspace.root} of {workspace.dataset}@{workspace.branch}, {at}")
+    except DsvError as error:
+        yield _failed("workspace", error)
+
+
+def _store(context: Context) -> Iterator[Finding]:
+    """Reading, then writing with the conditions that dsv needs, then the clock."""
+    choice = context.settings.store()
+    try:
+        with context.store() as store:
+            yield from _reading(context, store)
+            yield from _writing(store)
+    except NotFound as error:
+        if choice.origin == BUILT_IN and not Path(choice.url).exists():
+            yield Finding("store", State.WARN, error.message, error.hint)
+        else:
+            yield _failed("store", error)
+    except DsvError as error:
+        yield _failed("store", error)
+
+
+def _reading(context: Context, store: Store) -> Iterator[Finding]:
+    began = time.monotonic()
+    if not Repository.exists(store):
+        yield Finding(
+            "store", State.WARN, f"{store.url} answers and holds no dsv store yet", "dsv init makes one"
+        )
+        return
+    first = time.monotonic() - began
+    try:
+        repository = context.open_repository(store)
+        datasets = len(repository.refs.datasets())
+    except DsvError as error:
+        yield _failed("store", error)
+        return
+    counted = f"{datasets:,} dataset{'' if datasets == 1 else 's'}"
+    yield _ok("read", f"{store.url} has {counted}, and answered in {first * 1000:.0f} ms")
+    workspace = context.workspace_or_none()
+    if workspace is not None and workspace.store_id != repository.id:
+        yield Finding(
+            "workspace",
+            State.FAIL,
+            f"{workspace.root} belongs to another store than {store.url}",
+            "dsv config shows where the store's setting comes from",
+        )
+    if repository.format.single_writer:
+        yield Finding(
+            "write",
+            State.WARN,
+            f"{store.url} was made for a single writer: of two syncs at once one is lost",
+            None,
+        )
+
+
+def _writing(store: Store) -> Iterator[Finding]:
+    key = f"probe/{secrets.token_hex(8)}/clock"
+    try:
+        before = time.time()
+        store.put_if_absent(key, b"dsv doctor")
+        between = (before + time.time()) / 2
+        written = store.modified(key)
+        with suppress(Denied):
+            store.delete(key)
+        proof = prove(store)
+    except Denied as error:
+        hint = (
+            f"{error.hint}; reading needs no more"
+            if error.hint
+            else "reading needs no more; ask whoever keeps it"
+        )
+        yield Finding("write", State.WARN, f"you may not write to {store.url}: {error.message}", hint)
+        return
+    except DsvError as error:
+        yield _failed("write", error)
+        return
+    yield _proved(store, proof)
+    yield _clock("clock", f"the store's clock and {host_name()}'s", written - between, 1.0)
+    free = store.free_bytes()
+    if free is not None:
+        yield _ok("store room", f"{format_bytes(free)} free in {store.url}")
+
+
+def _proved(store: Store, proof: Proof) -> Finding:
+    if proof.ok:
+        order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
+        return _ok("write", f"of many writers of one key one won each time, and was read back by all{order}")
+    return Finding(
+        "write",
+        State.FAIL,
+        f"{store.url} does not keep what dsv relies on: {'; '.join(proof.findings)}",
+        "use another store for what several people write",
+    )
+
+
+def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:
+    """grain: seconds that the time may be off because it is told in whole ones."""
+    off = max(0.0, abs(seconds) - grain)
+    if off > CLOCK_SECONDS:
+        return Finding(
+            check,
+            State.WARN,
+            f"{what} differ by {off:,.0f} s",
+            "start a time service: timedatectl set-ntp true",
+        )
+    return _ok(check, f"{what} agree to within {off + grain:.0f} s")
+
+
+def _cache(context: Context) -> Iterator[Finding]:
+    try:
+        root = CacheRoot(context.settings.cache().path)
+        if not root.path.exists():
+            yield _ok("cache", f"{root.path} is not there yet; the first dsv cache makes it")
+            return
+        check_writable(root, load_settings(root))
+        room = os.statvfs(root.path)
+        system, kind = kind_of(root.path), name_of(root.path)
+        where = f"on {kind or 'a file system'}{', shared with other hosts' if system.remote else ''}"
+        offset = server_time(root.path) - time.time()
+    except DsvError as error:
+        yield _failed("cache", error)
+        return
+    except OSError as error:
+        yield _failed("cache", explain(error, root.path, "write to"))
+        return
+    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    text = f"{root.path} can be written, {where}, {format_bytes(free)} of {format_bytes(total)} free"
+    if free * 100 < total * LITTLE_ROOM:
+        yield Finding("cache", State.WARN, text, "dsv evict --dry-run shows what could go")
+    elif room.f_files and room.f_favail * 100 < room.f_files * LITTLE_ROOM:
+        yield Finding(
+            "cache", State.WARN, f"{text}, but only {room.f_favail:,} inodes", "dsv evict --dry-run"
+        )
+    else:
+        yield _ok("cache", text)
+    if system.remote:
+        yield _clock("cache clock", f"the file server's clock and {host_name()}'s", offset, 0.0)
+
+
+def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
+    gpus: int | None = None
+    for name, make in ENGINES.items():
+        answer = make(environ).probe()
+        if isinstance(answer, NoEngine):
+            yield Finding(
+                f"engine {name}",
+                State.WARN,
+                answer.reason,
+                f"start {name} if you run images by it; dsv run takes an engine that answers",
+            )
+            continue
+        gpus = answer.machine.gpus
+        version = f" {answer.version}" if answer.version else ""
+        yield _ok(f"engine {name}", f"{name}{version} answers{', without root' if answer.rootless else ''}")
+    if gpus:
+        yield _ok("gpus", f"{gpus} NVIDIA GPU{'' if gpus == 1 else 's'}")
+    else:
+        yield Finding("gpus", State.OK, "no NVIDIA GPU on this machine")
+
+
+def _ok(check: str, text: str) -> Finding:
+    return Finding(check, State.OK, text)
+
+
+def _failed(check: str, error: DsvError) -> Finding:
+    return Finding(check, State.FAIL, error.message, error.hint)

@@ -1,0 +1,53 @@
+"""dsv doctor."""
+
+from __future__ import annotations
+
+from dsv.api.doctor import Finding, State, examine
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.output import printable
+from dsv.cli.style import Style
+
+_STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.ERROR}
+
+
+@command(
+    "doctor",
+    examples=[
+        ("dsv doctor", "the store, the cache and the engines in effect here"),
+        ("dsv doctor --store s3://lake/dsv", "another store, before it is used"),
+        ("dsv doctor --json | jq -r '.items[] | select(.state != \"ok\")'", "what is not well"),
+    ],
+    result={
+        "items.check": "what was looked at",
+        "items.state": "ok, warn or fail",
+        "items.text": "what was found",
+        "items.hint": "the command that mends it, or null",
+    },
+)
+def doctor(call: Call) -> int:
+    """Check the settings, store, cache and engines in effect here.
+
+    Each line is ok, warn or fail, with what mends it. The store is proved by writing: small objects under probe/ are
+    made by many writers at once, listed, and removed. Nothing else is changed. The exit code is 1 if something fails.
+    """
+    found: list[Finding] = []
+    with call.context(writes=True) as context:
+        for finding in examine(context, call.around.environ):
+            found.append(finding)
+            if not call.json:
+                _write(call, finding)
+    if call.json:
+        call.items(
+            {"check": each.check, "state": each.state.value, "text": each.text, "hint": each.hint}
+            for each in found
+        )
+    return 1 if any(each.state is State.FAIL for each in found) else 0
+
+
+def _write(call: Call, finding: Finding) -> None:
+    ink = call.around.stdout_ink
+    state = ink.paint(_STYLES[finding.state], f"{finding.state.value:<4}")
+    call.out.line(f"{state}  {finding.check + ':':<16} {printable(finding.text)}")
+    if finding.hint and finding.state is not State.OK:
+        call.out.line(f"      {'':<16} {ink.paint(Style.HINT, 'hint:')} {printable(finding.hint)}")

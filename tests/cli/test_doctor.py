@@ -1,0 +1,130 @@
+"""dsv doctor: each check asks the real thing, and what fails makes the exit code 1."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv.store.base import Buffer, Put
+from dsv.store.directory import DirectoryStore
+from tests.cli.runner import Dsv, assert_documented
+from tests.privileges import modes_count
+
+
+def findings(dsv: Dsv, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    result = dsv("doctor", "--json", *arguments)
+    assert result.code == code, result
+    assert_documented("doctor", result.json)
+    return {item["check"]: item for item in result.json["items"]}
+
+
+def bad(found: dict[str, dict[str, Any]]) -> set[str]:
+    """What is not well, but for engines: which of them a machine has is not the test's."""
+    return {check for check, item in found.items() if item["state"] != "ok" and "engine" not in check}
+
+
+def test_all_is_well(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1")
+    found = findings(pets)
+    assert bad(found) == set()
+    assert "1 dataset" in found["read"]["text"]
+    assert "pets@main" in found["workspace"]["text"]
+    assert {"versions", "author", "store", "write", "clock", "cache", "gpus", "engine process"} <= set(found)
+    store = pets.home / ".local/share/dsv/store"
+    assert not [*store.glob("probe/*/**/*")]  # what it wrote is gone
+
+
+def test_a_person_reads_it(pets: Dsv) -> None:
+    shown = pets("doctor", terminal=True)
+    assert shown.code == 0
+    assert "\x1b[32mok  \x1b[0m  write:" in shown.out
+    assert shown.err == ""
+
+
+def test_nothing_is_set_up_yet(dsv: Dsv) -> None:
+    found = findings(dsv)
+    assert bad(found) == {"store"}
+    assert found["store"]["state"] == "warn"
+    assert "dsv init" in found["store"]["hint"]
+    assert not (dsv.home / ".local").exists()
+    assert "is not there yet" in found["cache"]["text"]
+    assert not (dsv.home / ".cache").exists()
+
+
+def test_a_store_that_does_not_answer(pets: Dsv) -> None:
+    pets.ok("config", "stores.lake.url", "s3://lake/dsv")
+    pets.ok("config", "stores.lake.endpoint", "http://127.0.0.1:9")
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    found = findings(pets.at(pets.home, **keys), "--store", "lake", code=1)
+    assert found["store"]["state"] == "fail"
+    assert "127.0.0.1:9" in found["store"]["text"] + found["store"]["hint"]
+    assert "cache" in found  # the other checks go on
+
+
+def test_a_store_that_may_only_be_read(pets: Dsv) -> None:
+    store = pets.home / ".local/share/dsv/store"
+    folders = [store, *(path for path in store.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        with modes_count():
+            found = findings(pets)
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert bad(found) == {"write"}
+    assert found["write"]["state"] == "warn"
+    assert "you may not write" in found["write"]["text"]
+
+
+def test_a_store_that_lets_two_writers_win(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = DirectoryStore.put_if_absent
+
+    def overwriting(self: DirectoryStore, key: str, data: Buffer) -> Put:
+        if key.startswith("probe/"):
+            self.delete(key)
+            honest(self, key, data)
+            return Put.WON
+        return honest(self, key, data)
+
+    monkeypatch.setattr(DirectoryStore, "put_if_absent", overwriting)
+    found = findings(pets, code=1)
+    assert bad(found) == {"write"}
+
+
+def test_a_clock_that_is_wrong(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DirectoryStore, "modified", lambda self, key: time.time() - 7200)
+    found = findings(pets)
+    assert found["clock"]["state"] == "warn"
+    assert "7,1" in found["clock"]["text"] or "7,2" in found["clock"]["text"]
+
+
+@pytest.mark.parametrize("content", ["unused_for = 3\n", "protocol = 99\n"])
+def test_a_cache_that_can_not_be_used(pets: Dsv, content: str) -> None:
+    pets.ok("cache", "pets@v1")
+    (pets.cwd.parent / "cache/dsv-cache.toml").write_text(content)
+    found = findings(pets, code=1)
+    assert bad(found) == {"cache"}
+
+
+def test_a_setting_that_means_nothing(pets: Dsv) -> None:
+    config = pets.home / ".config/dsv/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('stoer = "x"\n')
+    found = findings(pets)
+    assert bad(found) == {"config"}
+    assert "stoer" in found["config"]["text"]
+
+
+def test_a_workspace_of_another_store(pets: Dsv, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pets.at(elsewhere).ok("init", "cats", "--store", str(other))
+    found = findings(pets, "--store", str(other), code=1)
+    assert found["workspace"]["state"] == "fail"
+    assert os.fspath(other) in found["workspace"]["text"]

@@ -32,7 +32,6 @@ def pets(dsv: Dsv) -> Dsv:
         ("revert", "dsv restore --from TARGET"),
         ("branch", "dsv can't yet list, rename or delete branches"),
         ("merge", "dsv can't yet merge branches; 'dsv pull'"),
-        ("diff", "dsv can't yet compare two commits; 'dsv status'"),
         ("rm", "remove the file as any other, then dsv sync"),
         ("import", "dsv can't yet import from a bucket"),
         ("gc", "dsv can't yet remove what nothing names from a store; 'dsv evict'"),

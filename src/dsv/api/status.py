@@ -62,7 +62,7 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
         differences, unread = detect_changes(scan, footing.entry, context.progress)
         context.progress.finish()
         suspicious = _suspicion(footing) if scan.missing else None
-    _save(workspace, state)
+    save_news(workspace, state)
     problems = tuple(scan.problems + unread)
     return Status(
         workspace,
@@ -84,7 +84,7 @@ def _suspicion(footing: Footing) -> str | None:
     return None
 
 
-def _save(workspace: Workspace, state: State) -> None:
+def save_news(workspace: Workspace, state: State) -> None:
     """Keeps what was learned, unless somebody else is at work here, or it may not be written."""
     if not state.has_news:
         return

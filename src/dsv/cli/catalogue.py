@@ -13,6 +13,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show what a sync would do",
     },
     "Datasets": {
+        "diff": "Show what differs between two commits, or in this workspace",
         "log": "Show the commits of a branch",
         "ls": "List the files of a commit",
         "cat": "Print one file of a commit",

@@ -27,6 +27,9 @@ from dsv.model.text import is_text
 Body = Callable[..., int | None]
 Example = tuple[str, str]
 """A command line, and what it does in a few words."""
+COMMAND = "-- CMD..."
+PATHS = "[-- PATH...]"
+"""What can stand behind `--`."""
 
 
 class Command(TyperCommand):
@@ -35,7 +38,8 @@ class Command(TyperCommand):
     context_class = Call
     examples: tuple[Example, ...] = ()
     result: Mapping[str, str] = {}
-    takes_words = False
+    takes_words: str | None = None
+    """What the help calls that which stands behind `--`, if it is not for typer."""
     unused: frozenset[str] = frozenset()
     """Global options that it has no use for: refused behind its name."""
 
@@ -75,7 +79,7 @@ class Command(TyperCommand):
             for word in expected:
                 at = args.index(word, at + 1)
             raise UsageError(
-                "put -- before the command",
+                "put -- before the command" if self.takes_words == COMMAND else "put -- before paths",
                 subject=words[0],
                 hint=f"dsv {ctx.info_name} {shlex.join(args[:at])} -- {shlex.join(args[at:])}",
             )
@@ -103,7 +107,7 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
-        return ["[OPTIONS]", *names, *(["-- CMD..."] if self.takes_words else [])]
+        return ["[OPTIONS]", *names, *([self.takes_words] if self.takes_words else [])]
 
     def option_rows(self, ctx: Any) -> list[tuple[str, str]]:
         """The command's own options as help shows them: how each is written, and what it does."""
@@ -139,13 +143,13 @@ def command(
     *,
     examples: Sequence[Example],
     result: Mapping[str, str] | None = None,
-    words: bool = False,
+    words: str | None = None,
     unused: Iterable[str] = (),
 ) -> Callable[[Body], Command]:
     """`result` is a line for each key of the JSON document; keys below `items` are written `items.key`.
 
-    `words`: what stands behind `--` is not for typer, but in `call.words`. `unused`: global options, such as
-    `--cache`, that would have no effect.
+    `words`: what stands behind `--` is not for typer, but in `call.words`, and is called so in the help. `unused`:
+    global options, such as `--cache`, that would have no effect.
     """
 
     def declare(body: Body) -> Command:

@@ -43,7 +43,6 @@ NOT_YET: dict[str, str] = {
     "merge": "merge branches; 'dsv pull' brings in what others published on this branch",
     "rebase": "merge branches; 'dsv pull' brings in what others published on this branch",
     "cherry-pick": "merge branches; 'dsv restore PATH --from TARGET' brings in single files",
-    "diff": "compare two commits; 'dsv status' compares this folder with its base, 'dsv ls -l TARGET' lists a commit",
     "blame": "trace a file's history; 'dsv log' shows the commits",
     "delete": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",
     "remove": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",

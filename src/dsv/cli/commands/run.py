@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text, whole
+from dsv.cli.declare import COMMAND, command, text, whole
 
 Data = Annotated[
     list[str] | None, typer.Option("--data", metavar="NAME=TARGET", help="Further data, at /data/NAME.")
@@ -86,7 +86,7 @@ Detach = Annotated[
 
 @command(
     "run",
-    words=True,
+    words=COMMAND,
     examples=[
         ("dsv run chest-xray@v1 --image team/resnet --code . --gpus 2 -p lr=0.1 -- python train.py", ""),
         ("dsv run chest-xray@v1 -- sh -c 'ls $DSV_DATA'", "without an image: a plain process"),

@@ -12,7 +12,7 @@ import typer
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cli.call import Call
-from dsv.cli.declare import command, whole
+from dsv.cli.declare import COMMAND, command, whole
 from dsv.cli.launch import launching
 from dsv.cli.targets import Offline
 from dsv.errors import UsageError
@@ -24,7 +24,7 @@ _ATTENDANT = "dsv.cache.keeping.attendant"
 
 @command(
     "with",
-    words=True,
+    words=COMMAND,
     examples=[
         ("dsv with chest-xray@v1 -- python train.py", "the folder is in $DSV_DATA"),
         (

@@ -1,0 +1,127 @@
+"""What differs between a commit and the files of a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dsv.api.context import Context
+from dsv.api.footing import Footing, Trees, find_footing
+from dsv.api.paths import check_paths
+from dsv.api.status import save_news
+from dsv.model.diff import Change
+from dsv.model.entry import Entry, sort_key
+from dsv.model.ids import CommitId
+from dsv.model.path_set import PathSet
+from dsv.model.renames import Difference, differences
+from dsv.repo.tree_diff import diff_trees, find_entries
+from dsv.repo.trees import TreeReader
+from dsv.worktree.changed_entries import ChangedPath, changed_paths, read_contents
+from dsv.worktree.problem import Problem
+from dsv.worktree.state import State
+from dsv.worktree.status import Differences, detect_changes
+from dsv.worktree.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceChanges:
+    """In tree order, without renames. problems: files that can't be compared. note: of a command that did not end."""
+
+    differences: list[Difference]
+    problems: tuple[Problem, ...]
+    note: str | None
+
+
+def workspace_changes(
+    context: Context, workspace: Workspace, trees: Trees, before: CommitId | None, scope: PathSet
+) -> WorkspaceChanges:
+    """Compares the workspace with a commit, its base or another.
+
+    Files are read if their stats leave a doubt, and new ones if they may be what was removed under another name.
+    """
+    state = State.load(workspace.state_folder)
+    base = workspace.base()
+    check_paths(workspace.root, lambda: trees.of(before), scope.paths)
+    footing = find_footing(workspace, state, base, trees, scope.paths)
+    scan = footing.scan
+    context.progress.start(None, None)
+    found, unread = detect_changes(scan, footing.entry, context.progress)
+    context.progress.finish()
+    changed = {each.path: each for each in changed_paths(scan, _paths(found))}
+    if before == base:
+        old = _unchanged(footing, changed)
+        unread += read_contents(scan, _maybe_renamed(changed, old))
+        changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+    else:
+        old, others = _from_another(footing, trees.of(before), changed, scope)
+        unread += read_contents(scan, _of_equal_size(changed, old))
+        unread += read_contents(scan, _maybe_renamed(changed, {**old, **_gone(others)}))
+        changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+        changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
+    save_news(workspace, state)
+    return WorkspaceChanges(list(differences(changes)), tuple(scan.problems + unread), footing.warning)
+
+
+def _paths(found: Differences) -> Iterator[bytes]:
+    for paths in (found.added, found.changed, found.removed, found.retyped):
+        yield from paths
+
+
+def _unchanged(footing: Footing, paths: Iterable[bytes]) -> dict[bytes, Entry]:
+    """What counts as unchanged at these paths, if anything does."""
+    wanted = list(paths)
+    tree = footing.tree if wanted else None
+    found = {path: entry for path, (entry, _) in find_entries(tree, wanted).items()}
+    for path in wanted:
+        written = footing.written.get(path)
+        if written is not None:
+            found[path] = written
+        elif path in footing.written:
+            found.pop(path, None)
+    return found
+
+
+def _from_another(
+    footing: Footing, before: TreeReader | None, changed: dict[bytes, ChangedPath], scope: PathSet
+) -> tuple[dict[bytes, Entry], list[Change]]:
+    """What another commit than the base has at the changed paths, and how it differs from the base at others."""
+    others = {change.path: change for change in diff_trees(before, footing.tree, scope)}
+    written = [path for path in footing.written if path in scope]
+    had = find_entries(before, written) if written else {}
+    for path in written:
+        others[path] = Change(path, had[path][0] if path in had else None, footing.written[path])
+    old = _unchanged(footing, changed)
+    for path in changed:
+        if path in others:
+            was = others.pop(path).before
+            if was is None:
+                old.pop(path, None)
+            else:
+                old[path] = was
+    return old, [change for change in others.values() if change.before != change.after]
+
+
+def _gone(changes: Iterable[Change]) -> dict[bytes, Entry]:
+    return {
+        change.path: change.before for change in changes if change.before is not None and change.after is None
+    }
+
+
+def _of_equal_size(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -> Iterator[ChangedPath]:
+    for path, each in changed.items():
+        was, now = old.get(path), each.entry
+        if was is not None and now is not None and was.is_file and was.size == now.size:
+            yield each
+
+
+def _maybe_renamed(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -> Iterator[ChangedPath]:
+    """New files as large as one that is gone."""
+    sizes = {
+        was.size
+        for path, was in old.items()
+        if was.is_file and was.size and (path not in changed or changed[path].item is None)
+    }
+    for path, each in changed.items():
+        now = each.entry
+        if path not in old and now is not None and now.is_file and now.size in sizes:
+            yield each

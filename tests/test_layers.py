@@ -86,7 +86,7 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
 # Processes of their own, that others start and talk to by pipes.
 PROGRAMS = {
     PACKAGE / "fs/sync_process.py",
-    PACKAGE / "cache/filling/worker.py",
+    PACKAGE / "cache/filling/helper_process.py",
     PACKAGE / "cache/keeping/attendant.py",
     PACKAGE / "cache/keeping/keeper.py",
     PACKAGE / "worktree/prefetch/process.py",

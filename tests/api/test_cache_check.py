@@ -13,7 +13,7 @@ from dsv.api.cache import cache, cached, evict
 from dsv.api.cache_check import check
 from dsv.cache.filling import check as cache_check
 from dsv.cache.filling import writer
-from dsv.cache.filling.existing import State
+from dsv.cache.filling.links import State
 from dsv.cache.layout import FILE_TIME
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
 from dsv.model.names import Target

@@ -16,8 +16,9 @@ from tests.cache.fake_source import STORE, FakeSource
 from tests.waiting import PATIENCE
 
 from dsv.cache.fill_state import plan, workers
+from dsv.cache.fill_state.room import Need
 from dsv.cache.filling import write_back
-from dsv.cache.filling.context import FillRequest, HelperSpec, Need
+from dsv.cache.filling.context import FillRequest, HelperSpec
 from dsv.cache.filling.fill import fill
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError

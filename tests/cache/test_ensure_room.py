@@ -20,7 +20,8 @@ from dsv.cache.eviction.ensure_room import RoomMaker, ensure_room
 from dsv.cache.eviction.evict import evict, evict_from, take_stock
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.filling.context import FillRequest, Need
+from dsv.cache.fill_state.room import Need
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
@@ -56,9 +57,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
         found.sweeps += 1
         return eviction.sweep(*arguments)
 
-    def counted_claims(root: CacheRoot, one: Place) -> object:
+    def counted_claims(root: CacheRoot, one: Place, *, asked: bool = False) -> object:
         found.at_claims.append(one)
-        return read_claims(root, one)
+        return read_claims(root, one, asked=asked)
 
     monkeypatch.setattr(eviction, "take_inventory", counted_inventory)
     monkeypatch.setattr(room, "sweep", counted_sweep)

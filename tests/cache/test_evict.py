@@ -23,7 +23,7 @@ from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.eviction.evict import Evicted, disk_now, evict, preview
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.filling.context import Need
+from dsv.cache.fill_state.room import Need
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache

@@ -10,11 +10,12 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache.fill_state import fill_directory
+from dsv.cache.fill_state.fill_directory import finalize
+from dsv.cache.fill_state.room import Need
 from dsv.cache.filling import placing, write_back, writer
-from dsv.cache.filling.context import FillRequest, FillResult, Need
+from dsv.cache.filling.context import FillRequest, FillResult
 from dsv.cache.filling.fill import fill
 from dsv.cache.filling.make_plan import make_plan
-from dsv.cache.filling.publish import finalize
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.record import read_record, record_path
 from dsv.cache.root import CacheRoot

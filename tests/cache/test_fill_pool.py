@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.waiting import PATIENCE
 
-from dsv.cache.filling.pool import Pool
+from dsv.cache.filling.placing import Pool
 
 
 def test_where_no_thread_can_be_started_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 
 from dsv.cache import record
 from dsv.cache.fill_state import claim_table, plan
+from dsv.cache.fill_state.room import Need
 from dsv.cache.filling import links, writer
-from dsv.cache.filling.context import FillRequest, FillResult, Need
+from dsv.cache.filling.context import FillRequest, FillResult
 from dsv.cache.filling.fill import fill
 from dsv.cache.root import CacheRoot
 from dsv.fs import system

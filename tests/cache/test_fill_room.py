@@ -17,7 +17,8 @@ from tests.cache.test_fill_shared import FILES, PART, plenty, until
 from dsv.cache.claims.leases import Lease
 from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.fill_state import room
-from dsv.cache.filling.context import FillRequest, Need
+from dsv.cache.fill_state.room import Need
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot

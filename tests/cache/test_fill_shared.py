@@ -16,10 +16,10 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
 from tests.waiting import until
 
-from dsv.cache.fill_state.room import reservations
+from dsv.cache.fill_state.room import Need, reservations
 from dsv.cache.fill_state.workers import read_workers
-from dsv.cache.filling import processes
-from dsv.cache.filling.context import FillRequest, Need
+from dsv.cache.filling import helper_process
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
@@ -81,7 +81,7 @@ def test_helpers_import_nothing_from_where_the_command_was_given(
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the data')")
     monkeypatch.chdir(tmp_path)
     order = {"path": sys.path, "root": str(root.path), "dataset": "xrays", "name": "0" * 64, "fill": "none"}
-    helper = processes._start(order)
+    helper = helper_process._start(order)
     helper.communicate()
     assert helper.returncode == 0  # there is no such fill, and it got as far as looking for it
 

@@ -14,8 +14,8 @@ import pytest
 from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
-from dsv.cache.fill_state.claim_table import ClaimTable
-from dsv.cache.filling.existing import State, bar_drafts, draft_name, examine
+from dsv.cache.fill_state.claim_table import ClaimTable, bar_drafts, draft_name
+from dsv.cache.filling.links import State, examine
 from dsv.cache.filling.writer import Folders, Rights
 from dsv.cache.layout import FILE_TIME
 from dsv.fs.system import FileSystem
@@ -221,7 +221,7 @@ def test_a_file_that_comes_between_the_listing_and_the_removal_is_removed_too(
 def test_who_adds_without_end_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / draft_name(0, 1)
     old.mkdir()
-    monkeypatch.setattr("dsv.cache.filling.existing._BAR_SECONDS", 0.05)
+    monkeypatch.setattr("dsv.cache.fill_state.claim_table._BAR_SECONDS", 0.05)
 
     def refuse(path: Path, **how: int) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)

@@ -16,8 +16,9 @@ from tests.cache.steps import watched
 
 from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.fill_state import room
+from dsv.cache.fill_state.room import Need
 from dsv.cache.filling import write_back
-from dsv.cache.filling.context import FillRequest, Need
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings

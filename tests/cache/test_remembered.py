@@ -33,9 +33,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
     """The places whose claims were read."""
     found: list[Place] = []
 
-    def noted(root: CacheRoot, one: Place) -> object:
+    def noted(root: CacheRoot, one: Place, *, asked: bool = False) -> object:
         found.append(one)
-        return read_claims(root, one)
+        return read_claims(root, one, asked=asked)
 
     monkeypatch.setattr(remembered, "read_claims", noted)
     return found

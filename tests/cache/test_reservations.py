@@ -13,7 +13,8 @@ from dsv.cache.claims.claims import LeaseName, LeaseRecord
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.owners import Owner
 from dsv.cache.fill_state import room
-from dsv.cache.filling.context import FillRequest, Need
+from dsv.cache.fill_state.room import Need
+from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
 from dsv.cache.root import CacheRoot
 

@@ -18,7 +18,8 @@ from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.inventory import take_inventory
 from dsv.cache.eviction.policy import Wish
-from dsv.cache.filling.context import FillRequest, FillResult, Need
+from dsv.cache.fill_state.room import Need
+from dsv.cache.filling.context import FillRequest, FillResult
 from dsv.cache.filling.fill import fill
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits

@@ -121,7 +121,7 @@ def test_folders_that_vanish_at_each_step_are_made_again_in_the_end(
 def test_folders_that_vanish_for_ever_are_something_to_try_again(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.cache.layout._TRIES", 3)
+    monkeypatch.setattr("dsv.cache.root._TRIES", 3)
     monkeypatch.setattr("dsv.cache.filling.fill._LONGEST_PAUSE", 0.001)
     root.prepare()
     commit = world.commit(FILES)

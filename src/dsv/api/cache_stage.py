@@ -17,7 +17,7 @@ from dsv.api.context import Context
 from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
-from dsv.cache.filling.context import FillRequest, FillResult, Need
+from dsv.cache.filling.context import FillRequest, FillResult
 from dsv.cache.layout import Place
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
@@ -280,6 +280,7 @@ class Claim:
             return self
         if isinstance(refused, NoRoom):  # a disk that others have filled to the last byte
             from dsv.cache.eviction.ensure_room import RoomMaker
+            from dsv.cache.fill_state.room import Need
 
             place = self._found.place
             RoomMaker(self._root, self._found.dataset)(Need(place, *_CLAIM_ROOM, keep=frozenset((place,))))

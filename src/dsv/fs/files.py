@@ -132,14 +132,16 @@ def _read_up_to(descriptor: int, limit: int) -> bytes | None:
     return data
 
 
-def list_names(folder: Path) -> list[str]:
+def list_names(folder: Path, *, asked: bool = False) -> list[str]:
     """Names in a folder, without the hidden ones, sorted; none if it is missing. Raises `OSError`.
 
-    The server is asked. Only that the folder itself is missing may be what an NFS client remembers.
+    The server is asked, unless the caller has `asked` just now by a `refresh`. Only that the folder itself is missing
+    may be what an NFS client remembers.
     """
     for attempt in range(_TRIES):
         try:
-            refresh(folder)
+            if attempt or not asked:
+                refresh(folder)
             return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
         except FileNotFoundError:
             return []

@@ -1,5 +1,5 @@
-"""Run by its path, for `syncing`: syncs the file system of a fill's tree, which it was given open, once for each byte
-on stdin, and says what came of it. It imports nothing of dsv, so that it starts quickly."""
+"""Run by its path, for `syncer`: syncs the file system of a folder, which it was given open, once for each byte on
+stdin, and says what came of it. It imports nothing of dsv, so that it starts quickly."""
 
 import contextlib
 import ctypes

@@ -131,12 +131,15 @@ class Claims:
         return None
 
 
-def read_claims(root: CacheRoot, place: Place) -> Claims:
-    """Raises `OSError`. Over NFS this is up to date only for a process that has just changed this folder."""
+def read_claims(root: CacheRoot, place: Place, *, asked: bool = False) -> Claims:
+    """Raises `OSError`. Over NFS this is up to date only for a process that has just changed this folder.
+
+    asked: the caller has just asked the server for the folder, by `refresh`.
+    """
     folder = root.claims(place)
-    for _ in range(_TRIES):
+    for attempt in range(_TRIES):
         start = time.monotonic()
-        names = list_names(folder)
+        names = list_names(folder, asked=asked and not attempt)
         claims = _read(folder, names)
         if claims is not None and time.monotonic() - start < _LISTING_LIMIT:
             return claims

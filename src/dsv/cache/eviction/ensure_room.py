@@ -19,7 +19,7 @@ from dsv.cache.eviction.evict import (
 )
 from dsv.cache.eviction.policy import Planner, Wish
 from dsv.cache.eviction.remembered import Remembered
-from dsv.cache.filling.context import Need, NoRoomBeside
+from dsv.cache.fill_state.room import Need, NoRoomBeside
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.cache.usage import Extent

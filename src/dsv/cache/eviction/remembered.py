@@ -113,8 +113,8 @@ class Remembered:
 
 
 def read_facts(root: CacheRoot, place: Place, changed: int) -> PlaceFacts:
-    """Raises `OSError`."""
-    claims = read_claims(root, place)
+    """`changed`: the mtime of the claims folder, asked for just now. Raises `OSError`."""
+    claims = read_claims(root, place, asked=True)
     record = read_record(root, place, claims.names)
     used, room = 0.0, Extent()
     if usage.USED in claims.names:

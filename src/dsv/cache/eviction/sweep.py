@@ -29,8 +29,8 @@ from dsv.cache.eviction.inventory import THREADS, find_all, find_visible
 from dsv.cache.eviction.policy import Wish
 from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.fill_state import fill_directory
+from dsv.cache.fill_state.fill_directory import finalize
 from dsv.cache.fill_state.workers import read_workers
-from dsv.cache.filling.publish import finalize
 from dsv.cache.layout import Place
 from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.removal import Remover

@@ -15,6 +15,7 @@ may be about to rename a file into the tree. These are rules F5, W4 and W5 of do
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsv.cache.removal import is_held
 from dsv.fs.attributes import server_time
 from dsv.fs.system import FileSystem, boot
 
@@ -235,3 +237,56 @@ class _Batch(Iterator[Claim]):
             raise StopIteration
         self.claimed += 1
         return claim
+
+
+# How long a folder is emptied again and again while its owner still adds to it. Each file that it adds was written and
+# synced first, so that a few rounds do.
+_BAR_SECONDS = 10.0
+
+
+def bar_drafts(folder: Path, part: int, below: int) -> None:
+    """Removes the private folders of this part's generations under `below`, and sees to it that they can't come back.
+
+    Rule W3 of docs/cache-protocol.md: nothing that these do later can replace a file of the tree. Raises `OSError`;
+    ENOTEMPTY if one of them keeps adding to its folder.
+    """
+    for generation in range(1, below):
+        _bar(folder / draft_name(part, generation))
+
+
+def draft_name(part: int, generation: int) -> str:
+    return f"{part}.{generation}"
+
+
+def _bar(folder: Path) -> None:
+    """Puts a symlink to nowhere in place of the folder, whether that is there or would be made later."""
+    deadline = time.monotonic() + _BAR_SECONDS
+    while True:
+        try:
+            folder.symlink_to("taken-over")
+            return
+        except FileExistsError:
+            if folder.is_symlink():
+                return
+        try:
+            names = os.listdir(folder)  # noqa: PTH208 (names, not paths)
+            for name in names:
+                try:
+                    (folder / name).unlink()
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    if not is_held(name, error):
+                        raise
+            folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if names and all(name.startswith(".nfs") for name in names):
+                # Held open on this very host. Under that name it is not what its owner would rename; what else that one
+                # may still rename has the right bytes, as any draft's.
+                return
+            if time.monotonic() > deadline:
+                raise

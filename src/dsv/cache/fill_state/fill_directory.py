@@ -28,9 +28,10 @@ from pathlib import Path
 
 import msgspec
 
+from dsv.cache.claims.owners import Owner
 from dsv.cache.fill_state.plan import VERSION, Plan
 from dsv.cache.layout import Place
-from dsv.cache.record import Filled, encode, lookup, record_path
+from dsv.cache.record import Filled, encode, lookup, record_path, write_record
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.errors import UPGRADE, Conflict, Unsupported
@@ -198,7 +199,7 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
         Remover().remove(trash)
 
 
-def publish(directory: FillDirectory, record: Filled) -> bool:
+def publish(directory: FillDirectory, owner: Owner) -> bool:
     """Makes the tree visible and says so; False if it was published or given up before.
 
     Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
@@ -206,6 +207,7 @@ def publish(directory: FillDirectory, record: Filled) -> bool:
     and `Conflict` if something that is not dsv's is in the way.
     """
     directory.root.reach(directory.root.claims(directory.place))
+    record = _record(directory, owner)
     with directory.root.drafted(encode(record)) as draft:
         for _ in range(_TRIES):
             if _becomes_visible(directory):
@@ -292,3 +294,34 @@ def clear(directory: FillDirectory) -> None:
             folder.rmdir()
     with contextlib.suppress(OSError):  # an evictor deletes the same trash, or will
         Remover().remove(trash)
+
+
+def finalize(directory: FillDirectory) -> None:
+    """Clears what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
+    visible = directory.root.visible(directory.place)
+    if (
+        was_published(directory)
+        and visible.is_dir()
+        and not record_path(directory.root, directory.place, directory.fill).exists()
+    ):
+        write_record(directory.root, directory.place, _record(directory, Owner.new()))
+    clear(directory)
+
+
+def _record(directory: FillDirectory, owner: Owner) -> Filled:
+    plan = directory.plan
+    return Filled(
+        fill=directory.fill,
+        store=plan.store,
+        commit=plan.commit,
+        files=plan.files,
+        bytes=plan.bytes,
+        entries=plan.entries,
+        own_files=plan.need_files,
+        own_bytes=plan.need_bytes,
+        selection=tuple(plan.selection),
+        linked=tuple(f"{donor.dataset}/{donor.name}" for donor in plan.donors),
+        host=owner.host,
+        user=owner.user,
+        time=directory.root.now(),
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -17,6 +18,7 @@ from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import free_room
 from dsv.cache.fill_state.fill_directory import PREFIX
+from dsv.cache.fill_state.plan import Plan
 from dsv.cache.fill_state.workers import Worker, read_workers
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
@@ -27,6 +29,46 @@ from dsv.model.units import format_bytes
 # Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
 # files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
 _BEGINS_WITHIN = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Room that a fill needs, beyond what it has written.
+
+    bytes: of disk, files counted as whole blocks.
+    files: inodes; folders: further ones, which no limit of the owner's counts.
+    keep: cached commits that must not be evicted for it: itself, and those it takes files from.
+    """
+
+    place: Place
+    bytes: int
+    files: int
+    keep: frozenset[Place] = frozenset()
+    folders: int = 0
+
+
+class NoRoomBeside(NoRoom):
+    """There is no room beside what the need wants kept.
+
+    spare: what of that could go if it were not wanted, the least recently used first.
+    """
+
+    spare: tuple[Place, ...] = ()
+
+
+class EnsureRoom(Protocol):
+    def __call__(self, need: Need, /) -> None:
+        """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
+        (`room.reservations`, less the one for `need.place`), evicting if that helps.
+
+        Raises `NoRoom`; `NoRoomBeside` if it could help to keep less.
+        """
+
+
+def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
+    """Room for the rest of a fill; what it links to must stay."""
+    donors = (Place(donor.dataset, donor.name) for donor in plan.donors)
+    return Need(place, size, files, frozenset((place, *donors)))
 
 
 class _Record(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache.filling.existing import State, examine
+from dsv.cache.filling.links import State, examine
 from dsv.cache.filling.source import Source
 from dsv.cache.filling.writer import Folders, Rights, create_file
 from dsv.cache.layout import Place

@@ -1,17 +1,23 @@
-"""What is asked of a fill, and what it answers."""
+"""What a fill is asked for, what it works with, and what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dsv.cache.layout import Place
 from dsv.cache.record import Cached
-from dsv.errors import NoRoom
+from dsv.cache.root import CacheRoot
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.path_set import PathSet
+
+if TYPE_CHECKING:  # a hit needs the rest of this file and none of these
+    from dsv.cache.fill_state.room import EnsureRoom
+    from dsv.cache.filling.source import Source
+    from dsv.fs.system import FileSystem
+    from dsv.model.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,42 +61,22 @@ class FillResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Room that a fill needs, beyond what it has written.
-
-    bytes: of disk, files counted as whole blocks.
-    files: inodes; folders: further ones, which no limit of the owner's counts.
-    keep: cached commits that must not be evicted for it: itself, and those it takes files from.
-    """
-
-    place: Place
-    bytes: int
-    files: int
-    keep: frozenset[Place] = frozenset()
-    folders: int = 0
-
-
-class NoRoomBeside(NoRoom):
-    """There is no room beside what the need wants kept.
-
-    spare: what of that could go if it were not wanted, the least recently used first.
-    """
-
-    spare: tuple[Place, ...] = ()
-
-
-class EnsureRoom(Protocol):
-    def __call__(self, need: Need, /) -> None:
-        """Returns when the need fits the disk and the owner's limits, with every other fill's reservation counted
-        (`room.reservations`, less the one for `need.place`), evicting if that helps.
-
-        Raises `NoRoom`; `NoRoomBeside` if it could help to keep less.
-        """
-
-
-@dataclass(frozen=True, slots=True)
 class HelperSpec:
     """How a helper process gets its source: `factory` is `module:function`, called with `arguments` (JSON)."""
 
     factory: str
     arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FillContext:
+    """What a fill works with; see `fill`."""
+
+    root: CacheRoot
+    place: Place
+    source: Source
+    ensure_room: EnsureRoom
+    jobs: int | None
+    progress: Progress
+    helper: HelperSpec | None
+    kind: FileSystem

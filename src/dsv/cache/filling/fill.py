@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from dsv.cache.disk import explain
 from dsv.cache.fill_state import room
-from dsv.cache.fill_state.fill_directory import FillDirectory, clear, discard, give_up, join, start
-from dsv.cache.fill_state.room import refusal
+from dsv.cache.fill_state.fill_directory import FillDirectory, clear, discard, finalize, give_up, join, start
+from dsv.cache.fill_state.room import EnsureRoom, Need, NoRoomBeside, need_of, refusal
 from dsv.cache.fill_state.workers import Heartbeat, read_workers
-from dsv.cache.filling.context import EnsureRoom, FillRequest, FillResult, HelperSpec, Need, NoRoomBeside
+from dsv.cache.filling.context import FillContext, FillRequest, FillResult, HelperSpec
 from dsv.cache.filling.make_plan import Planned, make_plan, room_needed
 from dsv.cache.filling.part_worker import FillEnded
-from dsv.cache.filling.participant import FillContext, FillParticipant, need_of
-from dsv.cache.filling.publish import finalize
+from dsv.cache.filling.participant import FillParticipant
 from dsv.cache.filling.source import Source
 from dsv.cache.layout import Place
 from dsv.cache.record import Cached, lookup

@@ -9,13 +9,15 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
+from blake3 import blake3
+
 from dsv.cache.fill_state.plan import DonorPlan
-from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, has_time
+from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, has_time, set_time
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.entry import Kind
+from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
 
 # link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
@@ -23,6 +25,9 @@ NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUP
 # What an evicted or foreign donor gives.
 _NO_DONOR = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+_BLOCK = 1 << 20
 
 
 class Taken(enum.Enum):
@@ -205,3 +210,48 @@ class Links:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(draft, dir_fd=self._drafts)
+
+
+class State(enum.Enum):
+    """MISSING: create it. WHOLE: done. BROKEN: cut short, torn or not readable by this user: replace it."""
+
+    MISSING = enum.auto()
+    WHOLE = enum.auto()
+    BROKEN = enum.auto()
+
+
+def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
+    """Reads and checks what is there for this file; a link to `twin` (device, inode) is right as it is.
+
+    Raises `OSError`.
+    """
+    try:
+        descriptor = os.open(name, _READ, dir_fd=folder)
+    except FileNotFoundError:
+        return State.MISSING
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
+            return State.BROKEN
+        raise
+    try:
+        found = os.fstat(descriptor)
+        executable = entry.kind is Kind.EXECUTABLE
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+            return State.BROKEN
+        if (found.st_dev, found.st_ino) == twin:
+            return State.WHOLE
+        if bool(found.st_mode & 0o100) != executable or _hash(descriptor) != entry.file_id:
+            return State.BROKEN
+        if not has_time(found):
+            with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
+                set_time(descriptor)
+        return State.WHOLE
+    finally:
+        os.close(descriptor)
+
+
+def _hash(descriptor: int) -> bytes:
+    digest = blake3()
+    while data := os.read(descriptor, _BLOCK):
+        digest.update(data)
+    return digest.digest()

@@ -11,20 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from dsv.cache.fill_state.claim_table import Claim, ClaimTable
+from dsv.cache.fill_state.claim_table import Claim, ClaimTable, bar_drafts
 from dsv.cache.fill_state.fill_directory import FillDirectory
 from dsv.cache.fill_state.plan import blocks, read_ahead
 from dsv.cache.fill_state.workers import Tally
-from dsv.cache.filling import existing
-from dsv.cache.filling.contents import Contents, Item, LinkRun
-from dsv.cache.filling.existing import State
+from dsv.cache.filling.links import State
 from dsv.cache.filling.placing import Job, Placer
-from dsv.cache.filling.source import Source
-from dsv.cache.filling.write_back import Syncer, lost
+from dsv.cache.filling.source import Contents, Item, LinkRun, Source
+from dsv.cache.filling.write_back import lost
 from dsv.cache.filling.writer import LARGE_PIECE
 from dsv.errors import Unreachable
 from dsv.fs import system
 from dsv.fs.files import GONE
+from dsv.fs.syncer import Syncer
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
 from dsv.transfer.download import Wanted
@@ -137,7 +136,7 @@ class PartWorker:
             job = Job(claim, check or claim.generation > 1)
             self._jobs.append(job)
             if claim.done:
-                existing.bar_drafts(self._directory.drafts, claim.part, claim.generation)
+                bar_drafts(self._directory.drafts, claim.part, claim.generation)
                 self._table.finish(claim)
                 self._drop(job)
                 continue
@@ -157,7 +156,7 @@ class PartWorker:
         part = self._directory.plan.parts[job.claim.part]
         states: dict[bytes, State] = {}
         if job.check:
-            existing.bar_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
+            bar_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
             states = placer.examine(job, contents.of(part), self._pace)
         plain = not job.check and not self._directory.plan.has_source_map
         for item in contents.of(part) if job.check else contents.in_runs(part):

@@ -8,27 +8,20 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from dsv.cache.fill_state.claim_table import Claim, ClaimTable, do_free_parts
-from dsv.cache.fill_state.fill_directory import FillDirectory
-from dsv.cache.fill_state.plan import Plan
-from dsv.cache.fill_state.room import refusal
+from dsv.cache.fill_state.fill_directory import FillDirectory, publish
+from dsv.cache.fill_state.room import need_of, refusal
 from dsv.cache.fill_state.workers import Heartbeat, Worker, read_workers
-from dsv.cache.filling.context import EnsureRoom, HelperSpec, Need
+from dsv.cache.filling.context import FillContext
+from dsv.cache.filling.helper_process import Helpers, default_jobs
 from dsv.cache.filling.part_worker import FillEnded, PartWorker
-from dsv.cache.filling.processes import Helpers, default_jobs
 from dsv.cache.filling.progress import Reporter
-from dsv.cache.filling.publish import complete
-from dsv.cache.filling.source import Source
 from dsv.cache.filling.write_back import Lost, WriteBack
-from dsv.cache.layout import Place
-from dsv.cache.root import CacheRoot
 from dsv.errors import IntegrityError, NoRoom
-from dsv.fs.files import FULL, GONE
-from dsv.fs.system import FileSystem
-from dsv.model.progress import Progress
+from dsv.fs.files import FULL, GONE, list_names
+from dsv.model.paths import link_escapes, show
 
 _ROOM_EVERY = 15.0  # seconds between two looks at the limits while filling
 _RETRIES = 3  # after a full disk in the middle
@@ -38,26 +31,6 @@ _LEAST_FILES = 64
 _POLL_LOCAL = (0.005, 0.25)
 _POLL_REMOTE = (0.1, 2.0)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class FillContext:
-    """What a fill works with; see `fill`."""
-
-    root: CacheRoot
-    place: Place
-    source: Source
-    ensure_room: EnsureRoom
-    jobs: int | None
-    progress: Progress
-    helper: HelperSpec | None
-    kind: FileSystem
-
-
-def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
-    """Room for the rest of a fill; what it links to must stay."""
-    donors = (Place(donor.dataset, donor.name) for donor in plan.donors)
-    return Need(place, size, files, frozenset((place, *donors)))
 
 
 class FillParticipant:
@@ -238,8 +211,13 @@ class FillParticipant:
         return self._context.jobs or default_jobs(self._directory.plan, self._context.kind)
 
     def _publish(self) -> None:
+        """Before the rename everything is on stable storage: over NFS each file was when it was closed, elsewhere on
+        a remote file system with each part; on a local one `WriteBack` sees to it here."""
         try:
-            self.published = complete(self._directory, self._heartbeat.owner, self._write_back)
+            _check_links(self._directory)
+            if self._write_back is not None:
+                self._write_back.finish()
+            self.published = publish(self._directory, self._heartbeat.owner)
         except IntegrityError:
             self.hopeless = True
             raise
@@ -272,3 +250,17 @@ class FillParticipant:
 
 def _gone(worker: Worker | None, now: float) -> bool:
     return worker is None or worker.gone(now)
+
+
+def _check_links(directory: FillDirectory) -> None:
+    links: dict[bytes, bytes] = {}
+    for name in list_names(directory.links):
+        fields = (directory.links / name).read_bytes().split(b"\0")
+        links.update(zip(fields[::2], fields[1::2], strict=True))
+    escaping = link_escapes(links)
+    if escaping:
+        raise IntegrityError(
+            f"{directory.place} has a symlink that leaves the dataset: {show(escaping[0])}",
+            subject=str(directory.place),
+            hint="no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits",
+        )

@@ -1,21 +1,20 @@
-"""Putting one file after the other into a fill's tree, several at once where each is a round trip."""
+"""Putting one file after the other into a fill's tree, several at once if each is a round trip to a file server."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import queue
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.cache.fill_state.claim_table import Claim
+from dsv.cache.fill_state.claim_table import Claim, draft_name
 from dsv.cache.fill_state.fill_directory import FillDirectory
-from dsv.cache.filling import existing
-from dsv.cache.filling.contents import Item, LinkRun
-from dsv.cache.filling.existing import State
-from dsv.cache.filling.links import Links, Taken
-from dsv.cache.filling.pool import Pool
+from dsv.cache.filling.links import Links, State, Taken, examine
+from dsv.cache.filling.source import Item, LinkRun
 from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, start_file
 from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
@@ -26,6 +25,99 @@ _LINKS_EACH = 32  # by one thread at a time
 # A name that is taken, a folder that another's equal one replaced, or drafts that a later claimer has barred: the part
 # is looked through again, if it still is this claimer's.
 _LOOK_AGAIN = (errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+
+
+# Small files whose content waits to be written; more would only cost memory.
+_IN_FLIGHT_BYTES = 64 << 20
+
+
+class Pool:
+    """Threads that run tasks in any order. With 0 threads each task runs at once, in the caller.
+
+    The first error of a task is raised to the caller at its next `run` or `drain`.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
+        self._state = threading.Condition()
+        self._tasks_open = 0
+        self._bytes_open = 0
+        self._error: BaseException | None = None
+        self._started: list[threading.Thread] = []
+
+    def run(self, task: Callable[[], None], size: int = 0) -> None:
+        """Runs it some time; blocks while much is in flight. `size`: bytes that it holds in memory."""
+        if not self.threads:
+            task()
+            return
+        with self._state:
+            while self._error is None and (
+                self._tasks_open >= 2 * self.threads
+                or (self._tasks_open and self._bytes_open + size > _IN_FLIGHT_BYTES)
+            ):
+                self._state.wait()
+            self._raise()
+            if len(self._started) < min(self.threads, self._tasks_open + 1):
+                self._start()
+            self._tasks_open += 1
+            self._bytes_open += size
+            self._tasks.put((task, size))
+
+    def drain(self) -> None:
+        """Returns when nothing is in flight."""
+        self.settle()
+        with self._state:
+            self._raise()
+
+    def settle(self) -> None:
+        """Returns when nothing is in flight; an error is kept for the next `run` or `drain`."""
+        with self._state:
+            while self._tasks_open:
+                self._state.wait()
+
+    def clear(self) -> None:
+        """Returns when nothing is in flight; an error that nobody has heard of is dropped."""
+        self.settle()
+        self._error = None
+
+    def close(self) -> None:
+        """Waits for what is in flight; errors that nobody asked for are dropped."""
+        for _ in self._started:
+            self._tasks.put(None)
+        for thread in self._started:
+            thread.join()
+        self._started.clear()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        """Raises `RuntimeError` if the system gives none, and there is none yet to do the work."""
+        thread = threading.Thread(target=self._work, name="dsv-write", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._started:
+                raise
+            return
+        self._started.append(thread)
+
+    def _work(self) -> None:
+        while (item := self._tasks.get()) is not None:
+            task, size = item
+            error: BaseException | None = None
+            try:
+                task()
+            except BaseException as raised:  # noqa: BLE001 (handed to the caller)
+                error = raised
+            with self._state:
+                self._tasks_open -= 1
+                self._bytes_open -= size
+                self._error = self._error or error
+                self._state.notify_all()
 
 
 @dataclass(slots=True)
@@ -158,41 +250,33 @@ class Placer:
 
     def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
         """Creates the file, or replaces the broken one, from verified pieces."""
+        executable = entry.kind is Kind.EXECUTABLE
         if not self.pool.threads and not job.replace:
             try:
-                folder, name = self._arriving.of(entry.path)
-                create_file(folder, name, pieces, self._rights, executable=entry.kind is Kind.EXECUTABLE)
+                create_file(*self._arriving.of(entry.path), pieces, self._rights, executable=executable)
             except OSError as error:
                 _look_again(job, error)
             return
-        executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
+        small = self.pool.threads and entry.size <= SINGLE_CHUNK_MAX
+        content = (b"".join(pieces),) if small else pieces
         try:
             target = self._arriving.of(entry.path)
             place = (self._draft_folder(job), os.urandom(8).hex().encode()) if broken else target
+            begun = -1 if small else start_file(*place, content, self._rights, executable=executable)
         except OSError as error:
             _look_again(job, error)
             return
 
-        def finish(descriptor: int) -> None:
+        def finish() -> None:
+            descriptor = (
+                begun if begun >= 0 else start_file(*place, content, self._rights, executable=executable)
+            )
             finish_file(descriptor, self._rights, executable=executable)
             if broken:
                 os.rename(place[1], target[1], src_dir_fd=place[0], dst_dir_fd=target[0])
 
-        if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX:
-            data = b"".join(pieces)
-            self._run(
-                job,
-                lambda: finish(start_file(*place, (data,), self._rights, executable=executable)),
-                entry.size,
-            )
-            return
-        try:
-            descriptor = start_file(*place, pieces, self._rights, executable=executable)
-        except OSError as error:
-            _look_again(job, error)
-            return
-        self._run(job, lambda: finish(descriptor))
+        self._run(job, finish, entry.size if small else 0)
 
     def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
         """What is there of these files already. Raises `OSError`."""
@@ -213,7 +297,7 @@ class Placer:
         def look() -> None:
             executable = entry.kind is Kind.EXECUTABLE
             twin = None if source is None else self._links.identity(source, entry.size, executable=executable)
-            states[entry.path] = existing.examine(folder, name, entry, twin)
+            states[entry.path] = examine(folder, name, entry, twin)
 
         return look
 
@@ -238,7 +322,7 @@ class Placer:
 
     def _draft_folder(self, job: Job) -> int:
         if job.drafts < 0:
-            path = self._directory.drafts / existing.draft_name(job.claim.part, job.claim.generation)
+            path = self._directory.drafts / draft_name(job.claim.part, job.claim.generation)
             self._directory.make_folder(path)
             job.drafts = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return job.drafts

@@ -6,8 +6,9 @@ import contextlib
 import time
 from collections.abc import Mapping
 
+from dsv.cache.fill_state import workers as fill_workers
 from dsv.cache.fill_state.fill_directory import FillDirectory
-from dsv.cache.fill_state.workers import EXPIRY, Heartbeat, Worker, read_workers
+from dsv.cache.fill_state.workers import Heartbeat, Worker, read_workers
 from dsv.model.progress import Progress
 from dsv.model.units import format_duration
 
@@ -87,7 +88,7 @@ class Reporter:
         if now - heard > _SILENT:  # no estimate would be worth anything
             return (
                 f"nothing heard from {who} for {format_duration(now - heard)}: this host takes over what they have "
-                f"not done of {self._directory.place} after {format_duration(EXPIRY)} of silence; {parts}"
+                f"not done of {self._directory.place} after {format_duration(fill_workers.EXPIRY)} of silence; {parts}"
             )
         done = self._bytes_done()
         rate = (done - self._began[1]) / max(time.monotonic() - self._began[0], 0.1)

@@ -1,0 +1,111 @@
+"""Syncing a file system by a process of its own, as nothing that waits for a disk can be interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from dsv.fs import sync_process, system
+
+_left_behind: list[subprocess.Popen[bytes]] = []  # so that nobody warns of them
+
+
+class Syncer:
+    """Syncs the file system that the folder `tree` is on. For one thread; `close` it afterwards.
+
+    If something is lost, `tree` is renamed to `dead`. The kernel reports what it could not write once to each open
+    descriptor. The other process and this one have a descriptor each, so that nothing goes unheard if the other one
+    dies: then this one syncs.
+    """
+
+    def __init__(self, tree: Path, dead: Path) -> None:
+        """From here on nothing that is lost goes unheard. Raises `OSError`."""
+        self.busy = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._descriptor = _open(tree)
+        if sys.platform != "linux":
+            return
+        try:
+            others = _open(tree)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        try:
+            self._process = _start(others, tree, dead)
+        except OSError:  # no process to be had
+            self._process = None
+        finally:
+            os.close(others)
+
+    def begin(self) -> None:
+        """Has the other process begin."""
+        assert not self.busy
+        self.busy = True
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(b"x")
+
+    def poll(self) -> None:
+        """Hears what came of it, if that is known by now. Raises `OSError`: what the disk said."""
+        if self.busy and self._process is not None:
+            assert self._process.stdout is not None
+            if select.select([self._process.stdout], [], [], 0)[0]:
+                self.wait()
+
+    def wait(self) -> None:
+        """Waits for what was begun; a signal's handler may raise meanwhile. Raises `OSError`: what the disk said."""
+        said = b""
+        if self._process is not None:
+            assert self._process.stdout is not None
+            select.select([self._process.stdout], [], [])
+            said = self._process.stdout.readline()
+        self.busy = False
+        if not said:
+            system.sync(self._descriptor)
+        elif int(said):
+            raise OSError(int(said), os.strerror(int(said)))
+
+    def sync(self) -> None:
+        """Begins and waits. Raises `OSError`."""
+        self.begin()
+        self.wait()
+
+    def close(self) -> None:
+        """Waits for no disk."""
+        process, self._process = self._process, None
+        if process is not None:
+            if not self.busy:
+                process.kill()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+            if self.busy:
+                _left_behind.append(process)
+            else:
+                process.wait()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _start(descriptor: int, tree: Path, dead: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own, as Ctrl-C is for its starter; and with no stream of its starter's to keep open."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", sync_process.__file__, str(descriptor), str(tree), str(dead)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",
+        pass_fds=(descriptor,),
+        start_new_session=True,
+    )

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull, restore
+from dsv.api.pull import pull
+from dsv.api.restore import restore
 from dsv.api.status import status
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, Target

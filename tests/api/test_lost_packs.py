@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull, restore
+from dsv.api.pull import pull
+from dsv.api.restore import restore
 from dsv.api.sync import Synced
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.model.location import ObjectKind

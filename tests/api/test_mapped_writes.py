@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull
+from dsv.api.pull import pull
 from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.fs import mapped
 from dsv.fs.mapped import Notice, has_writers, notice
 from dsv.model.names import Target
-from dsv.worktree import stable_read
+from dsv.worktree.scan import file_reader
 from tests.api.people import Person
 
 SIZE = 2 << 20
@@ -126,7 +126,7 @@ def test_a_pull_does_not_overwrite_what_was_written_to_a_page_that_was_dirty(ann
 
 def test_a_rehash_sees_what_no_stat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here with a kernel that would say of a mapped file that nobody writes to it."""
-    monkeypatch.setattr(stable_read, "has_writers", lambda _: False)
+    monkeypatch.setattr(file_reader, "has_writers", lambda _: False)
     ann = Person(tmp_path / "ann", str(tmp_path / "store"))
     ann.init()
     ann.write({"a/small": bytes(4096), "a/large": bytes(SIZE), "b": b"b"})

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull
+from dsv.api.pull import pull
 from dsv.model.names import BranchName, Target
 from tests.api.people import Person
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import Pulled, Restored, pull, restore
+from dsv.api.pull import Pulled, pull
+from dsv.api.restore import Restored, restore
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.names import Target
 from dsv.worktree.workspace import Workspace

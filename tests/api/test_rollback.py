@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull, restore
+from dsv.api.pull import pull
+from dsv.api.restore import restore
 from dsv.api.rollback import rollback
 from dsv.api.status import status
 from dsv.errors import Conflict, IntegrityError, NotFound

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull, restore
+from dsv.api.pull import pull
+from dsv.api.restore import restore
 from dsv.api.tags import tag, tags
 from dsv.errors import Conflict, IntegrityError
 from dsv.model import keys

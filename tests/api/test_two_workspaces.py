@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dsv.api.clone import clone
-from dsv.api.restore import pull, restore
+from dsv.api.pull import pull
+from dsv.api.restore import restore
 from dsv.errors import Conflict
 from dsv.model.ids import CommitId
 from dsv.model.names import Target

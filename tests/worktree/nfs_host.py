@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsv.fs import lock as lock_module
 from dsv.fs.lock import Lock
-from dsv.worktree.state import State
+from dsv.worktree.scan.state import State
 from tests.worktree.worlds import World
 
 # A minute in the small.
@@ -78,7 +78,7 @@ def settle(folder: Path) -> dict[str, object]:
 def look(folder: Path) -> dict[str, object]:
     """Sees the other host's workspace with its state."""
     from dsv.model.ids import CommitId
-    from dsv.worktree.scanner import scan_workspace
+    from dsv.worktree.scan.scanner import scan_workspace
 
     root = folder / "w"
     state = State.load(root / ".dsv/state")

@@ -7,8 +7,8 @@ import pytest
 
 from dsv.fs.descent import Descent
 from dsv.model.ids import FileId
-from dsv.worktree.file_reader import TRIES, StableRead, hash_content, read_stable
-from dsv.worktree.problem import Problem, Trouble
+from dsv.worktree.scan.file_reader import TRIES, StableRead, hash_content, read_stable
+from dsv.worktree.scan.problem import Problem, Trouble
 
 
 @pytest.fixture

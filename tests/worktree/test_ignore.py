@@ -57,7 +57,7 @@ def test_dsvignore(world: World) -> None:
 def test_verdicts_of_ignore_rules_are_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     write(world, **{".dsvignore": b"*.tmp\n", "a.tmp": b"", "b": b"1"})
     settle(world)
-    from dsv.worktree.ignore import Rules
+    from dsv.worktree.scan.ignore import Rules
 
     def never(*_: object, **__: object) -> bool:
         raise AssertionError("asked again")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.worktree import patterns
-from dsv.worktree.ignore import Rules
-from dsv.worktree.patterns import parse
+from dsv.worktree.scan import patterns
+from dsv.worktree.scan.ignore import Rules
+from dsv.worktree.scan.patterns import parse
 
 PIECES = [
     *(b"a", b"b", b"ab", b"-", b".", b"/", b"/", b"*", b"*", b"**", b"***", b"**/", b"/**", b"/**/", b"?"),

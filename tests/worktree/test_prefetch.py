@@ -18,13 +18,13 @@ from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor, unpack
 from dsv.model.entry import Kind
 from dsv.model.pack import CODECS
-from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.prefetch import readers as readers_module
 from dsv.worktree.prefetch.batch import SLOT, UNREAD, Contents, Order, read_batch
 from dsv.worktree.prefetch.readers import Readers, suitable
-from dsv.worktree.scanner import scan_workspace
-from dsv.worktree.state import State
-from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
+from dsv.worktree.scan.folder import Relation, row_of
+from dsv.worktree.scan.scanner import scan_workspace
+from dsv.worktree.scan.state import State
+from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 from tests.processes import running
 from tests.waiting import until
 

@@ -15,11 +15,11 @@ import pytest
 from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor
 from dsv.model.entry import Kind
-from dsv.worktree.folder import Relation
 from dsv.worktree.prefetch import readers as readers_module
 from dsv.worktree.prefetch.batch import FILES, SLOT, Order, Slot, read_batch
 from dsv.worktree.prefetch.readers import Readers
-from dsv.worktree.workspace_scan import Gone, Pending
+from dsv.worktree.scan.folder import Relation
+from dsv.worktree.scan.workspace_scan import Gone, Pending
 
 
 def small_pipe() -> tuple[Connection, Connection]:

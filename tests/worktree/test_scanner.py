@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.worktree.folder import ROW, differing, row_of
-from dsv.worktree.listing import list_folder
-from dsv.worktree.problem import Trouble, refusal
-from dsv.worktree.workspace_scan import WorkspaceScan
+from dsv.worktree.scan.folder import ROW, differing, row_of
+from dsv.worktree.scan.listing import list_folder
+from dsv.worktree.scan.problem import Trouble, refusal
+from dsv.worktree.scan.workspace_scan import WorkspaceScan
 from tests.worktree.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
 
 
@@ -221,7 +221,7 @@ def test_what_can_not_be_listed_stays_as_the_base_has_it(
 ) -> None:
     write(world, a=b"1", sub__b=b"2", sub__deep__c=b"3")
     world.sync()
-    from dsv.worktree import scanner
+    from dsv.worktree.scan import scanner
 
     real = scanner.list_folder
     shut = (world.root / "sub").stat().st_ino

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dsv.errors import NoRoom
 from dsv.model.ids import CommitId
-from dsv.worktree import state as state_module
-from dsv.worktree.folder import Folder, Relation, decode_folder, encode_folder, split_folders
-from dsv.worktree.state import State
+from dsv.worktree.scan import state as state_module
+from dsv.worktree.scan.folder import Folder, Relation, decode_folder, encode_folder, split_folders
+from dsv.worktree.scan.state import State
 
 
 def folder(path: bytes, names: list[bytes], seed: int = 0) -> Folder:

@@ -18,10 +18,12 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.progress import NoProgress
-from dsv.worktree import tree_writer
+from dsv.worktree.baseline import scan_clean_workspace
+from dsv.worktree.checkout import tree_writer
+from dsv.worktree.checkout.check_out import check_folding
+from dsv.worktree.checkout.tree_writer import Made, TreeWriter
 from dsv.worktree.file_writer import Writer
-from dsv.worktree.state import State
-from dsv.worktree.tree_writer import Made, TreeWriter, check_folding, scan_clean_workspace
+from dsv.worktree.scan.state import State
 from tests.worktree.worlds import Tree, World, tree_of
 
 
@@ -259,7 +261,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 
 
 def test_many_paths_at_once_are_merged_in_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.worktree.state_updates._LIMIT", 7)
+    monkeypatch.setattr("dsv.worktree.scan.state_updates._LIMIT", 7)
     goal = {
         entry.path: entry
         for number in range(60)

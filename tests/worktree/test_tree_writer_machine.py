@@ -18,8 +18,8 @@ from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
-from dsv.worktree.checkout_plan import NEVER
-from dsv.worktree.tree_writer import TreeWriter
+from dsv.worktree.checkout.plan import NEVER
+from dsv.worktree.checkout.tree_writer import TreeWriter
 from tests.worktree.worlds import Tree, World, tree_of
 
 NAMES = st.sampled_from(["a", "b", "a-b", "c"])

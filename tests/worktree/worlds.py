@@ -12,19 +12,19 @@ from pathlib import Path
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
-from dsv.worktree.file_reader import hash_content, read_stable
-from dsv.worktree.folder import row_of
-from dsv.worktree.problem import Problem
-from dsv.worktree.scanner import scan_workspace
-from dsv.worktree.state import State
-from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
+from dsv.worktree.scan.file_reader import hash_content, read_stable
+from dsv.worktree.scan.folder import row_of
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.scanner import scan_workspace
+from dsv.worktree.scan.state import State
+from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 
 Tree = dict[bytes, Entry]
 UNPRIVILEGED = """
 import json, os, sys
 from pathlib import Path
-from dsv.worktree.state import State
-from dsv.worktree.scanner import scan_workspace
+from dsv.worktree.scan.state import State
+from dsv.worktree.scan.scanner import scan_workspace
 os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they may lie where that user may not read
 root = Path(sys.argv[1])
 scan = scan_workspace(root, State.load(root / ".dsv/state"), None, lambda: ())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from dsv.api.checkout import Goal, check_out, check_tree
 from dsv.api.context import Context
-from dsv.api.footing import working
 from dsv.errors import Conflict, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
+from dsv.worktree.baseline import open_baseline
+from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.open_workspace import OpenWorkspace
 from dsv.worktree.unfinished import read_begun
 from dsv.worktree.workspace import Workspace, is_vacant
 
@@ -48,11 +50,13 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
         workspace = _bind(context, repository, root, dataset, branch)
         if commit is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0)
-        with workspace.lock(COMMAND), working(repository, workspace) as footing:
-            tree = TreeReader(repository.objects, commit)
-            check_tree(tree, workspace.root)
-            goal = Goal(COMMAND, commit, lambda: footing.changes_to(tree), "move them away, or remove them")
-            check_out(context, repository.objects, workspace, footing, goal)
+        with workspace.lock(COMMAND) as lock:
+            opened = OpenWorkspace(workspace, repository, lock, context.writer, context.progress)
+            with open_baseline(opened, workspace.base(), writes=True) as baseline:
+                tree = TreeReader(repository.objects, commit)
+                check_tree(tree, workspace.root)
+                changes = partial(baseline.changes_to, tree)
+                check_out(opened, baseline, Goal(COMMAND, commit, changes, "move them away, or remove them"))
         return Cloned(workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes)
 
 

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from dsv.api.context import Context, check_binding
-from dsv.api.footing import Trees
 from dsv.api.workspace_diff import workspace_changes
 from dsv.errors import NotFound, UsageError
 from dsv.fs.descent import Descent
@@ -28,8 +27,9 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.worktree.file_reader import read_stable
-from dsv.worktree.problem import Problem, refusal
+from dsv.worktree.baseline import Trees
+from dsv.worktree.scan.file_reader import read_stable
+from dsv.worktree.scan.problem import Problem, refusal
 from dsv.worktree.workspace import Workspace
 
 

@@ -28,7 +28,7 @@ from dsv.repo.local_store import LocalStore
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.refs import Head, Refs
 from dsv.repo.repository import Format, Repository
-from dsv.worktree.file_reader import hash_content
+from dsv.worktree.scan.file_reader import hash_content
 
 Say = Callable[[DatasetName, BranchName, KnownRef], None]
 

@@ -1,48 +1,26 @@
-"""Bringing files of a commit into a workspace that has work in it: pull and restore.
-
-Both plan before they write, write nothing where the plan has a conflict, and never write over what no commit
-has, unless they were told that it may go.
-"""
+"""Making paths of a workspace what a commit has there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dsv.api.bases import distance, not_at_base, proven_base
-from dsv.api.checkout import Goal, check_out, check_tree
 from dsv.api.context import Context
-from dsv.api.footing import Footing, working
+from dsv.api.workspaces import open_to_write
 from dsv.errors import NotFound, UsageError
 from dsv.model.diff import Change, pair_entries
 from dsv.model.entry import sort_key
 from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName, Target, clean_path
+from dsv.model.names import DatasetName, Target, clean_path
 from dsv.model.path_set import PathSet
 from dsv.model.paths import show
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.checkout_plan import ALWAYS, NEVER, OverwritePolicy
-from dsv.worktree.unfinished import read_begun
+from dsv.worktree.baseline import Baseline, open_baseline
+from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.plan import ALWAYS, NEVER, OverwritePolicy
 from dsv.worktree.workspace import Workspace
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """The workspace's base after a pull, and how many paths were written for it. `before` is the base before."""
-
-    dataset: DatasetName
-    branch: BranchName
-    before: CommitId | None
-    commit: CommitId | None
-    created: int = 0
-    replaced: int = 0
-    removed: int = 0
-
-    @property
-    def any_change(self) -> bool:
-        return self.before != self.commit or bool(self.created or self.replaced or self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +34,6 @@ class Restored:
     removed: int
 
 
-def pull(context: Context) -> Pulled:
-    """Moves the workspace to the head of its branch; local changes stay.
-
-    Raises `Conflict`, with nothing written, where both sides changed a path, and where the branch does not go
-    on from the base.
-    """
-    workspace = context.workspace()
-    with workspace.lock("dsv pull"), context.bound_repository(workspace) as repository:
-        base = workspace.base()
-        newest = repository.refs.head(workspace.dataset, workspace.branch)
-        head = newest.commit
-        if head is not None:
-            workspace.set_seen(workspace.branch, head)
-        if head is None or (head == base and not read_begun(workspace.begun_path)):
-            return Pulled(workspace.dataset, workspace.branch, base, base)
-        if repository.objects.stored_commit(head) is None:
-            raise missing_commit(head, repository.store.url)
-        base = proven_base(context, repository, workspace)
-        if base is not None and distance(repository.objects, head, base) is None:
-            raise not_at_base(context, repository, workspace, newest, base)
-        with working(repository, workspace) as footing:
-            after = TreeReader(repository.objects, head)
-            check_tree(after, workspace.root)
-            goal = Goal(
-                "dsv pull",
-                head,
-                lambda: footing.changes_to(after),
-                "to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
-            )
-            made = check_out(context, repository.objects, workspace, footing, goal)
-        return Pulled(
-            workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
-        )
-
-
 def restore(
     context: Context, paths: tuple[bytes, ...] = (), source: Target | None = None, *, force: bool = False
 ) -> Restored:
@@ -101,11 +44,11 @@ def restore(
     it would lose anything. Raises `Conflict` with nothing written, and `NotFound` for a path that neither
     side has.
     """
-    workspace = context.workspace()
-    with workspace.lock("dsv restore"), context.bound_repository(workspace) as repository:
+    with open_to_write(context, "dsv restore") as opened:
+        workspace, repository = opened.workspace, opened.repository
         before = workspace.base()
         commit = source_commit(context, repository, workspace, source)
-        base = proven_base(context, repository, workspace)
+        base = opened.proven_base()
         if source is None and before is not None and base != before:
             raise missing_commit(before, repository.store.url)
         after = TreeReader(repository.objects, commit)
@@ -116,19 +59,19 @@ def restore(
             may_overwrite = ALWAYS
         elif paths:
             may_overwrite = chosen.__contains__
-        with working(repository, workspace) as footing:
-            _check_paths(footing, after, chosen)
+        with open_baseline(opened, base, writes=True) as baseline:
+            _check_paths(baseline, after, chosen)
             # Paths that may differ from what counts as unchanged; all others need no look.
-            suspects = frozenset(item.path for item in footing.scan.work())
+            suspects = frozenset(item.path for item in baseline.scan.work())
             goal = Goal(
                 "dsv restore",
                 commit,
-                lambda: _restoring(footing, after, chosen, suspects),
+                lambda: _restoring(baseline, after, chosen, suspects),
                 "to drop a change of yours: dsv restore PATH; to drop all of them: dsv restore --force",
                 paths,
                 may_overwrite,
             )
-            made = check_out(context, repository.objects, workspace, footing, goal)
+            made = check_out(opened, baseline, goal)
         return Restored(workspace.dataset, commit, made.created, made.replaced, made.removed)
 
 
@@ -154,9 +97,9 @@ def source_commit(
     return context.resolve(repository, target).commit
 
 
-def _check_paths(footing: Footing, after: TreeReader, chosen: PathSet) -> None:
+def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None:
     for path in chosen.paths:
-        if next(footing.below(path), None) is None and next(after.below(path), None) is None:
+        if next(baseline.below(path), None) is None and next(after.below(path), None) is None:
             raise NotFound(
                 f"{show(path)} is neither in the base nor in {str(after.commit_id)[:12]}",
                 subject=path.decode("utf-8", "backslashreplace"),
@@ -165,7 +108,7 @@ def _check_paths(footing: Footing, after: TreeReader, chosen: PathSet) -> None:
 
 
 def _restoring(
-    before: Footing, after: TreeReader, chosen: PathSet, suspects: frozenset[bytes]
+    before: Baseline, after: TreeReader, chosen: PathSet, suspects: frozenset[bytes]
 ) -> Iterator[Change]:
     """What makes the chosen paths what `after` has, in tree order. suspects: paths that come also if equal."""
     starts = chosen.paths or (b"",)

@@ -6,14 +6,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from dsv.api.context import Context
-from dsv.api.footing import Footing, Trees, find_footing
-from dsv.api.paths import check_paths
-from dsv.api.removals import check_removals
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
 from dsv.model.ids import CommitId
-from dsv.worktree.problem import Problem
-from dsv.worktree.state import State
+from dsv.worktree.baseline import Baseline, Trees, find_baseline
+from dsv.worktree.checks import check_paths, check_removals
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.state import State
 from dsv.worktree.status import Differences, detect_changes
 from dsv.worktree.workspace import BRIEF, Workspace
 
@@ -56,12 +55,12 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
     with ExitStack() as opened:
         trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
         check_paths(workspace.root, lambda: trees.of(base), paths)
-        footing = find_footing(workspace, state, base, trees, paths, rehash=rehash)
-        scan = footing.scan
+        baseline = find_baseline(workspace, state, base, trees, paths, rehash=rehash)
+        scan = baseline.scan
         context.progress.start(None, None)
-        differences, unread = detect_changes(scan, footing.entry, context.progress)
+        differences, unread = detect_changes(scan, baseline.entry, context.progress)
         context.progress.finish()
-        suspicious = _suspicion(footing) if scan.missing else None
+        suspicious = _suspicion(baseline) if scan.missing else None
     save_news(workspace, state)
     problems = tuple(scan.problems + unread)
     return Status(
@@ -71,14 +70,14 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
         problems,
         tuple(scan.clashes),
         suspicious,
-        footing.warning,
+        baseline.warning,
         workspace.seen(),
     )
 
 
-def _suspicion(footing: Footing) -> str | None:
+def _suspicion(baseline: Baseline) -> str | None:
     try:
-        check_removals(footing.scan, footing.tree, allowed=False)
+        check_removals(baseline.scan, baseline.tree, allowed=False)
     except Conflict as refused:
         return refused.message
     return None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv.api.context import Context
-from dsv.api.names import check_new_tag
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import DatasetName, TagName, Target
 from dsv.model.records import TagDeleted, TagValue
-from dsv.repo.naming import naming
+from dsv.repo.naming import check_new_tag, naming
 
 
 @dataclass(frozen=True, slots=True)

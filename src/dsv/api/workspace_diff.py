@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.api.context import Context
-from dsv.api.footing import Footing, Trees, find_footing
-from dsv.api.paths import check_paths
 from dsv.api.status import save_news
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
@@ -16,9 +14,11 @@ from dsv.model.path_set import PathSet
 from dsv.model.renames import Difference, differences
 from dsv.repo.tree_diff import diff_trees, find_entries
 from dsv.repo.trees import TreeReader
+from dsv.worktree.baseline import Baseline, Trees, find_baseline
 from dsv.worktree.changed_entries import ChangedPath, changed_paths, read_contents
-from dsv.worktree.problem import Problem
-from dsv.worktree.state import State
+from dsv.worktree.checks import check_paths
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.state import State
 from dsv.worktree.status import Differences, detect_changes
 from dsv.worktree.workspace import Workspace
 
@@ -42,24 +42,24 @@ def workspace_changes(
     state = State.load(workspace.state_folder)
     base = workspace.base()
     check_paths(workspace.root, lambda: trees.of(before), scope.paths)
-    footing = find_footing(workspace, state, base, trees, scope.paths)
-    scan = footing.scan
+    baseline = find_baseline(workspace, state, base, trees, scope.paths)
+    scan = baseline.scan
     context.progress.start(None, None)
-    found, unread = detect_changes(scan, footing.entry, context.progress)
+    found, unread = detect_changes(scan, baseline.entry, context.progress)
     context.progress.finish()
     changed = {each.path: each for each in changed_paths(scan, _paths(found))}
     if before == base:
-        old = _unchanged(footing, changed)
+        old = _unchanged(baseline, changed)
         unread += read_contents(scan, _maybe_renamed(changed, old))
         changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
     else:
-        old, others = _from_another(footing, trees.of(before), changed, scope)
+        old, others = _from_another(baseline, trees.of(before), changed, scope)
         unread += read_contents(scan, _of_equal_size(changed, old))
         unread += read_contents(scan, _maybe_renamed(changed, {**old, **_gone(others)}))
         changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
         changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
     save_news(workspace, state)
-    return WorkspaceChanges(list(differences(changes)), tuple(scan.problems + unread), footing.warning)
+    return WorkspaceChanges(list(differences(changes)), tuple(scan.problems + unread), baseline.warning)
 
 
 def _paths(found: Differences) -> Iterator[bytes]:
@@ -67,30 +67,30 @@ def _paths(found: Differences) -> Iterator[bytes]:
         yield from paths
 
 
-def _unchanged(footing: Footing, paths: Iterable[bytes]) -> dict[bytes, Entry]:
+def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]:
     """What counts as unchanged at these paths, if anything does."""
     wanted = list(paths)
-    tree = footing.tree if wanted else None
+    tree = baseline.tree if wanted else None
     found = {path: entry for path, (entry, _) in find_entries(tree, wanted).items()}
     for path in wanted:
-        written = footing.written.get(path)
+        written = baseline.written.get(path)
         if written is not None:
             found[path] = written
-        elif path in footing.written:
+        elif path in baseline.written:
             found.pop(path, None)
     return found
 
 
 def _from_another(
-    footing: Footing, before: TreeReader | None, changed: dict[bytes, ChangedPath], scope: PathSet
+    baseline: Baseline, before: TreeReader | None, changed: dict[bytes, ChangedPath], scope: PathSet
 ) -> tuple[dict[bytes, Entry], list[Change]]:
     """What another commit than the base has at the changed paths, and how it differs from the base at others."""
-    others = {change.path: change for change in diff_trees(before, footing.tree, scope)}
-    written = [path for path in footing.written if path in scope]
+    others = {change.path: change for change in diff_trees(before, baseline.tree, scope)}
+    written = [path for path in baseline.written if path in scope]
     had = find_entries(before, written) if written else {}
     for path in written:
-        others[path] = Change(path, had[path][0] if path in had else None, footing.written[path])
-    old = _unchanged(footing, changed)
+        others[path] = Change(path, had[path][0] if path in had else None, baseline.written[path])
+    old = _unchanged(baseline, changed)
     for path in changed:
         if path in others:
             was = others.pop(path).before

@@ -1,4 +1,4 @@
-"""Giving an older commit a new name: a tag, a branch, a run. gc may be about to remove it."""
+"""Giving a commit a new name: which names may be given, and a commit that gc may be about to remove."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from dsv.errors import Conflict
 from dsv.model.ids import CommitId
+from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.repo.damage import missing_commit
 from dsv.repo.reachability import reach_tree
 from dsv.repo.repository import Repository
@@ -42,3 +43,24 @@ def check_whole(session: Session, commit_id: CommitId) -> None:
                 subject=str(commit_id),
                 hint="sync its files again, if somebody still has them",
             )
+
+
+def check_new_branch(repository: Repository, dataset: DatasetName, name: BranchName) -> None:
+    """Raises `Conflict` where a tag has the name, or another name differs from it in case only."""
+    if repository.refs.tag(dataset, TagName.parse(name)) is not None:
+        raise Conflict(f"{dataset} has a tag {name}, so a branch can't have that name", subject=name)
+    _check_case(repository, dataset, name)
+
+
+def check_new_tag(repository: Repository, dataset: DatasetName, name: TagName) -> None:
+    """Raises `Conflict` where a branch has the name, or another name differs from it in case only."""
+    if repository.refs.head_or_none(dataset, BranchName.parse(name)) is not None:
+        raise Conflict(f"{dataset} has a branch {name}, so a tag can't have that name", subject=name)
+    _check_case(repository, dataset, name)
+
+
+def _check_case(repository: Repository, dataset: DatasetName, name: str) -> None:
+    heads, tags = repository.refs.names(dataset)
+    for other in [*(str(head.branch) for head in heads), *(str(tag) for tag, _ in tags)]:
+        if other != name and other.casefold() == name.casefold():
+            raise Conflict(f"{dataset} has {other}, and names may not differ in case only", subject=name)

@@ -110,7 +110,7 @@ def commit_changes(
             session.close()
             return Unchanged(draft.parents[0] if draft.parents else None)
         uploader.finish()
-        commit = _commit(repository, writer, draft, tree)
+        commit = new_commit(repository, writer, draft, tree)
         commit_id = session.put_commit(commit, tree.locator)
         if tree.links_moved:
             _check_links(TreeReader(repository.objects, commit_id), draft)
@@ -130,12 +130,12 @@ def publish_tree(
 
     before_ref: see `Session.publish`.
     """
-    commit = _commit(session.repository, writer, draft, tree)
-    commit_id = session.put_commit(commit, locator)
-    return _publish(session, writer, draft, commit_id, commit, before_ref)
+    commit = new_commit(session.repository, writer, draft, tree)
+    return publish_commit(session, writer, draft, commit, locator, before_ref)
 
 
-def _commit(repository: Repository, writer: Writer, draft: Draft, tree: Tree) -> Commit:
+def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: Tree) -> Commit:
+    """The commit, for a caller that needs its id before it is published."""
     commit = Commit(
         root=tree.root,
         level=tree.level,
@@ -148,6 +148,19 @@ def _commit(repository: Repository, writer: Writer, draft: Draft, tree: Tree) ->
         entries=tree.entries,
     )
     return repository.named(commit, draft.dataset, draft.branch)
+
+
+def publish_commit(
+    session: Session,
+    writer: Writer,
+    draft: Draft,
+    commit: Commit,
+    locator: Locator | None,
+    before_ref: Callable[[], None] = lambda: None,
+) -> Committed | LostRace:
+    """As `publish_tree`, with a commit by `new_commit`."""
+    commit_id = session.put_commit(commit, locator)
+    return _publish(session, writer, draft, commit_id, commit, before_ref)
 
 
 def _publish(

@@ -1,1 +1,1 @@
-"""The workspace: which folder it is, what changed in it, and making files appear in it."""
+"""The workspace: a folder that is bound to a dataset, what changed in it, and how files of a commit come to it."""

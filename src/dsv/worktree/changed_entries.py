@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.model.entry import Entry
-from dsv.worktree.problem import Problem
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 from dsv.worktree.status import hash_file
-from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
 
 
 @dataclass(frozen=True, slots=True)

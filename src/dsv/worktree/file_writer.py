@@ -14,8 +14,8 @@ from typing import Self
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.model.entry import Entry, Kind
-from dsv.worktree.folder import row_of
-from dsv.worktree.listing import TEMPORARY
+from dsv.worktree.scan.folder import row_of
+from dsv.worktree.scan.listing import TEMPORARY
 
 _FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -10,10 +10,10 @@ from dsv.fs.errors import about
 from dsv.model.diff import What, difference, retyped
 from dsv.model.entry import Entry, Kind
 from dsv.model.progress import NoProgress, Progress
-from dsv.worktree.file_reader import hash_content, read_stable
-from dsv.worktree.folder import Relation, row_of
-from dsv.worktree.problem import Problem
-from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
+from dsv.worktree.scan.file_reader import hash_content, read_stable
+from dsv.worktree.scan.folder import Relation, row_of
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 
 BaseEntry = Callable[[bytes], Entry | None]
 
@@ -68,6 +68,19 @@ def detect_changes(
                     continue
             found.note(item.path, _difference(item))
     return found, problems
+
+
+def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:
+    """Whether a path that is on disk may differ from the base. reading: finds out even if only contents can tell."""
+    with Descent(scan.root) as descent:
+        for item in scan.pending():
+            if item.base is not None and item.known == item.base:
+                continue  # too young to be trusted without another look, and the same
+            if not reading or item.surely_changed or item.known is not None or item.base is None:
+                return True
+            if hash_file(scan, item, descent) is not None or difference(item.base, item.known) is not None:
+                return True
+    return False
 
 
 def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:

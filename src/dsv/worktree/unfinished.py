@@ -14,18 +14,12 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import DsvError, IntegrityError
-from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.fs.folders import sync_folder
-from dsv.model.diff import Change, difference
-from dsv.model.entry import Entry, Kind
+from dsv.model.diff import Change
 from dsv.model.ids import CommitId
-from dsv.model.path_set import PathSet, folders_above
-from dsv.worktree.folder import DIRECTORY, KEPT, OWN_SAME, Folder
-from dsv.worktree.state_updates import NameIndex
-from dsv.worktree.status import hash_file
-from dsv.worktree.workspace_scan import WorkspaceScan, pending_at
+from dsv.model.path_set import PathSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,83 +119,6 @@ def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, .
         if not less.whole and not (each.paths and all(path in less for path in each.paths)):
             found.append(replace(each, less=less.paths))
     return tuple(found)
-
-
-def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
-    """Finds paths that are as what has begun wanted them, gives what they are, and lets the scan say that these are
-    unchanged.
-
-    changes: what the commands were to change, of paths at which the base still has the `before`. The scan is exact;
-    files are read whose stats can't tell. Folders that the changes lead through may have been left empty.
-    """
-    found: dict[bytes, Entry | None] = {}
-    folders: set[bytes] = set()
-    with about(scan.root), Descent(scan.root) as descent:
-        taker = _Taker(scan, descent)
-        for change in changes:
-            if change.path not in found and difference(change.before, change.after) is not None:
-                if taker.take(change):
-                    found[change.path] = change.after
-                folders.update(folders_above(change.path))
-        for path in folders:
-            if found.get(path) is None and taker.take_empty(path):
-                found[path] = Entry(path, Kind.EMPTY_DIRECTORY)
-    scan.stands_to_more_than_the_base()
-    return found
-
-
-class _Taker:
-    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
-        self._scan = scan
-        self._state = scan.state
-        self._descent = descent
-        self._names = NameIndex(scan.state)
-
-    def take(self, change: Change) -> bool:
-        path, wanted = change.path, change.after
-        folder_path, name = split(path)
-        at = self._names.find(folder_path, name)
-        folder = None if at is None else self._state.edit(folder_path)
-        if wanted is None:
-            taken = folder is None or at is None or not self._is_entry(folder, at, path)
-        elif folder is None or at is None:
-            return False
-        elif wanted.kind is Kind.EMPTY_DIRECTORY:
-            return self.take_empty(path)
-        else:
-            taken = folder.kinds[at] == wanted.kind and self._is_file(folder, at, name, change)
-        if taken:
-            self._state.gone.discard(path)
-        return taken
-
-    def take_empty(self, path: bytes) -> bool:
-        """Whether it is an empty folder that the base has not."""
-        folder = self._state.folder(path)
-        if folder is None or not folder.is_empty or folder.own == OWN_SAME:
-            return False
-        self._state.edit(path).own = OWN_SAME
-        self._state.gone.discard(path)
-        return True
-
-    def _is_entry(self, folder: Folder, at: int, path: bytes) -> bool:
-        if folder.kinds[at] == DIRECTORY:
-            below = self._state.folder(path)
-            return below is not None and below.is_empty
-        return folder.kinds[at] in KEPT
-
-    def _is_file(self, folder: Folder, at: int, name: bytes, change: Change) -> bool:
-        wanted = change.after
-        assert wanted is not None
-        if wanted.is_file and folder.size_on_disk(at) != wanted.size:
-            return False
-        item = pending_at(folder, at, name)
-        self._scan.relate(item, wanted)  # before it is read: then a large file's recipe is known
-        if item.known is None and hash_file(self._scan, item, self._descent) is not None:
-            item.known = None
-        if item.known is not None and difference(item.known, wanted) is None:
-            return True
-        self._scan.relate(item, change.before)
-        return False
 
 
 def _encoded(begun: Begun) -> _Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv.api.restore import pull as bring
+from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import path_counts

@@ -23,8 +23,8 @@ from dsv.model.codec import Codec, Compressor
 from dsv.model.columns import cut
 from dsv.model.ids import ChunkId
 from dsv.model.pack import Packed
-from dsv.worktree.file_reader import OPEN_FLAGS, is_quiet, same_times
-from dsv.worktree.folder import ROW, row_of
+from dsv.worktree.scan.file_reader import OPEN_FLAGS, is_quiet, same_times
+from dsv.worktree.scan.folder import ROW, row_of
 
 FILES = 256
 """A batch has at most so many."""

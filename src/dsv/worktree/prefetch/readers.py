@@ -21,7 +21,7 @@ from dsv.fs.descent import Descent
 from dsv.model.codec import Compressor
 from dsv.model.entry import Kind
 from dsv.worktree.prefetch.batch import FILES, LARGEST, PATHS, SLOT, Batch, Contents, Order, Slot, read_batch
-from dsv.worktree.workspace_scan import Gone, Pending
+from dsv.worktree.scan.workspace_scan import Gone, Pending
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
 _OWN_SLOTS = 2

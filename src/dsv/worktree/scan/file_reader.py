@@ -15,7 +15,7 @@ from blake3 import blake3
 from dsv.fs.descent import Descent, split
 from dsv.fs.mapped import has_writers, is_old
 from dsv.model.ids import FileId
-from dsv.worktree.problem import Problem, Trouble
+from dsv.worktree.scan.problem import Problem, Trouble
 
 T = TypeVar("T")
 TRIES = 3

@@ -24,7 +24,7 @@ from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.model.entry import sort_key
 from dsv.model.ids import CommitId
-from dsv.worktree.folder import ROW, Folder, decode_folder, encode_folder, split_folders
+from dsv.worktree.scan.folder import ROW, Folder, decode_folder, encode_folder, split_folders
 
 _CURRENT = "current"
 _MAGIC = b"dsv state 1\n"

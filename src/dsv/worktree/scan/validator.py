@@ -6,7 +6,7 @@ import os
 
 from dsv.model.entry import Kind
 from dsv.model.paths import MAX_COMPONENT, MAX_PATH, check_target, fold_clashes
-from dsv.worktree.folder import (
+from dsv.worktree.scan.folder import (
     BASE_KINDS,
     DIRECTORY,
     KEPT,
@@ -18,9 +18,9 @@ from dsv.worktree.folder import (
     Relation,
     with_relation,
 )
-from dsv.worktree.listing import Compared, Listing, is_utf8
-from dsv.worktree.problem import Problem, Trouble, what_it_is
-from dsv.worktree.state import State
+from dsv.worktree.scan.listing import Compared, Listing, is_utf8
+from dsv.worktree.scan.problem import Problem, Trouble, what_it_is
+from dsv.worktree.scan.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"
 

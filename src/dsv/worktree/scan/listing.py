@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dsv.worktree.folder import (
+from dsv.worktree.scan.folder import (
     DIRECTORY,
     IGNORED,
     KEPT,
@@ -26,7 +26,7 @@ from dsv.worktree.folder import (
     mark,
     row_of,
 )
-from dsv.worktree.ignore import Rules
+from dsv.worktree.scan.ignore import Rules
 
 # The names that `model.paths` refuses as dsv's and git's own are not seen at all.
 _RESERVED = (b".dsv", b".git")

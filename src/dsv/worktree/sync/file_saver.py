@@ -1,4 +1,4 @@
-"""What a sync changes in its base's tree: each path that may differ is read if needed, and uploaded."""
+"""Saving the files of a workspace that may differ from its base: each is read if needed, and uploaded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.ids import FileId
 from dsv.model.location import Location
 from dsv.model.progress import Progress
-from dsv.repo.tree_edit import TreeChange
+from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
+from dsv.repo.trees import TreeReader
+from dsv.transfer.processors import processors
 from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.file_reader import read_stable
-from dsv.worktree.folder import Relation, row_of
 from dsv.worktree.prefetch.batch import Contents
-from dsv.worktree.prefetch.readers import Readers
-from dsv.worktree.problem import Problem
-from dsv.worktree.workspace_scan import Gone, Pending, WorkspaceScan
+from dsv.worktree.prefetch.readers import Readers, suitable
+from dsv.worktree.scan.file_reader import read_stable
+from dsv.worktree.scan.folder import Relation, row_of
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 
 # How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
 SAVE_EVERY = 60.0
@@ -28,22 +30,31 @@ _TELL_FILES, _TELL_BYTES = 16, 1 << 20
 _Content = tuple[bytes, int, bool, FileId, Location]  # its row, device, quiet or not, id and place
 
 
-class Changes:
-    """`over` is to be called once. added, changed, removed: paths so far. problems: files that could not be read."""
+class FileSaver:
+    """Saves what one scan found. added, changed, removed: paths so far. problems: files that could not be read."""
 
-    def __init__(self, scan: WorkspaceScan, uploader: Uploader, descent: Descent, progress: Progress) -> None:
+    def __init__(self, scan: WorkspaceScan, uploader: Uploader, progress: Progress) -> None:
         self.added = self.changed = self.removed = 0
         self.problems: list[Problem] = []
         self._scan = scan
         self._uploader = uploader
-        self._descent = descent
         self._progress = progress
         self._saved = time.monotonic()
 
-    def over(self, readers: Readers) -> Iterator[TreeChange]:
+    def save(self, base: TreeReader | None, files: int, jobs: int | None) -> WrittenTree:
+        """Uploads the files, and the tree that has them in place of what `base` has. To be called once.
+
+        files: how many there may be. jobs: processes that read small files; None for what suits.
+        """
+        root = self._scan.root
+        processes = suitable(files, processors()) if jobs is None else jobs - 1
+        with Readers(root, processes) as readers, Descent(root) as descent:
+            return write_tree(self._uploader, base, self._changes(readers, descent))
+
+    def _changes(self, readers: Readers, descent: Descent) -> Iterator[TreeChange]:
         """What differs from the base, in tree order, with its content uploaded."""
         for run in readers.over(self._scan.work()):
-            stored = self._stored(run.contents)
+            stored = self._store_all(run.contents)
             files = size = 0
             for item, at in zip(run.items, run.at, strict=True):
                 if isinstance(item, Gone):
@@ -51,7 +62,7 @@ class Changes:
                     yield TreeChange(item.path, None)
                     continue
                 content = stored[at] if stored and at >= 0 else None
-                change = self._of(item) if content is None else self._record(item, *content)
+                change = self._save(item, descent) if content is None else self._record(item, *content)
                 if change is not None:
                     if item.relation is Relation.ABSENT:
                         self.added += 1
@@ -65,7 +76,7 @@ class Changes:
             self._tell(files, size)
         self._progress.finish()
 
-    def _stored(self, contents: Contents | None) -> list[_Content | None]:
+    def _store_all(self, contents: Contents | None) -> list[_Content | None]:
         """Stores what was read ahead, all at once."""
         if contents is None or not any(contents.read):
             return []
@@ -78,7 +89,8 @@ class Changes:
             for read, row, device, quiet, one in columns
         ]
 
-    def _of(self, item: Pending) -> TreeChange | None:
+    def _save(self, item: Pending, descent: Descent) -> TreeChange | None:
+        """Saves one file, reading it if the store may lack its content; or a symlink, or an empty folder."""
         known = item.known
         if known is not None:
             if not known.is_file:
@@ -87,7 +99,7 @@ class Changes:
             stored = self._uploader.find(known.size, known.file_id, known.recipe_id)
             if stored is not None:
                 return TreeChange(item.path, known, stored.location)
-        found = read_stable(self._descent, item.path, self._upload)
+        found = read_stable(descent, item.path, self._upload)
         if isinstance(found, Problem):
             self.problems.append(found)
             self._scan.not_stored(item)

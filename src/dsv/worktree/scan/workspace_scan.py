@@ -15,7 +15,7 @@ from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, FileId, RecipeId
 from dsv.model.path_set import PathSet
-from dsv.worktree.folder import (
+from dsv.worktree.scan.folder import (
     BASE_KINDS,
     KINDS,
     NO_ID,
@@ -28,9 +28,9 @@ from dsv.worktree.folder import (
     Relation,
     with_relation,
 )
-from dsv.worktree.problem import Problem
-from dsv.worktree.state import State
-from dsv.worktree.state_updates import relate, sync_with_tree
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.state import State
+from dsv.worktree.scan.state_updates import relate, sync_with_tree
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
 

@@ -7,28 +7,21 @@ reported.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from dsv.errors import Unsupported
 from dsv.fs.descent import Descent, split
-from dsv.fs.errors import about
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
-from dsv.model.paths import fold_clashes, show
 from dsv.model.progress import Progress
-from dsv.worktree.checkout_plan import NEVER, Act, Disk, OverwritePolicy, Plan, Step, decide, make_plan
+from dsv.worktree.checkout.plan import NEVER, Act, Disk, OverwritePolicy, Plan, Step, decide, make_plan
 from dsv.worktree.file_writer import Writer
-from dsv.worktree.scanner import BaseEntries, scan_workspace
-from dsv.worktree.state import State
-from dsv.worktree.state_updates import Patches
-from dsv.worktree.workspace_scan import WorkspaceScan
+from dsv.worktree.scan.scanner import scan_workspace
+from dsv.worktree.scan.state_updates import Patches
+from dsv.worktree.scan.workspace_scan import WorkspaceScan
 
 Changes = Callable[[], Iterable[Change]]
 """Gives the same changes, in tree order with each path once, each time it is called."""
@@ -249,47 +242,3 @@ class TreeWriter:
 
     def _base_of(self, change: Change) -> Entry | None:
         return change.after if self._follow is not None else change.before
-
-
-def scan_clean_workspace(
-    root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
-) -> WorkspaceScan:
-    """A scan of the whole workspace, once the temporary files of killed commands are gone.
-
-    Some of these are second names of files that have their place already: their removal changes those files' ctime.
-    """
-    scan = scan_workspace(root, state, base, base_entries)
-    if scan.leftovers:
-        with Writer(root) as writer:
-            for path in scan.leftovers:
-                writer.remove(path, None)
-        scan = scan_workspace(root, state, base, base_entries)
-    return scan
-
-
-def check_folding(root: Path, paths: Iterable[bytes]) -> None:
-    """Raises `Unsupported` if paths of a tree would overwrite each other on this file system."""
-    if not _folds(root):
-        return
-    clashes = fold_clashes(paths)
-    if clashes:
-        one, other = clashes[0]
-        more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
-        raise Unsupported(
-            f"{show(one)} and {show(other)} are one name in {root}{more}",
-            subject=str(root),
-            hint="use a folder on a file system that tells upper and lower case apart",
-        )
-
-
-def _folds(root: Path) -> bool:
-    """Whether a file made there is found by another spelling of its name."""
-    name = f".dsv-fold-{os.urandom(8).hex()}-aé"
-    with about(root):
-        (root / ".dsv" / name).touch(exist_ok=False)
-        try:
-            spellings = (name.upper(), name.replace("é", "e\u0301"))
-            return any((root / ".dsv" / spelling).exists() for spelling in spellings)
-        finally:
-            with contextlib.suppress(OSError):
-                (root / ".dsv" / name).unlink()

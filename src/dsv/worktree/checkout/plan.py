@@ -13,11 +13,11 @@ from dsv.fs.descent import Descent, split
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.path_set import folders_above
-from dsv.worktree.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
-from dsv.worktree.problem import Problem
-from dsv.worktree.state_updates import NameIndex
+from dsv.worktree.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.scan.state_updates import NameIndex
+from dsv.worktree.scan.workspace_scan import WorkspaceScan, pending_at
 from dsv.worktree.status import hash_file
-from dsv.worktree.workspace_scan import WorkspaceScan, pending_at
 
 
 class Act(enum.Enum):

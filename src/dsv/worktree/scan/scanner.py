@@ -13,8 +13,8 @@ from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet
 from dsv.model.paths import link_escapes
-from dsv.worktree import ignore
-from dsv.worktree.folder import (
+from dsv.worktree.scan import ignore
+from dsv.worktree.scan.folder import (
     DIRECTORY,
     KEPT,
     OWN_SAME,
@@ -22,13 +22,13 @@ from dsv.worktree.folder import (
     Relation,
     with_relation,
 )
-from dsv.worktree.ignore import Rules
-from dsv.worktree.listing import Listing, compare, is_unchanged, list_folder
-from dsv.worktree.problem import Trouble
-from dsv.worktree.state import State
-from dsv.worktree.state_updates import NameIndex
-from dsv.worktree.validator import LEAVES, EntryValidator
-from dsv.worktree.workspace_scan import WorkspaceScan
+from dsv.worktree.scan.ignore import Rules
+from dsv.worktree.scan.listing import Listing, compare, is_unchanged, list_folder
+from dsv.worktree.scan.problem import Trouble
+from dsv.worktree.scan.state import State
+from dsv.worktree.scan.state_updates import NameIndex
+from dsv.worktree.scan.validator import LEAVES, EntryValidator
+from dsv.worktree.scan.workspace_scan import WorkspaceScan
 
 BaseEntries = Callable[[], Iterable[Entry]]
 """Gives the entries of the base's tree, in tree order."""

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsv.errors import Conflict
-from dsv.model.diff import Change, diff_entries
-from dsv.model.entry import Entry, sort_key
+from dsv.fs.descent import Descent, split
+from dsv.fs.errors import about
+from dsv.model.diff import Change, diff_entries, difference
+from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet, folders_above
 from dsv.model.paths import show
 from dsv.model.progress import Progress
 from dsv.repo.objects import Objects
-from dsv.repo.repository import Repository
 from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
-from dsv.worktree.scanner import scan_workspace
-from dsv.worktree.state import State
-from dsv.worktree.tree_writer import scan_clean_workspace
-from dsv.worktree.unfinished import Begun, read_begun, take_written, unfinished
+from dsv.worktree.file_writer import Writer
+from dsv.worktree.open_workspace import OpenWorkspace
+from dsv.worktree.scan.folder import DIRECTORY, KEPT, OWN_SAME, Folder
+from dsv.worktree.scan.scanner import BaseEntries, scan_workspace
+from dsv.worktree.scan.state import State
+from dsv.worktree.scan.state_updates import NameIndex
+from dsv.worktree.scan.workspace_scan import Pending, WorkspaceScan, pending_at
+from dsv.worktree.status import hash_file
+from dsv.worktree.unfinished import Begun, read_begun, unfinished
 from dsv.worktree.workspace import Workspace
-from dsv.worktree.workspace_scan import Pending, WorkspaceScan
 
 
 class Trees:
@@ -60,7 +66,7 @@ class Trees:
 
 
 @dataclass(frozen=True, slots=True)
-class Footing:
+class Baseline:
     """A workspace that was scanned; the scan's state stands to all of this.
 
     begun: the commands that did not end. written: what they have written, by path, in place of what the base has; None
@@ -129,7 +135,7 @@ class Footing:
                 )
 
 
-def find_footing(
+def find_baseline(
     workspace: Workspace,
     state: State,
     base: CommitId | None,
@@ -138,7 +144,7 @@ def find_footing(
     *,
     writes: bool = False,
     rehash: bool = False,
-) -> Footing:
+) -> Baseline:
     """Scans the workspace, or these paths of it. `writes`: for a command that is to write files, so that those that
     a killed one did not finish go first. rehash: no stat is taken for proof that a file is what it was.
 
@@ -157,18 +163,41 @@ def find_footing(
     else:
         scan = scan_workspace(workspace.root, state, base, base_entries, only, rehash=rehash)
     written = take_written(scan, _changes(begun, base, trees)) if begun else {}
-    return Footing(scan, trees, begun, written)
+    return Baseline(scan, trees, begun, written)
 
 
 @contextmanager
-def working(repository: Repository, workspace: Workspace) -> Iterator[Footing]:
-    """The workspace as it is, for a command that changes it; what is learned of it is saved."""
-    state = State.load(workspace.state_folder)
-    trees = Trees(lambda: repository.objects, proven=True)
+def open_baseline(
+    opened: OpenWorkspace,
+    base: CommitId | None,
+    only: tuple[bytes, ...] = (),
+    *,
+    writes: bool = False,
+    rehash: bool = False,
+) -> Iterator[Baseline]:
+    """The baseline of a workspace whose lock is held; what is learned of the files is saved. See `find_baseline`."""
+    state = State.load(opened.workspace.state_folder)
+    trees = Trees(lambda: opened.repository.objects, proven=True)
     try:
-        yield find_footing(workspace, state, workspace.base(), trees, writes=True)
+        yield find_baseline(opened.workspace, state, base, trees, only, writes=writes, rehash=rehash)
     finally:
         state.save()
+
+
+def scan_clean_workspace(
+    root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
+) -> WorkspaceScan:
+    """A scan of the whole workspace, once the temporary files of killed commands are gone.
+
+    Some of these are second names of files that have their place already: their removal changes those files' ctime.
+    """
+    scan = scan_workspace(root, state, base, base_entries)
+    if scan.leftovers:
+        with Writer(root) as writer:
+            for path in scan.leftovers:
+                writer.remove(path, None)
+        scan = scan_workspace(root, state, base, base_entries)
+    return scan
 
 
 def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees) -> Iterator[Change]:
@@ -192,3 +221,80 @@ def _laid_over(entries: Iterator[Entry], written: Mapping[bytes, Entry | None]) 
     kept = (entry for entry in entries if entry.path not in written)
     new = (entry for entry in written.values() if entry is not None)
     return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
+
+
+def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
+    """Finds paths that are as what has begun wanted them, gives what they are, and lets the scan say that these are
+    unchanged.
+
+    changes: what the commands were to change, of paths at which the base still has the `before`. The scan is exact;
+    files are read whose stats can't tell. Folders that the changes lead through may have been left empty.
+    """
+    found: dict[bytes, Entry | None] = {}
+    folders: set[bytes] = set()
+    with about(scan.root), Descent(scan.root) as descent:
+        taker = _Taker(scan, descent)
+        for change in changes:
+            if change.path not in found and difference(change.before, change.after) is not None:
+                if taker.take(change):
+                    found[change.path] = change.after
+                folders.update(folders_above(change.path))
+        for path in folders:
+            if found.get(path) is None and taker.take_empty(path):
+                found[path] = Entry(path, Kind.EMPTY_DIRECTORY)
+    scan.stands_to_more_than_the_base()
+    return found
+
+
+class _Taker:
+    def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:
+        self._scan = scan
+        self._state = scan.state
+        self._descent = descent
+        self._names = NameIndex(scan.state)
+
+    def take(self, change: Change) -> bool:
+        path, wanted = change.path, change.after
+        folder_path, name = split(path)
+        at = self._names.find(folder_path, name)
+        folder = None if at is None else self._state.edit(folder_path)
+        if wanted is None:
+            taken = folder is None or at is None or not self._is_entry(folder, at, path)
+        elif folder is None or at is None:
+            return False
+        elif wanted.kind is Kind.EMPTY_DIRECTORY:
+            return self.take_empty(path)
+        else:
+            taken = folder.kinds[at] == wanted.kind and self._is_file(folder, at, name, change)
+        if taken:
+            self._state.gone.discard(path)
+        return taken
+
+    def take_empty(self, path: bytes) -> bool:
+        """Whether it is an empty folder that the base has not."""
+        folder = self._state.folder(path)
+        if folder is None or not folder.is_empty or folder.own == OWN_SAME:
+            return False
+        self._state.edit(path).own = OWN_SAME
+        self._state.gone.discard(path)
+        return True
+
+    def _is_entry(self, folder: Folder, at: int, path: bytes) -> bool:
+        if folder.kinds[at] == DIRECTORY:
+            below = self._state.folder(path)
+            return below is not None and below.is_empty
+        return folder.kinds[at] in KEPT
+
+    def _is_file(self, folder: Folder, at: int, name: bytes, change: Change) -> bool:
+        wanted = change.after
+        assert wanted is not None
+        if wanted.is_file and folder.size_on_disk(at) != wanted.size:
+            return False
+        item = pending_at(folder, at, name)
+        self._scan.relate(item, wanted)  # before it is read: then a large file's recipe is known
+        if item.known is None and hash_file(self._scan, item, self._descent) is not None:
+            item.known = None
+        if item.known is not None and difference(item.known, wanted) is None:
+            return True
+        self._scan.relate(item, change.before)
+        return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dsv.fs.descent import split
 from dsv.model.diff import difference
 from dsv.model.entry import Entry, Kind
-from dsv.worktree.folder import (
+from dsv.worktree.scan.folder import (
     DIRECTORY,
     IGNORED,
     KEPT,
@@ -23,7 +23,7 @@ from dsv.worktree.folder import (
     Relation,
     with_relation,
 )
-from dsv.worktree.state import State
+from dsv.worktree.scan.state import State
 
 _INDEXES = 64  # folders whose names are held in a dict at a time
 _TO_ABSENT = bytes(with_relation(value, Relation.ABSENT) for value in range(256))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.api.changes import store_content
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry
 from dsv.model.ids import Id
@@ -14,8 +13,9 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.trees import LocatedSegment, TreeReader
 from dsv.transfer.upload import Stored, Uploader
-from dsv.worktree.file_reader import read_stable
-from dsv.worktree.problem import Problem
+from dsv.worktree.scan.file_reader import read_stable
+from dsv.worktree.scan.problem import Problem
+from dsv.worktree.sync.file_saver import store_content
 
 
 @dataclass(slots=True)

@@ -1,0 +1,36 @@
+"""Opening the workspace around the working directory, for a command that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dsv.api.context import Context, check_binding
+from dsv.model.names import BranchName, Rev, Target
+from dsv.worktree.open_workspace import OpenWorkspace
+
+
+@contextmanager
+def open_to_publish(
+    context: Context, command: str, branch: BranchName | None = None
+) -> Iterator[OpenWorkspace]:
+    """For a command that publishes on `branch` (None: the workspace's): it holds the lock, and needs the store.
+
+    Raises `Conflict` if another command is at work in the workspace, or the store is not the one that it belongs to.
+    """
+    workspace = context.workspace()
+    with workspace.lock(command) as lock, context.store() as store:
+        target = Target(workspace.dataset, Rev(branch or workspace.branch))
+        repository = context.open_repository(store, target, workspace.base())
+        check_binding(workspace, repository)
+        yield OpenWorkspace(
+            workspace, repository, lock, context.writer, context.progress, lambda: store.counts
+        )
+
+
+@contextmanager
+def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
+    """For a command that only writes files here: it holds the lock, and may read the store from local copies."""
+    workspace = context.workspace()
+    with workspace.lock(command) as lock, context.bound_repository(workspace) as repository:
+        yield OpenWorkspace(workspace, repository, lock, context.writer, context.progress)

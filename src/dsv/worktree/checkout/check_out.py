@@ -1,0 +1,221 @@
+"""What clone, pull, restore and rollback share: they check out files of a commit into a workspace."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.errors import Conflict, Unreachable, Unsupported
+from dsv.fs.errors import about
+from dsv.model.diff import Change
+from dsv.model.entry import Entry, sort_key
+from dsv.model.ids import CommitId, PackId
+from dsv.model.location import Location
+from dsv.model.paths import fold_clashes, show
+from dsv.model.units import format_count
+from dsv.repo.objects import Objects
+from dsv.repo.reachability import reach_content
+from dsv.repo.trees import TreeReader
+from dsv.transfer.download import Fetcher, Wanted
+from dsv.worktree.baseline import Baseline
+from dsv.worktree.checkout.plan import NEVER, OverwritePolicy, Plan
+from dsv.worktree.checkout.tree_writer import Changes, Made, TreeWriter
+from dsv.worktree.journal import Journal
+from dsv.worktree.open_workspace import OpenWorkspace
+from dsv.worktree.scan.workspace_scan import WorkspaceScan
+from dsv.worktree.unfinished import Begun, restored, write_begun
+from dsv.worktree.workspace import Workspace
+
+_SHOWN = 20
+
+
+def check_tree(tree: TreeReader, root: Path) -> None:
+    """Refuses a tree whose symlinks leave it, or whose names would overwrite each other here."""
+    tree.check_links(tree.links())
+    check_folding(root, (entry.path for entry, _ in tree.below(b"")))
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where a command brings a workspace, and what it changes for that.
+
+    paths: those that it is about; with none it is the whole workspace, whose base `commit` then is.
+    may_overwrite: at which paths even what no commit has may be overwritten. hint: what to do about conflicts.
+    ready: called when nothing stands in the way and nothing is written yet; what it raises ends all.
+    """
+
+    command: str
+    commit: CommitId
+    changes: Changes
+    hint: str
+    paths: tuple[bytes, ...] = ()
+    may_overwrite: OverwritePolicy = NEVER
+    ready: Callable[[], None] = lambda: None
+
+
+def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
+    """Plans, refuses conflicts with a list of them, writes, and moves the base if the whole workspace is meant.
+
+    The command is noted as begun before the first file is written, so that the next one knows what it finds if this one
+    is killed. Raises `Conflict` with nothing written, and also if paths changed meanwhile: these alone are then as
+    they were. The caller holds the workspace's lock and saves the state.
+    """
+    workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
+    follow = None if goal.paths else goal.commit
+    writer = TreeWriter(scan, goal.changes, opened.progress, follow=follow, may_overwrite=goal.may_overwrite)
+    plan = writer.plan()
+    if plan.conflicts:
+        conflicts = _listed([f"{show(path)} {reason}" for path, reason in plan.conflicts])
+        raise Conflict(
+            f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
+            f"{scan.root}:{conflicts}",
+            subject=str(scan.root),
+            hint=goal.hint,
+        )
+    if (
+        objects.copy_of is not None
+    ):  # all or nothing: a missing content is told before the first file is written
+        for entry in writer.to_write():
+            if entry.is_file and entry.size:
+                objects.copy_of(entry)
+    check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
+    goal.ready()
+    begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
+    if plan.writes and begun.commit != begun.base:
+        write_begun(workspace.begun_path, (*baseline.begun, begun))
+    made = _write(opened, scan, writer, plan)
+    if follow is not None:
+        workspace.set_base(follow)
+        write_begun(workspace.begun_path, ())
+        _forget_intent(workspace)
+    else:
+        write_begun(workspace.begun_path, restored(baseline.begun, goal.paths))
+    return made
+
+
+def _write(opened: OpenWorkspace, scan: WorkspaceScan, writer: TreeWriter, plan: Plan) -> Made:
+    opened.progress.start(plan.created + plan.replaced, plan.fetched)
+    fetcher = Fetcher(opened.repository.objects)
+
+    def contents(asked: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
+        for _, pieces in fetcher.files(Wanted(entry, where) for entry, where in asked):
+            yield pieces
+
+    made = writer.apply(contents)
+    opened.progress.finish()
+    if made.left:
+        raise Conflict(
+            f"{len(made.left)} paths in {scan.root} changed while dsv was at work, and stay as they are:"
+            f"{_listed(list(map(show, made.left)))}",
+            subject=str(scan.root),
+            hint="run the command again",
+        )
+    return made
+
+
+def _forget_intent(workspace: Workspace) -> None:
+    """A killed sync may have published just before; by now the base is that commit or a later one."""
+    if workspace.journal_path.exists():
+        with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+            if journal.left.publishing is not None:
+                journal.clear()
+
+
+def check_copies(
+    tree: TreeReader | None, changes: Iterable[Change], may_overwrite: Callable[[bytes], bool], root: Path
+) -> None:
+    """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
+
+    Each pack is looked for once. Files that may be lost (`may_overwrite`) are not looked at.
+    """
+    going = {
+        change.path: change.before
+        for change in changes
+        if change.before is not None and change.before.is_file and change.before.size
+        and (change.after is None or change.after.file_id != change.before.file_id)
+        and not may_overwrite(change.path)
+    }  # fmt: skip
+    if tree is None or not going:
+        return
+    if tree.objects.copy_of is not None:
+        raise Unreachable(
+            f"nothing was written, as {format_count(len(going), 'file')} in {root} would go, and without asking the "
+            "store nothing tells whether it still has what they hold",
+            subject=str(root),
+            hint="name the paths that may go; dsv restore --offline --force gives up all of them",
+        )
+    needed = list(_needed(tree, going))
+    packs = tree.objects.packs
+    lost = packs.lost_of({pack for _, pack in needed})
+    suspected = dict.fromkeys(path for path, pack in needed if pack in lost)
+    only = [path for path in suspected if not _elsewhere(tree.objects, going[path])]
+    if not only:
+        return
+    for pack_id in lost:
+        packs.note(pack_id)
+    raise Conflict(
+        f"nothing was written, as the store has lost the content of {format_count(len(only), 'file')} in {root} that "
+        f"would go:{_listed(list(map(show, only)))}",
+        subject=str(root),
+        hint="dsv sync --reupload stores it again; dsv restore --force gives it up",
+    )
+
+
+def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
+    """The packs that these files' contents lie in, by the locators of their segments, which alone are read."""
+    leaves = tree.leaves()
+    last = [sort_key(leaf.child.last) for leaf in leaves]
+    wanted = sorted({bisect.bisect_left(last, sort_key(path)) for path in going})
+    chosen = [leaves[at] for at in wanted if at < len(leaves)]
+    for located in tree.segments(chosen):
+        for entry, where in located.entries():
+            if where is not None and going.get(entry.path) == entry:
+                for reached in reach_content(tree.objects, entry, where):
+                    if reached.location is not None:
+                        yield entry.path, reached.location.pack
+
+
+def _elsewhere(objects: Objects, entry: Entry) -> bool:
+    """Whether an index gives another place for all of a file's content: it may have been stored again."""
+    return all(
+        objects.indexes.find(kind, object_id, absent=objects.packs) is not None
+        for kind, object_id, _ in reach_content(objects, entry, None)
+    )
+
+
+def check_folding(root: Path, paths: Iterable[bytes]) -> None:
+    """Raises `Unsupported` if paths of a tree would overwrite each other on this file system."""
+    if not _folds(root):
+        return
+    clashes = fold_clashes(paths)
+    if clashes:
+        one, other = clashes[0]
+        more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
+        raise Unsupported(
+            f"{show(one)} and {show(other)} are one name in {root}{more}",
+            subject=str(root),
+            hint="use a folder on a file system that tells upper and lower case apart",
+        )
+
+
+def _folds(root: Path) -> bool:
+    """Whether a file made there is found by another spelling of its name."""
+    name = f".dsv-fold-{os.urandom(8).hex()}-aé"
+    with about(root):
+        (root / ".dsv" / name).touch(exist_ok=False)
+        try:
+            spellings = (name.upper(), name.replace("é", "e\u0301"))
+            return any((root / ".dsv" / spelling).exists() for spelling in spellings)
+        finally:
+            with contextlib.suppress(OSError):
+                (root / ".dsv" / name).unlink()
+
+
+def _listed(lines: list[str]) -> str:
+    """The lines of a message, one below the other, cut short if they are many."""
+    more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+    return "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])

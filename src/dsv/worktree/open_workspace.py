@@ -1,0 +1,146 @@
+"""A workspace that a command works in: locked, with its repository, and where its branch is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dsv.errors import Conflict, NotFound
+from dsv.fs.lock import Lock
+from dsv.model.ids import CommitId
+from dsv.model.names import BranchName
+from dsv.model.progress import Progress
+from dsv.model.units import format_count, format_duration
+from dsv.repo.objects import Objects
+from dsv.repo.refs import Head
+from dsv.repo.repository import Repository
+from dsv.repo.session import Writer
+from dsv.repo.standing import standing
+from dsv.store.counting import Counts
+from dsv.worktree.workspace import Workspace
+
+_COUNTED = 50
+"""Commits that are read to say how many are newer."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWorkspace:
+    """What every command that changes a workspace works with.
+
+    writer: the one whose commits and moves these are. counts: what the store was asked for so far.
+    """
+
+    workspace: Workspace
+    repository: Repository
+    lock: Lock
+    writer: Writer
+    progress: Progress
+    counts: Callable[[], Counts] = Counts
+
+    def following(self, branch: BranchName) -> OpenWorkspace:
+        """The same workspace, which follows this branch from now on."""
+        if branch == self.workspace.branch:
+            return self
+        return replace(self, workspace=self.workspace.follow(branch))
+
+    def proven_base(self) -> CommitId | None:
+        """The base, or its nearest ancestor that the store has, which then is the base.
+
+        What the lost commits brought counts as local changes from then on, so that no command takes it for safe, and
+        the next sync publishes it again.
+        """
+        base = self.workspace.base()
+        found = standing(self.repository.objects, base)
+        if base is not None and found != base:
+            self.workspace.set_base(found)
+            goes_on = "" if found is None else f", and the base is now its ancestor {_short(found)}"
+            self.progress.note(
+                f"the base {_short(base)} is not in {self.repository.store.url} any more (perhaps an older copy of "
+                f"the store was put back): its files count as local changes{goes_on}"
+            )
+        return found
+
+    def not_at_base(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
+        """Why nothing was published: the branch is not at the base. changed: there was something to publish."""
+        workspace = self.workspace
+        if head is None or head.commit is None:
+            name = str(workspace.branch if head is None else head.branch)
+            return Conflict(
+                f"{name} of {workspace.dataset} has no commit, and this workspace has one",
+                subject=f"{workspace.dataset}@{name}",
+                hint="dsv sync --new-branch NAME publishes what is here beside it",
+            )
+        text, hint = self._where(head, head.commit, base)
+        if not changed and base is not None:
+            text = f"nothing differs here from {_short(base)}, so nothing was published; but {text}"
+        return Conflict(text, subject=f"{workspace.dataset}@{head.branch}", hint=hint)
+
+    def no_branch(self, name: str) -> NotFound:
+        """A branch that was named and is not there: a new one is never made by a misspelt name."""
+        return NotFound(
+            f"dataset {self.workspace.dataset} has no branch {name}",
+            subject=name,
+            hint=f"dsv sync --new-branch {name} makes it",
+        )
+
+    def _where(self, head: Head, commit: CommitId, base: CommitId | None) -> tuple[str, str]:
+        """Where a branch is, seen from a base, and what to do about it."""
+        objects, name = self.repository.objects, f"{head.branch} of {self.workspace.dataset}"
+        last = f"last: {head.entry.author}, {self._ago(head)}"
+        pull = "dsv pull brings them here; dsv sync --new-branch NAME publishes beside them"
+        if base is None:
+            return f"{name} has commits that this workspace has not ({last})", pull
+        ahead = distance(objects, commit, base, _COUNTED)
+        if ahead is not None:
+            if head.branch == self.workspace.branch and self.workspace.seen() == commit:
+                return (
+                    f"{name} is at {_short(commit)}, {format_count(ahead, 'commit')} after this workspace's base "
+                    f"{_short(base)}, and has not moved since this workspace was there",
+                    f"dsv pull goes there again; dsv rollback @{_short(base)} takes {head.branch} back to the base",
+                )
+            return f"{name} has {format_count(ahead, 'newer commit')} ({last})", pull
+        back = distance(objects, base, commit, _COUNTED)
+        if back is not None:
+            return (
+                f"{name} is at {_short(commit)}, {format_count(back, 'commit')} before this workspace's base "
+                f"{_short(base)} ({last})",
+                "dsv sync --new-branch NAME publishes what is here beside it",
+            )
+        return (
+            f"{name} is at {_short(commit)}, which does not descend from the base {_short(base)} here ({last})",
+            f"dsv clone {self.workspace.dataset}@{head.branch} DIR; dsv sync --new-branch NAME publishes what is here",
+        )
+
+    def _ago(self, head: Head) -> str:
+        seconds = (self.repository.clock() - head.entry.time_ms) / 1000
+        return "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
+
+
+def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
+    """Whether the next commit of a branch may have this base as its parent.
+
+    That is so if the branch is there, or at commits which the store has lost and whose nearest ancestor it is.
+    """
+    if head.commit == base or head.commit is None:
+        return head.commit == base
+    if objects.stored_commit(head.commit) is not None:
+        return False
+    return objects.local_commit(head.commit) is not None and standing(objects, head.commit) == base
+
+
+def distance(objects: Objects, start: CommitId, goal: CommitId, limit: int | None = None) -> int | None:
+    """How many commits `start` is ahead of its ancestor `goal`; None if that is no ancestor of it (within `limit`)."""
+    level, steps, seen = [start], 0, {start}
+    while level and (limit is None or steps <= limit):
+        if goal in level:
+            return steps
+        found = [objects.commit_or_none(one) for one in level]
+        parents = dict.fromkeys(parent for commit in found if commit is not None for parent in commit.parents)
+        level = [parent for parent in parents if parent not in seen]
+        seen.update(level)
+        steps += 1
+    return None
+
+
+def _short(commit: CommitId) -> str:
+    return str(commit)[:12]

@@ -29,7 +29,7 @@ def log(context: Context, target: Target, limit: int | None = None) -> Iterator[
     with context.repository(_named(context, target)) as repository:
         start = _start(context, repository, target)
         dataset = target.dataset or context.workspace().dataset
-        names = _names(repository, dataset)
+        names = names_of_commits(repository, dataset)
         current: CommitId | None = start
         shown = 0
         while current is not None and (limit is None or shown < limit):
@@ -55,7 +55,8 @@ def _start(context: Context, repository: Repository, target: Target) -> CommitId
     return context.resolve(repository, target).commit
 
 
-def _names(repository: Repository, name: DatasetName) -> dict[CommitId, list[str]]:
+def names_of_commits(repository: Repository, name: DatasetName) -> dict[CommitId, list[str]]:
+    """The branches and tags that name each commit now."""
     found: dict[CommitId, list[str]] = {}
     heads, tags = repository.refs.names(name)
     for head in heads:

@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Datasets": {
         "diff": "Show what differs between two commits, or in this workspace",
         "log": "Show the commits of a branch",
+        "show": "Show a commit, or one file of it",
         "ls": "List the files of a commit",
         "cat": "Print one file of a commit",
         "resolve": "Print the full commit id that a target names",

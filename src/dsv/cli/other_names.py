@@ -19,7 +19,6 @@ OTHER_NAMES: dict[str, str] = {
     "get": "dsv cache",
     "materialize": "dsv cache",
     "history": "dsv log",
-    "show": "dsv log TARGET -n 1",
     "list": "dsv ls",
     "find": "dsv ls",
     "prune": "dsv evict",

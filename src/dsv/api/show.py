@@ -1,0 +1,129 @@
+"""One commit, or one path of it, and what became of it since the commit before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from dsv.api.context import Context
+from dsv.api.log import names_of_commits
+from dsv.errors import NotFound
+from dsv.model.commit import Commit
+from dsv.model.diff import Located, What
+from dsv.model.entry import Entry
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName, Target, clean_path
+from dsv.model.path_set import PathSet
+from dsv.model.paths import show as quote
+from dsv.model.renames import Difference, Found, differences, find_renames
+from dsv.repo.objects import Objects
+from dsv.repo.recipes import count_chunks, read_chunks, shared_bytes
+from dsv.repo.tree_diff import WHOLE, diff_trees
+from dsv.repo.trees import TreeReader
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPath:
+    """A file, a symlink, an empty folder, or (without an entry) a folder with so much in it.
+
+    chunks: of how many a file consists. difference: to the first parent; None if there is none, and for a folder.
+    shared: bytes of the file that lie in chunks of the parent's version.
+    """
+
+    path: bytes
+    entry: Entry | None
+    files: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    difference: Difference | None = None
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCommit:
+    """names: branches and tags that name it now. differences: to its first parent, in and below the path if one was
+    asked for; to be taken once, while it is open. Of a first commit everything is added.
+    """
+
+    dataset: DatasetName
+    id: CommitId
+    commit: Commit
+    names: tuple[str, ...]
+    differences: Iterable[Difference]
+    unsearched: int = 0
+    path: ShownPath | None = None
+
+    @property
+    def parent(self) -> CommitId | None:
+        """The first one."""
+        return self.commit.parents[0] if self.commit.parents else None
+
+
+@contextmanager
+def show(context: Context, target: Target) -> Iterator[ShownCommit]:
+    """The commit that a target means, or the path in it that the target names. Raises `NotFound`."""
+    path = clean_path(target.path)
+    with context.repository(target) as repository:
+        resolved = context.resolve(repository, target)
+        after = TreeReader(repository.objects, resolved.commit)
+        names = tuple(names_of_commits(repository, resolved.dataset).get(resolved.commit, ()))
+        made = ShownCommit(resolved.dataset, resolved.commit, after.commit, names, ())
+        before = None if made.parent is None else TreeReader(repository.objects, made.parent)
+        entry = after.entry(path) if path else None
+        if path and entry is None:
+            shown = _folder(after, path)
+            if shown is None:
+                raise NotFound(
+                    f"{quote(path)} is not in {resolved.dataset}@{str(resolved.commit)[:12]}",
+                    subject=str(target),
+                    hint=f"dsv ls {resolved.dataset}@{str(resolved.commit)[:12]}",
+                )
+            made = replace(made, path=shown)
+        if entry is not None:
+            yield _with_entry(made, before, after, entry)
+            return
+        changes = differences(diff_trees(before, after, PathSet.of([path] if path else [])))
+        if before is None:
+            yield replace(made, differences=changes)  # not held: it is the whole tree
+            return
+        found = _with_renames(repository.objects, changes)
+        yield replace(made, differences=found.differences, unsearched=found.unsearched)
+
+
+def _with_renames(objects: Objects, changes: Iterable[Difference]) -> Found:
+    return find_renames(changes, lambda entries: read_chunks(objects, entries))
+
+
+def _with_entry(
+    made: ShownCommit, before: TreeReader | None, after: TreeReader, found: Located
+) -> ShownCommit:
+    """A path that was not there before may be another one's new name, so all that differs is looked at."""
+    entry, where = found
+    objects = after.objects
+    scope = PathSet.of([entry.path])
+    if before is not None and before.entry(entry.path) is None:
+        scope = WHOLE
+    changes = differences(diff_trees(before, after, scope)) if before is not None else iter(())
+    mine = next((one for one in _with_renames(objects, changes).differences if one.path == entry.path), None)
+    old = None if mine is None else mine.before
+    if before is None:
+        mine = Difference(What.ADDED, None, entry)
+    shared = entry.size if mine is None else 0 if old is None else shared_bytes(objects, old, entry)
+    shown = ShownPath(
+        entry.path,
+        entry,
+        int(entry.is_file),
+        entry.size,
+        count_chunks(objects, entry, where),
+        mine,
+        shared,
+    )
+    return replace(made, path=shown, differences=() if mine is None else (mine,))
+
+
+def _folder(after: TreeReader, path: bytes) -> ShownPath | None:
+    files = size = entries = 0
+    for entry, _ in after.below(path):
+        entries, files, size = entries + 1, files + entry.is_file, size + entry.size
+    return ShownPath(path, None, files, size) if entries else None

@@ -1,0 +1,183 @@
+"""dsv show."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.show import ShownCommit, ShownPath
+from dsv.api.show import show as read
+from dsv.cli import differences as told
+from dsv.cli.call import Call
+from dsv.cli.commits import COMMIT_KEYS, commit_item, commit_lines, write_lines
+from dsv.cli.declare import command
+from dsv.cli.output import printable
+from dsv.cli.targets import Offline, one_of
+from dsv.model.names import Target
+from dsv.model.summary import Summary
+from dsv.model.units import format_bytes, format_count
+
+FOLDERS = 20
+"""Folders that are told one by one without --dirs; the others share a row."""
+
+
+@command(
+    "show",
+    unused=["--cache"],
+    examples=[
+        ("dsv show", "the base commit of this workspace"),
+        ("dsv show chest-xray@v2", "a tag: who, when, why, and what changed in which folder"),
+        ("dsv show @v2 --name-status", "each path that it changed"),
+        ("dsv show @v2:train/1.png", "one file: size, id, chunks, what it shares with the version before"),
+        ("dsv show @v2 --json | jq .files", "how many files it has"),
+    ],
+    result={
+        "dataset": "the dataset",
+        **COMMIT_KEYS,
+        "names": "branches and tags that name it now",
+        **told.SUM_KEYS,
+        "path.path": "the path that was asked for",
+        "path.kind": "file, executable, symlink, directory (an empty one), or folder",
+        "path.size": "bytes of the file, or of all files in the folder",
+        "path.files": "files in the folder; 1 for a file",
+        "path.id": "BLAKE3 of the file; null for what is none",
+        "path.target": "where a symlink leads; else null",
+        "path.chunks": "of how many chunks the file consists; 0 for what is none",
+        "path.change": "added, changed, renamed, retyped or unchanged since the first parent; null for a folder",
+        "path.old_path": "the path at the first parent; null if it was not there, and for a folder",
+        "path.shared_bytes": "bytes of the file that lie in chunks of the parent's version",
+        **told.FOLDER_KEYS,
+    },
+)
+def show(
+    call: Call,
+    target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
+    dirs: told.Dirs = None,
+    name_only: told.NameOnly = False,
+    name_status: told.NameStatus = False,
+    offline: Offline = False,
+) -> None:
+    """Show a commit, or one file of it.
+
+    The change is that against the first parent, summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the
+    base commit of this workspace.
+    """
+    one_of(
+        **{"json": call.json, "name-only": name_only, "name-status": name_status, "dirs": dirs is not None}
+    )
+    with (
+        call.context(offline=offline) as context,
+        read(context, Target.parse(target)) as shown,
+    ):
+        if name_only or name_status:
+            for one in shown.differences:
+                call.out.line(told.name_status(one) if name_status else printable(one.path))
+        elif call.json:
+            call.document(_document(shown, dirs))
+        elif shown.path is not None and shown.path.entry is not None:
+            _write_path(call, shown, shown.path)
+        else:
+            _write_head(call, shown)
+            _write_change(call, shown, dirs)
+
+
+def _write_head(call: Call, shown: ShownCommit) -> None:
+    if shown.path is None:
+        ink = call.around.stdout_ink
+        write_lines(call, commit_lines(shown.id, shown.commit, shown.names, ink, parents=True))
+        return
+    call.out.line(f"folder  {printable(shown.path.path)}")
+    call.out.line(f"in      {_commit(shown)}")
+    call.out.line(f"size    {format_count(shown.path.files, 'file')}, {format_bytes(shown.path.bytes)}")
+
+
+def _write_change(call: Call, shown: ShownCommit, dirs: int | None) -> None:
+    summary = Summary(shown.differences)
+    call.out.line("")
+    since = "The first commit" if shown.parent is None else f"Since {shown.dataset}@{str(shown.parent)[:12]}"
+    call.out.line(f"{since}: {told.counts(summary.total)}")
+    told.write_folders(call, summary.by_folder(dirs, FOLDERS if dirs is None else None), summary.total)
+    if shown.unsearched:
+        call.say(told.unsearched(shown.unsearched))
+
+
+def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
+    entry = path.entry
+    assert entry is not None
+    rows = [
+        (told.KIND_WORDS[entry.kind], printable(path.path)),
+        ("in", _commit(shown)),
+        ("target", None if entry.target is None else printable(entry.target)),
+        ("size", f"{format_bytes(entry.size)} ({entry.size:,} bytes)" if entry.is_file else None),
+        ("mode", told.mode(entry)),
+        ("id", None if entry.file_id is None else str(entry.file_id)),
+        ("chunks", f"{path.chunks:,}" if entry.is_file else None),
+        ("change", _change_words(shown, path)),
+    ]
+    widest = max(len(name) for name, value in rows if value is not None)
+    for name, value in rows:
+        if value is not None:
+            call.out.line(f"{name:<{widest}}  {value}")
+
+
+def _change_words(shown: ShownCommit, path: ShownPath) -> str:
+    one = path.difference
+    if shown.parent is None:
+        return "added, by the first commit"
+    since = f"since {shown.dataset}@{str(shown.parent)[:12]}"
+    if one is None or one.before is None or path.entry is None:
+        return f"{_change(path)} {since}"
+    words = one.what.value if one.content_changed or not one.mode_changed else "mode changed"
+    if one.old_path != one.path:
+        words = f"renamed from {printable(one.old_path or b'')}"
+    if not one.content_changed or path.chunks < 2:
+        return f"{words} {since}"
+    share = 100 * path.shared // path.entry.size
+    return f"{words} {since}, {format_bytes(path.shared)} ({share}%) in the same chunks"
+
+
+def _change(path: ShownPath) -> str | None:
+    if path.entry is None:
+        return None
+    return "unchanged" if path.difference is None else path.difference.what.value
+
+
+def _commit(shown: ShownCommit) -> str:
+    return f"{shown.dataset}@{str(shown.id)[:12]}"
+
+
+def _document(shown: ShownCommit, dirs: int | None) -> dict[str, object]:
+    summary = Summary(shown.differences)
+    return {
+        "dataset": str(shown.dataset),
+        **commit_item(shown.id, shown.commit),
+        "names": list(shown.names),
+        **told.sums_item(summary.total),
+        "path": None if shown.path is None else _path_item(shown.path),
+        "folders": [told.folder_item(row) for row in summary.by_folder(dirs)],
+    }
+
+
+def _path_item(path: ShownPath) -> dict[str, object]:
+    entry = path.entry
+    return {
+        "path": path.path.decode("utf-8", "surrogateescape"),
+        "kind": "folder" if entry is None else told.KIND_WORDS[entry.kind],
+        "size": path.bytes,
+        "files": path.files,
+        "id": None if entry is None or entry.file_id is None else str(entry.file_id),
+        "target": None
+        if entry is None or entry.target is None
+        else entry.target.decode("utf-8", "surrogateescape"),
+        "chunks": path.chunks,
+        "change": _change(path),
+        "old_path": _old_path(path),
+        "shared_bytes": path.shared,
+    }
+
+
+def _old_path(path: ShownPath) -> str | None:
+    one = path.difference
+    old = path.path if one is None and path.entry is not None else None if one is None else one.old_path
+    return None if old is None else old.decode("utf-8", "surrogateescape")

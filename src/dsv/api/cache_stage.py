@@ -56,6 +56,23 @@ class CacheItem:
     held_until: float | None = None
     may_go: float | None = None
 
+    @classmethod
+    def of(cls, staged: Staged, held: LeaseRecord | None = None, may_go: float | None = None) -> CacheItem:
+        return cls(
+            path=staged.path,
+            dataset=staged.dataset,
+            commit=staged.commit,
+            files=staged.files,
+            bytes=staged.bytes,
+            fetched_bytes=staged.fetched_bytes,
+            linked_files=staged.linked_files,
+            hit=staged.hit,
+            seconds=staged.seconds,
+            hold=None if held is None else held.owner.id,
+            held_until=None if held is None else held.until,
+            may_go=may_go,
+        )
+
 
 class NoLease:
     """Stands for a lease where the commit is pinned for good, and the caller may not write to the cache."""
@@ -102,20 +119,7 @@ class Stager:
                 may_go = None if hold is not None else self._may_go(found)
         except OSError as error:
             raise explain(error, self.root.path) from error
-        return CacheItem(
-            path=result.path,
-            dataset=found.dataset,
-            commit=found.commit,
-            files=result.files,
-            bytes=result.bytes,
-            fetched_bytes=result.fetched_bytes,
-            linked_files=result.linked_files,
-            hit=result.hit,
-            seconds=time.monotonic() - started,
-            hold=None if held is None else held.owner.id,
-            held_until=None if held is None else held.until,
-            may_go=may_go,
-        )
+        return CacheItem.of(_staged(found, result, started), held, may_go)
 
     def locate(self, target: Target) -> Staged:
         """Where the target is or would be; fetches no files."""
@@ -148,18 +152,7 @@ class Stager:
                 lease = claim.keep()
         except OSError as error:
             raise explain(error, self.root.path) from error
-        staged = Staged(
-            path=result.path,
-            dataset=found.dataset,
-            commit=found.commit,
-            files=result.files,
-            bytes=result.bytes,
-            hit=result.hit,
-            seconds=time.monotonic() - started,
-            fetched_bytes=result.fetched_bytes,
-            linked_files=result.linked_files,
-        )
-        return staged, lease or NoLease()
+        return _staged(found, result, started), lease or NoLease()
 
     def _fill(self, found: Found, claim: Claim) -> FillResult:
         """With a claim that stands, the commit stays from the moment it is seen."""
@@ -213,6 +206,20 @@ class Stager:
             subject=str(found.place),
             hint="leave out --offline to fetch it",
         )
+
+
+def _staged(found: Found, result: FillResult, started: float) -> Staged:
+    return Staged(
+        path=result.path,
+        dataset=found.dataset,
+        commit=found.commit,
+        files=result.files,
+        bytes=result.bytes,
+        hit=result.hit,
+        seconds=time.monotonic() - started,
+        fetched_bytes=result.fetched_bytes,
+        linked_files=result.linked_files,
+    )
 
 
 def cache(

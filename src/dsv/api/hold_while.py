@@ -93,20 +93,7 @@ def cache_while(
     )
     if held.keeper is not None:
         held.keeper.close()
-    return [
-        CacheItem(
-            path=one.path,
-            dataset=one.dataset,
-            commit=one.commit,
-            files=one.files,
-            bytes=one.bytes,
-            fetched_bytes=one.fetched_bytes,
-            linked_files=one.linked_files,
-            hit=one.hit,
-            seconds=one.seconds,
-        )
-        for one in held.staged
-    ]
+    return [CacheItem.of(one) for one in held.staged]
 
 
 def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from blake3 import blake3
 from dsv.cache.layout import folder_name
 from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, UsageError
-from dsv.fs.files import list_names, read_small
+from dsv.fs.files import list_names, read_json
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 
@@ -44,10 +44,10 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
 
 def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
     """The store that filled this dataset first; None if no store did. Raises `OSError`."""
-    data = read_small(root.binding(folder_name(dataset)))
+    binding = read_json(root.binding(folder_name(dataset)), _BINDING)
     try:
-        return None if data is None else StoreId.parse(_BINDING.decode(data).store)
-    except (msgspec.DecodeError, UsageError):
+        return None if binding is None else StoreId.parse(binding.store)
+    except UsageError:
         return None
 
 

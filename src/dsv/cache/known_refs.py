@@ -14,7 +14,7 @@ import msgspec
 
 from dsv.cache.root import CacheRoot
 from dsv.errors import UsageError
-from dsv.fs.files import list_names, read_small
+from dsv.fs.files import list_names, read_json
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName, TagName
 
@@ -101,9 +101,8 @@ def _known(kind: type[Name], folder: Path) -> dict[Name, KnownRef]:
 
 
 def _read(path: Path) -> KnownRef | None:
-    data = read_small(path)
+    known = read_json(path, _KNOWN)
     try:
-        known = None if data is None else _KNOWN.decode(data)
         return None if known is None else KnownRef(CommitId.parse(known.commit), known.seen)
-    except (msgspec.DecodeError, UsageError):
+    except UsageError:
         return None

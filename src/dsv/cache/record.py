@@ -17,7 +17,7 @@ import msgspec
 from dsv.cache.disk import own_folder
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
-from dsv.fs.files import list_names, read_small
+from dsv.fs.files import list_names, read_json
 
 PREFIX = "entry-"
 _VERSION = 1
@@ -73,16 +73,8 @@ def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = Non
     """
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
-    found = [_read(folder / name) for name in chosen if name.startswith(PREFIX)]
+    found = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(PREFIX)]
     return max((one for one in found if one is not None), key=lambda one: one.time, default=None)
-
-
-def _read(path: Path) -> Filled | None:
-    data = read_small(path)
-    try:
-        return None if data is None else _FILLED.decode(data)
-    except msgspec.DecodeError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
-from dsv.fs.files import read_small
+from dsv.fs.files import read_json
 from dsv.fs.process import user_name
 
 USED = "used"
@@ -79,11 +79,8 @@ def used_until(root: CacheRoot, place: Place, moment: float) -> None:
 
 def last_used(root: CacheRoot, place: Place) -> float | None:
     """Seconds since 1970 by the file server's clock; None if no use was recorded. Raises `OSError`."""
-    data = read_small(root.claims(place) / USED)
-    try:
-        return None if data is None else _USED.decode(data).at
-    except msgspec.DecodeError:
-        return None
+    record = read_json(root.claims(place) / USED, _USED)
+    return None if record is None else record.at
 
 
 def add_share(root: CacheRoot, place: Place, fill: str, extent: Extent) -> None:
@@ -96,13 +93,7 @@ def shares(root: CacheRoot, place: Place, fill: str, names: tuple[str, ...]) -> 
     """The sum of what was taken over by this fill; `names` lists the claims folder. Raises `OSError`."""
     total = Extent()
     for name in names:
-        data = read_small(root.claims(place) / name) if name.startswith(SHARE) else None
-        if data is None:
-            continue
-        try:
-            share = _SHARE.decode(data)
-        except msgspec.DecodeError:
-            continue
-        if share.fill == fill:
+        share = read_json(root.claims(place) / name, _SHARE) if name.startswith(SHARE) else None
+        if share is not None and share.fill == fill:
             total += Extent(share.bytes, share.files)
     return total

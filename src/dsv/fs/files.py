@@ -7,7 +7,9 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from dsv.fs.attributes import refresh
 from dsv.fs.folders import sync_folder
@@ -15,6 +17,7 @@ from dsv.fs.folders import sync_folder
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_TRIES = 3
 _TRIES = 20
+_T = TypeVar("_T")
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 """What is said of a path that another removed; an NFS server says ESTALE of what was open."""
@@ -116,6 +119,15 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
                 raise
             time.sleep(0.01 * attempt)
     return None
+
+
+def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 20) -> _T | None:
+    """What a small file holds; None if there is none, or if the decoder can't make sense of it. Raises `OSError`."""
+    data = read_small(path, limit)
+    try:
+        return None if data is None else decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _read_up_to(descriptor: int, limit: int) -> bytes | None:

@@ -19,7 +19,7 @@ import msgspec
 from dsv.cache.claims.owners import Owner
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
-from dsv.fs.files import FULL, read_small
+from dsv.fs.files import FULL, read_json
 
 PREFIX = "intent-"
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -131,11 +131,7 @@ def void(root: CacheRoot, place: Place, name: str) -> bool:
 
 def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:
     """None if it was taken back, or can't be understood. Raises `OSError`."""
-    data = read_small(root.claims(place) / name)
-    try:
-        return None if data is None else _INTENT.decode(data)
-    except msgspec.DecodeError:
-        return None
+    return read_json(root.claims(place) / name, _INTENT)
 
 
 def _remove_folder(folder: Path) -> bool:

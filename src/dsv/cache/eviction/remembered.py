@@ -18,7 +18,7 @@ from dsv.cache.record import Filled, read_record
 from dsv.cache.root import CacheRoot
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
-from dsv.fs.files import GONE, read_small
+from dsv.fs.files import GONE, read_json
 
 SETTLED = (
     10.0  # seconds; some file systems count whole seconds, so a younger folder may change and keep its mtime
@@ -64,11 +64,7 @@ class Remembered:
     @classmethod
     def load(cls, root: CacheRoot, now: float) -> Remembered:
         """Knows nothing if the file is missing or can't be understood. Raises `OSError`."""
-        data = read_small(root.inventory, _LONGEST)
-        try:
-            file = None if data is None else _FILE.decode(data)
-        except (msgspec.DecodeError, RecursionError):
-            file = None
+        file = read_json(root.inventory, _FILE, _LONGEST)
         if file is None or file.version != _VERSION:
             return cls(root, now, {})
         known = {

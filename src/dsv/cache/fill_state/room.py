@@ -23,7 +23,7 @@ from dsv.cache.fill_state.workers import Worker, read_workers
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.errors import NoRoom
-from dsv.fs.files import list_names, read_small
+from dsv.fs.files import list_names, read_json
 from dsv.model.units import format_bytes
 
 # Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
@@ -130,11 +130,7 @@ def reservations(root: CacheRoot) -> list[Reservation]:
         return found
     now = root.now(root.room)
     for fill in list_names(root.room):
-        data = read_small(root.room / fill)
-        try:
-            record = None if data is None else _RECORD.decode(data)
-        except msgspec.DecodeError:
-            record = None
+        record = read_json(root.room / fill, _RECORD)
         if record is None:
             continue
         one = _standing(root, fill, record, now)

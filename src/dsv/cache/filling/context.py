@@ -73,6 +73,7 @@ class FillContext:
     """What a fill works with; see `fill`."""
 
     root: CacheRoot
+    request: FillRequest
     place: Place
     source: Source
     ensure_room: EnsureRoom

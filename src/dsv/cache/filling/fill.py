@@ -51,6 +51,7 @@ def fill(
         root.prepare()
         context = FillContext(
             root=root,
+            request=request,
             place=request.place,
             source=source,
             ensure_room=ensure_room,
@@ -59,15 +60,15 @@ def fill(
             helper=helper,
             kind=system.kind_of(root.path),
         )
-        return _fill(request, context)
+        return _fill(context)
     except OSError as error:
         raise explain(error, root.visible(request.place), "fill") from error
 
 
-def _fill(request: FillRequest, context: FillContext) -> FillResult:
+def _fill(context: FillContext) -> FillResult:
     """Each round ends with the commit visible, with somebody else's fill that ended without it, or with trouble."""
     root, place = context.root, context.place
-    patience = Patience(request, context)
+    patience = Patience(context)
     worked = False
     fetched = linked = 0
     for attempt in range(_ATTEMPTS):
@@ -80,7 +81,7 @@ def _fill(request: FillRequest, context: FillContext) -> FillResult:
             if directory is not None and not directory.is_open():
                 finalize(directory)
                 continue
-            done, trouble = _take_part(request, context, directory)
+            done, trouble = _take_part(context, directory)
             if done is not None:
                 worked = True
                 fetched += done.fetched
@@ -101,7 +102,7 @@ def _fill(request: FillRequest, context: FillContext) -> FillResult:
 
 
 def _take_part(
-    request: FillRequest, context: FillContext, directory: FillDirectory | None
+    context: FillContext, directory: FillDirectory | None
 ) -> tuple[FillParticipant | None, OSError | None]:
     """Works on the fill, or begins one. Returns when it has ended, one way or another; None: it was not begun.
 
@@ -113,7 +114,7 @@ def _take_part(
     superfluous = False
     try:
         if directory is None:
-            directory = _begin(request, context, heartbeat)
+            directory = _begin(context, heartbeat)
             # While this one was planned, another may have begun, been published and cleared away.
             superfluous = (
                 directory is not None and lookup(context.root, context.place, fresh=True) is not None
@@ -157,11 +158,11 @@ def _make_way(root: CacheRoot, place: Place) -> None:
                 give_up(directory)
 
 
-def _begin(request: FillRequest, context: FillContext, heartbeat: Heartbeat) -> FillDirectory | None:
+def _begin(context: FillContext, heartbeat: Heartbeat) -> FillDirectory | None:
     """Plans, reserves room, and starts; None if another was faster."""
     root, place = context.root, context.place
     _check_free(root, place)
-    planned = _plan_that_fits(request, context)
+    planned = _plan_that_fits(context)
     plan = planned.plan
     directory: FillDirectory | None = None
     try:
@@ -174,7 +175,7 @@ def _begin(request: FillRequest, context: FillContext, heartbeat: Heartbeat) -> 
     return directory
 
 
-def _plan_that_fits(request: FillRequest, context: FillContext) -> Planned:
+def _plan_that_fits(context: FillContext) -> Planned:
     """A plan for which there is room, and which has reserved it.
 
     What it takes files from can't be evicted for it. If it does not fit beside that, it is planned without the one
@@ -184,7 +185,9 @@ def _plan_that_fits(request: FillRequest, context: FillContext) -> Planned:
     without: set[Place] = set()
     refused: NoRoomBeside | None = None
     while True:
-        planned = make_plan(root, request, context.source, remote=context.kind.remote, without=without)
+        planned = make_plan(
+            root, context.request, context.source, remote=context.kind.remote, without=without
+        )
         plan = planned.plan
         room.reserve(root, place, plan.fill, plan.need_bytes, plan.need_files)
         try:
@@ -232,8 +235,7 @@ class Patience:
     that nobody tries for ever.
     """
 
-    def __init__(self, request: FillRequest, context: FillContext) -> None:
-        self._request = request
+    def __init__(self, context: FillContext) -> None:
         self._context = context
         self._comebacks = 0
         self._vanishings = 0
@@ -272,9 +274,12 @@ class Patience:
 
     def _refusal(self, error: OSError) -> NoRoom:
         """Before there is a plan, what the whole commit needs stands for what is still to come."""
-        tree = self._context.source.tree(self._request.commit)
+        tree = self._context.source.tree(self._context.request.commit)
         return refusal(
-            self._context.root, self._context.place, error, *room_needed(tree, self._request.selection)
+            self._context.root,
+            self._context.place,
+            error,
+            *room_needed(tree, self._context.request.selection),
         )
 
     def _bear_forgotten(self, error: OSError) -> None:

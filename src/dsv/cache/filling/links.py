@@ -102,7 +102,7 @@ class Links:
                 failed.append(at)
         return failed
 
-    def identity(self, source: tuple[int, bytes], size: int, *, executable: bool) -> tuple[int, int] | None:
+    def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
         """Device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
@@ -110,23 +110,15 @@ class Links:
             if error.errno not in _NO_DONOR:
                 raise
             return None
-        as_filled = stat.S_ISREG(found.st_mode) and found.st_size == size and has_time(found)
-        if not as_filled or bool(found.st_mode & 0o100) != executable:
+        as_filled = stat.S_ISREG(found.st_mode) and found.st_size == entry.size and has_time(found)
+        if not as_filled or bool(found.st_mode & 0o100) != (entry.kind is Kind.EXECUTABLE):
             return None
         return found.st_dev, found.st_ino
 
-    def take(
-        self,
-        source: tuple[int, bytes],
-        target: tuple[int, bytes],
-        size: int,
-        file_id: bytes,
-        *,
-        executable: bool,
-    ) -> Taken:
+    def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
         """Makes `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
         folder, name = source
-        if self.identity(source, size, executable=executable) is None:
+        if self.identity(source, entry) is None:
             return Taken.NO
         try:
             os.link(name, target[1], src_dir_fd=folder, dst_dir_fd=target[0], follow_symlinks=False)
@@ -134,7 +126,7 @@ class Links:
             raise
         except OSError as error:
             if error.errno in NO_LINK:
-                return self._copy(source, target, size, file_id, executable=executable)
+                return self._copy(source, target, entry)
             if error.errno in _NO_DONOR:
                 return Taken.NO
             raise
@@ -163,15 +155,7 @@ class Links:
         self._tops.append(top)
         return Folders(top, self._rights, before_close=self._before_close)
 
-    def _copy(
-        self,
-        source: tuple[int, bytes],
-        target: tuple[int, bytes],
-        size: int,
-        file_id: bytes,
-        *,
-        executable: bool,
-    ) -> Taken:
+    def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
         """Shared blocks cost nothing. A copy is made of small files only: a large one's chunks are checked and
         copied by the process that fetches, so that no wrong byte is ever written."""
         try:
@@ -180,16 +164,17 @@ class Links:
             if error.errno not in _NO_DONOR:
                 raise
             return Taken.NO
+        executable = entry.kind is Kind.EXECUTABLE
         try:
             if self._clones and self._clone(descriptor, target, executable=executable):
                 return Taken.LINKED
             self._clones = False
-            if size > SINGLE_CHUNK_MAX:
+            if entry.size > SINGLE_CHUNK_MAX:
                 return Taken.NO
-            data = os.read(descriptor, size + 1)
+            data = os.read(descriptor, entry.size + 1)
         finally:
             os.close(descriptor)
-        if len(data) != size or FileId.hash(data) != file_id:
+        if len(data) != entry.size or FileId.hash(data) != entry.file_id:
             return Taken.NO
         create_file(*target, (data,), self._rights, executable=executable)
         return Taken.COPIED

@@ -200,19 +200,17 @@ class Placer:
 
     def take(self, job: Job, item: Item) -> None:
         """Links the donor's file, or else adds the item to the job's `copied` or `failed`."""
-        assert item.donor is not None and item.entry.file_id is not None
-        entry, file_id = item.entry, item.entry.file_id
+        assert item.donor is not None
         source = self._links.folder_of(item.donor, item.donor_path)
         if source is None:
             job.failed.append(item)
             return
-        target = self._find(job, self.asked, entry.path)
+        target = self._find(job, self.asked, item.entry.path)
         if target is None:
             return
-        executable = entry.kind is Kind.EXECUTABLE
 
         def link() -> None:
-            taken = self._links.take(source, target, entry.size, file_id, executable=executable)
+            taken = self._links.take(source, target, item.entry)
             if taken is Taken.NO:
                 job.failed.append(item)
             elif taken is Taken.COPIED:
@@ -295,8 +293,7 @@ class Placer:
         source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
 
         def look() -> None:
-            executable = entry.kind is Kind.EXECUTABLE
-            twin = None if source is None else self._links.identity(source, entry.size, executable=executable)
+            twin = None if source is None else self._links.identity(source, entry)
             states[entry.path] = examine(folder, name, entry, twin)
 
         return look

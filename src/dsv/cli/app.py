@@ -69,8 +69,8 @@ class Root(TyperGroup):
 
 def load(name: str) -> Command:
     """The command of that name, from its module."""
-    module = import_module(f"dsv.cli.commands.{name}")
-    found = getattr(module, f"{name}_" if iskeyword(name) else name)
+    function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
+    found = getattr(import_module(f"dsv.cli.commands.{name.replace('-', '_')}"), function)
     assert isinstance(found, Command)
     return found
 

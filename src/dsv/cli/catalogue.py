@@ -21,6 +21,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "resolve": "Print the full commit id that a target names",
         "datasets": "List what the store holds",
         "tag": "Name a commit for good, or list tags",
+        "merge": "Bring the changes of one branch into another",
+        "cherry-pick": "Apply the changes of one commit to a branch",
+        "revert": "Undo the changes of one commit on a branch",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",

@@ -36,6 +36,7 @@ class Draft:
     never was: this commit's move makes it.
     parents: none for a first commit. Each must be in the store, which is asked.
     action: what the branch's log of moves says happened, such as `put`.
+    taken_from: commits besides the parents that contents are taken from.
     """
 
     dataset: DatasetName
@@ -44,6 +45,7 @@ class Draft:
     parents: tuple[CommitId, ...]
     message: str
     action: str
+    taken_from: tuple[CommitId, ...] = ()
 
     @property
     def head(self) -> CommitId | None:
@@ -186,7 +188,7 @@ def _publish(
 def _check_kept(session: Session, draft: Draft, base: TreeReader | None) -> None:
     """Nothing that the commit goes on referring to may be about to be removed by gc. Asks nothing if none works."""
     kept = {draft.head} if draft.head is not None else set()
-    built_on = {*draft.parents, *([] if base is None else [base.commit_id])}
+    built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
     for commit_id in sorted(built_on - kept):  # the branch keeps its own from gc
         check_whole(session, commit_id)
 

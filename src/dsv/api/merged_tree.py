@@ -1,0 +1,166 @@
+"""A merge of trees on the way to a commit: what merge, cherry-pick and revert share.
+
+It is worked out twice if it is large: once to know of every conflict before anything is written, and once to write it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dsv.errors import Conflict
+from dsv.model.chunking import SINGLE_CHUNK_MAX
+from dsv.model.diff import Change
+from dsv.model.entry import Entry, sort_key
+from dsv.model.merge import Choices, ConflictKind, Decision, MergeContent, PathConflict, merge_changes
+from dsv.model.paths import show
+from dsv.model.units import format_count
+from dsv.repo.tree_edit import TreeChange
+from dsv.repo.trees import TreeReader
+from dsv.transfer.upload import Uploader
+
+_HELD_DECISIONS = 50_000
+_HELD_BYTES = 64 << 20
+_SHOWN = 20
+
+Changes = Callable[[], Iterator[Change]]
+"""Works out anew what a side changed since the common state, in tree order."""
+
+
+class MergeConflict(Conflict):
+    """Paths that both sides changed, and that nothing was chosen for. conflicts: all of them, in tree order."""
+
+    def __init__(self, message: str, conflicts: tuple[PathConflict, ...], *, hint: str) -> None:
+        super().__init__(message, subject=show(conflicts[0].path) if conflicts else None, hint=hint)
+        self.conflicts = conflicts
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCounts:
+    """What a merge changes in ours. merged: files of which the content was put together from both sides."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    merged: int = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+@dataclass(slots=True)
+class MergedTree:
+    """What the changes of two sides make of `ours` (None: an empty tree)."""
+
+    ours: TreeReader | None
+    theirs: TreeReader | None
+    changes_of_ours: Changes
+    changes_of_theirs: Changes
+    merge_content: MergeContent
+    choices: Choices
+    conflicts: list[PathConflict] = field(default_factory=list)
+    counts: MergeCounts = field(default_factory=MergeCounts)
+    _beside: list[TreeChange] = field(default_factory=list)
+    _held: list[Decision] | None = None
+
+    def work_out(self) -> None:
+        """Finds all conflicts, and counts what changes. Writes nothing."""
+        held: list[Decision] | None = []
+        weight = added = changed = removed = merged = 0
+        for decision in self._decisions():
+            if decision.conflict is not None:
+                self.conflicts.append(decision.conflict)
+            if decision.beside is not None:
+                self._keep_beside(decision)
+            if not decision.changes_ours:
+                continue
+            added += decision.ours is None
+            removed += decision.result is None
+            changed += decision.ours is not None and decision.result is not None
+            merged += decision.content is not None
+            weight += len(decision.content or b"")
+            if held is not None:
+                held.append(decision)
+                if len(held) > _HELD_DECISIONS or weight > _HELD_BYTES:
+                    held = None
+        self._held = held
+        self._beside.sort(key=lambda change: sort_key(change.path))
+        self.counts = MergeCounts(added + len(self._beside), changed, removed, merged)
+
+    def check(self, hint: str) -> None:
+        """Raises `MergeConflict` with all conflicts."""
+        if not self.conflicts:
+            return
+        conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))
+        lines = [describe(one) for one in conflicts[:_SHOWN]]
+        if len(conflicts) > _SHOWN:
+            lines.append(f"and {len(conflicts) - _SHOWN:,} more")
+        raise MergeConflict(
+            f"nothing was written, as {format_count(len(conflicts), 'path')} can't be merged:\n  "
+            + "\n  ".join(lines),
+            conflicts,
+            hint=hint,
+        )
+
+    def tree_changes(self, uploader: Uploader) -> Iterator[TreeChange]:
+        """What is to be written over `ours`, in tree order; contents that are new are stored."""
+        return heapq.merge(self._stored(uploader), self._beside, key=lambda change: sort_key(change.path))
+
+    def _decisions(self) -> Iterator[Decision]:
+        return merge_changes(
+            self.changes_of_ours(), self.changes_of_theirs(), self.merge_content, self.choices
+        )
+
+    def _stored(self, uploader: Uploader) -> Iterator[TreeChange]:
+        for decision in self._decisions() if self._held is None else self._held:
+            if not decision.changes_ours:
+                continue
+            if decision.content is None or decision.result is None:
+                yield TreeChange(decision.path, decision.result, decision.location)
+            else:
+                yield store_content(uploader, decision.result, decision.content)
+
+    def _keep_beside(self, decision: Decision) -> None:
+        assert decision.beside is not None
+        entry, location = decision.beside
+        if any(tree is not None and _has(tree, entry.path) for tree in (self.ours, self.theirs)):
+            reason = f"there is {show(entry.path)} already"
+            self.conflicts.append(
+                PathConflict(decision.path, ConflictKind.IN_THE_WAY, decision.ours, entry, reason)
+            )
+        else:
+            self._beside.append(TreeChange(entry.path, entry, location))
+
+
+def store_content(uploader: Uploader, entry: Entry, content: bytes) -> TreeChange:
+    """The entry with this content, which is stored."""
+    if len(content) <= SINGLE_CHUNK_MAX:
+        stored = uploader.add_bytes(content)
+    else:
+        file = io.BytesIO(content)
+        stored = uploader.add_stream(file.readinto)
+    made = Entry(entry.path, entry.kind, stored.size, stored.file_id, stored.recipe_id)
+    return TreeChange(entry.path, made, stored.location)
+
+
+def describe(conflict: PathConflict) -> str:
+    """One conflict for a person."""
+    text = f"{show(conflict.path)}: {_WHAT[conflict.kind]}"
+    return f"{text} ({conflict.reason})" if conflict.reason else text
+
+
+_WHAT = {
+    ConflictKind.BOTH_CHANGED: "changed by both",
+    ConflictKind.BOTH_ADDED: "added by both, and not the same",
+    ConflictKind.OURS_REMOVED: "removed by ours, changed by theirs",
+    ConflictKind.THEIRS_REMOVED: "changed by ours, removed by theirs",
+    ConflictKind.FILE_AND_FOLDER: "a file on one side, a folder on the other",
+    ConflictKind.IN_THE_WAY: "theirs can't be kept beside ours",
+}
+
+
+def _has(tree: TreeReader, path: bytes) -> bool:
+    return next(iter(tree.below(path)), None) is not None

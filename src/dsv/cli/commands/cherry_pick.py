@@ -1,0 +1,69 @@
+"""dsv cherry-pick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.pick import PickRequest
+from dsv.api.pick import cherry_pick as apply_commit
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.merging import (
+    Author,
+    Both,
+    DryRun,
+    Into,
+    Message,
+    Ours,
+    TableKey,
+    Theirs,
+    choices,
+    into_name,
+    path_set,
+    source_target,
+)
+from dsv.cli.picking import RESULT, Mainline, pick
+from dsv.model.path_set import PathSet
+
+
+@command(
+    "cherry-pick",
+    unused=["--cache"],
+    examples=[
+        (
+            "dsv cherry-pick @relabel",
+            "in a workspace: the last commit of relabel, onto the workspace's branch",
+        ),
+        ("dsv cherry-pick chest-xray@3f2a9c01 --into v2", "anywhere, without the files"),
+        ("dsv cherry-pick @relabel -- train/labels.csv", "only its changes to some paths"),
+        ("dsv cherry-pick @main --mainline 1 --into v2", "what a merge commit brought to its first parent"),
+    ],
+    result=RESULT,
+)
+def cherry_pick(
+    call: Call,
+    source: Annotated[str, typer.Argument(metavar="TARGET")],
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
+    into: Into = None,
+    mainline: Mainline = None,
+    ours: Ours = None,
+    theirs: Theirs = None,
+    both: Both = None,
+    table_key: TableKey = None,
+    message: Message = None,
+    dry_run: DryRun = False,
+    author: Author = None,
+) -> int | None:
+    """Apply the changes of one commit to a branch.
+
+    TARGET is DATASET@REV, or in a workspace just REV; its changes are those against its parent. The branch gets one new
+    commit with them, or with those at and below PATH, which is a path of the dataset. If the branch has something else
+    at a path that would change, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
+    """
+    request = PickRequest(
+        source_target(call, source), path_set(paths) or PathSet(), into_name(into), mainline,
+        choices(ours, theirs, both), message, table_key, dry_run,
+    )  # fmt: skip
+    return pick(call, apply_commit, request, author, verb="applied")

@@ -1,0 +1,131 @@
+"""dsv merge."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.merge import Merged, MergeRequest
+from dsv.api.merge import merge as merge_branches
+from dsv.api.merged_tree import MergeConflict
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.merging import (
+    CONFLICT_KEYS,
+    COUNT_KEYS,
+    Author,
+    Both,
+    DryRun,
+    Into,
+    Message,
+    Ours,
+    TableKey,
+    Theirs,
+    choices,
+    counts_json,
+    counts_text,
+    into_name,
+    source_target,
+    tell_conflicts,
+)
+
+
+@command(
+    "merge",
+    unused=["--cache"],
+    examples=[
+        ("dsv merge relabel", "in a workspace: bring branch relabel into the workspace's branch"),
+        ("dsv merge chest-xray@relabel --into main", "anywhere, without the files"),
+        ("dsv merge relabel --dry-run", "what would change, and what conflicts"),
+        ("dsv merge relabel --theirs labels/ --both notes.txt", "settle conflicts by path"),
+        ("dsv merge relabel --theirs .", "settle all of them"),
+        ("dsv merge relabel --table-key image_id", "merge CSV and Parquet files row by row"),
+    ],
+    result={
+        "dataset": "the dataset",
+        "branch": "the branch that was merged into",
+        "commit": "its head now; null with --dry-run or conflicts",
+        "before": "its head before",
+        "source": "the commit that was merged into it",
+        "bases": "the commits that both sides were made from; several after a criss-cross merge",
+        "outcome": "merged, fast-forward, up-to-date or conflict",
+        **COUNT_KEYS,
+        **CONFLICT_KEYS,
+    },
+)
+def merge(
+    call: Call,
+    source: Annotated[str, typer.Argument(metavar="BRANCH")],
+    into: Into = None,
+    ours: Ours = None,
+    theirs: Theirs = None,
+    both: Both = None,
+    table_key: TableKey = None,
+    message: Message = None,
+    no_ff: Annotated[
+        bool,
+        typer.Option("--no-ff", help="Make a merge commit even if the branch could just move forward."),
+    ] = False,
+    dry_run: DryRun = False,
+    author: Author = None,
+) -> int | None:
+    """Bring the changes of one branch into another.
+
+    BRANCH is a branch, tag or commit: DATASET@REV, or in a workspace just REV. Nothing is read but what differs, and
+    no files are needed here. A path that one side changed is taken from that side; a text below 1 MiB that both changed
+    is merged line by line. What can't be merged is a conflict: exit code 4, the list, and nothing is written. --ours,
+    --theirs and --both settle conflicts; each takes a path of the dataset and may be repeated.
+    """
+    request = MergeRequest(
+        source_target(call, source), into_name(into), choices(ours, theirs, both), message, not no_ff, table_key,
+        dry_run,
+    )  # fmt: skip
+    with call.context(writes=True, author=author) as context:
+        try:
+            done = merge_branches(context, request)
+        except MergeConflict as error:
+            return tell_conflicts(call, error, {"commit": None, "outcome": "conflict"})
+        workspace = context.workspace_or_none()
+        follows = workspace is not None and (workspace.dataset, workspace.branch) == (
+            done.dataset,
+            done.branch,
+        )
+    if call.json:
+        call.document(_json(done))
+        return None
+    _tell(call, done, source)
+    if follows and done.commit != done.before and done.commit is not None:
+        call.say("this workspace is behind its branch now: dsv pull brings the merge here")
+    return None
+
+
+def _outcome(done: Merged) -> str:
+    if done.up_to_date:
+        return "up-to-date"
+    return "fast-forward" if done.fast_forwarded else "merged"
+
+
+def _json(done: Merged) -> dict[str, object]:
+    return {
+        "dataset": str(done.dataset),
+        "branch": str(done.branch),
+        "commit": None if done.commit is None else str(done.commit),
+        "before": None if done.before is None else str(done.before),
+        "source": str(done.source),
+        "bases": [str(base) for base in done.bases],
+        "outcome": _outcome(done),
+        **counts_json(done.counts, done.uploaded_bytes),
+        "conflicts": [],
+    }
+
+
+def _tell(call: Call, done: Merged, source: str) -> None:
+    where = f"{done.dataset}@{done.branch}"
+    if done.up_to_date:
+        call.line(f"{where} has everything of {source} already")
+        return
+    would = "would be " if done.commit is None else ""
+    at = "" if done.commit is None else f" ({str(done.commit)[:12]})"
+    how = f"{would}moved forward to {source}" if done.fast_forwarded else f"{would}merged with {source}"
+    call.line(f"{where} {how}{at}: {counts_text(done.counts)}")

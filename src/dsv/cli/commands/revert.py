@@ -1,0 +1,66 @@
+"""dsv revert."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.pick import PickRequest
+from dsv.api.pick import revert as undo_commit
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.merging import (
+    Author,
+    Both,
+    DryRun,
+    Into,
+    Message,
+    Ours,
+    TableKey,
+    Theirs,
+    choices,
+    into_name,
+    path_set,
+    source_target,
+)
+from dsv.cli.picking import RESULT, Mainline, pick
+from dsv.model.path_set import PathSet
+
+
+@command(
+    "revert",
+    unused=["--cache"],
+    examples=[
+        ("dsv revert 3f2a9c01", "in a workspace: undo this commit's changes on the workspace's branch"),
+        ("dsv revert chest-xray@main", "the last commit of main, anywhere and without the files"),
+        ("dsv revert 3f2a9c01 -- train/", "only its changes below a folder"),
+        ("dsv revert 9b1c44d0 --mainline 1", "all that a merge commit brought to its first parent"),
+    ],
+    result=RESULT,
+)
+def revert(
+    call: Call,
+    source: Annotated[str, typer.Argument(metavar="TARGET")],
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[-- PATH...]")] = None,
+    into: Into = None,
+    mainline: Mainline = None,
+    ours: Ours = None,
+    theirs: Theirs = None,
+    both: Both = None,
+    table_key: TableKey = None,
+    message: Message = None,
+    dry_run: DryRun = False,
+    author: Author = None,
+) -> int | None:
+    """Undo the changes of one commit on a branch.
+
+    TARGET is DATASET@REV, or in a workspace just REV. The branch gets one new commit in which what TARGET changed (or
+    what it changed at and below PATH) is as it was before; history and later changes stay. If a path was changed again
+    since, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
+    """
+    request = PickRequest(
+        source_target(call, source), path_set(paths) or PathSet(), into_name(into), mainline,
+        choices(ours, theirs, both), message, table_key, dry_run,
+    )  # fmt: skip
+    return pick(call, undo_commit, request, author, verb="taken back")

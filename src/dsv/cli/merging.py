@@ -1,0 +1,162 @@
+"""What merge, cherry-pick, revert and pull share on the command line: choices for conflicts, and how these are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsv.cli.call import Call
+from dsv.cli.declare import text
+from dsv.errors import UsageError
+from dsv.model.merge import Choices
+from dsv.model.names import BranchName, Rev, Target, clean_path
+from dsv.model.path_set import PathSet
+
+if TYPE_CHECKING:
+    from dsv.api.merged_tree import MergeConflict, MergeCounts
+    from dsv.model.entry import Entry
+
+Paths = list[str] | None
+
+Ours = Annotated[
+    Paths,
+    typer.Option(
+        "--ours", metavar="PATH", help="Settle conflicts at or below PATH with what the branch has."
+    ),
+]
+Theirs = Annotated[
+    Paths,
+    typer.Option("--theirs", metavar="PATH", help="Settle them with what is brought in."),
+]
+Both = Annotated[
+    Paths,
+    typer.Option("--both", metavar="PATH", help="Keep ours, and theirs beside it as NAME.theirs.EXT."),
+]
+Into = Annotated[
+    str | None,
+    typer.Option(
+        "--into", metavar="BRANCH", help="The branch that gets the commit: default the workspace's, or main."
+    ),
+]
+TableKey = Annotated[
+    str | None,
+    typer.Option(
+        "--table-key",
+        metavar="COLUMN",
+        help="Merge CSV and Parquet files row by row; COLUMN tells rows apart.",
+    ),
+]
+Message = Annotated[
+    str | None, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Commit message.")
+]
+Author = Annotated[
+    str | None,
+    typer.Option(
+        "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and write nothing.")]
+
+COUNT_KEYS = {
+    "added": "how many paths are new on the branch",
+    "changed": "how many have other content or another mode now",
+    "removed": "how many went",
+    "merged": "how many files were put together from both sides' contents",
+    "uploaded_bytes": "what was sent to the store",
+}
+CONFLICT_KEYS = {
+    "conflicts.path": "a path that both sides changed; the exit code is then 4, and nothing was written",
+    "conflicts.kind": "both-changed, both-added, ours-removed, theirs-removed, file-and-folder or in-the-way",
+    "conflicts.ours": "what the branch has there: kind, size, file_id, target; null if nothing",
+    "conflicts.theirs": "what the other side has there, likewise",
+    "conflicts.reason": "why the contents could not be put together, if that was tried",
+}
+
+
+def source_target(call: Call, typed: str) -> Target:
+    """DATASET@REV, or in a workspace a plain REV of its dataset. Raises `UsageError`."""
+    if "@" in typed or ":" in typed:
+        target = Target.parse(typed)
+        if target.path is not None:
+            raise UsageError(
+                f"{typed} names a path, and this is about whole commits",
+                subject=typed,
+                hint=f"dsv {call.session.command} {Target(target.dataset, target.rev)}",
+            )
+        return target
+    return Target(None, Rev.parse(typed))
+
+
+def into_name(typed: str | None) -> BranchName | None:
+    """The branch of --into, of which the dataset is known."""
+    return None if typed is None else BranchName.parse(typed.removeprefix("@"))
+
+
+def choices(ours: Paths, theirs: Paths, both: Paths) -> Choices:
+    """Raises `UsageError` for a path that is in two of them."""
+    sets = {"--ours": path_set(ours), "--theirs": path_set(theirs), "--both": path_set(both)}
+    seen: dict[bytes, str] = {}
+    for option, paths in sets.items():
+        for path in () if paths is None else paths.paths or (b"",):
+            if path in seen:
+                name = path.decode("utf-8", "backslashreplace") or "."
+                raise UsageError(
+                    f"{seen[path]} and {option} both name {name}", subject=name, hint="choose one of them"
+                )
+            seen[path] = option
+    return Choices(*sets.values())
+
+
+def path_set(typed: Sequence[str] | None) -> PathSet | None:
+    """Paths of a dataset, from its top; `.` is all of it. None: no path was given."""
+    return None if not typed else PathSet.of(clean_path(os.fsencode(one)) for one in typed)
+
+
+def counts_json(counts: MergeCounts, uploaded_bytes: int) -> dict[str, object]:
+    return {
+        "added": counts.added,
+        "changed": counts.changed,
+        "removed": counts.removed,
+        "merged": counts.merged,
+        "uploaded_bytes": uploaded_bytes,
+    }
+
+
+def counts_text(counts: MergeCounts) -> str:
+    parts = [f"{counts.added:,} added", f"{counts.changed:,} changed", f"{counts.removed:,} removed"]
+    if counts.merged:
+        parts.append(f"{counts.merged:,} merged by content")
+    return ", ".join(parts)
+
+
+def tell_conflicts(call: Call, error: MergeConflict, head: Mapping[str, object]) -> int:
+    """The list for a program; a person is told by the error itself. Gives the exit code."""
+    if not call.json:
+        raise error
+    call.document({**head, "conflicts": [_conflict_json(error, at) for at in range(len(error.conflicts))]})
+    return error.exit_code
+
+
+def _conflict_json(error: MergeConflict, at: int) -> dict[str, object]:
+    one = error.conflicts[at]
+    return {
+        "path": one.path.decode("utf-8", "surrogateescape"),
+        "kind": str(one.kind),
+        "ours": _entry_json(one.ours),
+        "theirs": _entry_json(one.theirs),
+        "reason": one.reason or None,
+    }
+
+
+def _entry_json(entry: Entry | None) -> dict[str, object] | None:
+    if entry is None:
+        return None
+    return {
+        "kind": entry.kind.name.lower().replace("_", "-"),
+        "size": entry.size,
+        "file_id": None if entry.file_id is None else str(entry.file_id),
+        "target": None if entry.target is None else entry.target.decode("utf-8", "surrogateescape"),
+    }

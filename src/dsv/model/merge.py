@@ -1,0 +1,309 @@
+"""Merging what two sides made of a common state, path by path.
+
+Pure: it is told what each side changed, and says what the result changes in `ours`, or which paths it can't decide.
+Both sides come in tree order and so does the result; only a path that becomes a folder on one side is held until what
+lies below it has been seen. A change of one side is never dropped but for an equal one of the other side.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dsv.model.diff import Change
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.location import Location
+from dsv.model.path_set import PathSet
+from dsv.model.paths import check_path
+
+UNDECIDED = Entry(b"", Kind.EMPTY_DIRECTORY)
+"""The common state of a path that several merge bases disagree about: unlike every real entry."""
+
+
+class ConflictKind(enum.StrEnum):
+    """Why a path can't be merged. `ours` is the side that the result is written over."""
+
+    BOTH_CHANGED = "both-changed"
+    BOTH_ADDED = "both-added"
+    OURS_REMOVED = "ours-removed"
+    THEIRS_REMOVED = "theirs-removed"
+    FILE_AND_FOLDER = "file-and-folder"
+    IN_THE_WAY = "in-the-way"
+
+
+@dataclass(frozen=True, slots=True)
+class PathConflict:
+    """A path that both sides changed, and what each has there now. reason: why its content could not be merged."""
+
+    path: bytes
+    kind: ConflictKind
+    ours: Entry | None
+    theirs: Entry | None
+    reason: str = ""
+
+
+class Choice(enum.Enum):
+    """Which side wins a conflict; with `BOTH` ours stays, and theirs is kept beside it."""
+
+    OURS = enum.auto()
+    THEIRS = enum.auto()
+    BOTH = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What was chosen for conflicts, by path. Of several that have a path, the first counts; None has none."""
+
+    ours: PathSet | None = None
+    theirs: PathSet | None = None
+    both: PathSet | None = None
+
+    def of(self, path: bytes) -> Choice | None:
+        sets = ((self.ours, Choice.OURS), (self.theirs, Choice.THEIRS), (self.both, Choice.BOTH))
+        return next((choice for paths, choice in sets if paths is not None and path in paths), None)
+
+
+class Decision(NamedTuple):
+    """What becomes of one path that a side changed.
+
+    ours: what ours has. result: what the merge has, with where its content lies if that is known; content: its bytes,
+    if they are new. undecided: part of a conflict, which is told once, with its first path. beside: what is kept of
+    theirs under another name.
+    """
+
+    path: bytes
+    ours: Entry | None
+    result: Entry | None
+    location: Location | None = None
+    content: bytes | None = None
+    conflict: PathConflict | None = None
+    undecided: bool = False
+    beside: tuple[Entry, Location | None] | None = None
+
+    @property
+    def changes_ours(self) -> bool:
+        return not self.undecided and (self.content is not None or self.result != self.ours)
+
+
+MergeContent = Callable[[Change, Change], bytes | str]
+"""The content of a file that both sides changed, from its changes in ours and in theirs; or why it can't be merged."""
+
+
+def refuse_contents(ours: Change, theirs: Change) -> str:
+    """For a merge that has no contents at hand: `MergeContent`."""
+    return ""
+
+
+def merge_changes(
+    ours: Iterable[Change],
+    theirs: Iterable[Change],
+    merge_content: MergeContent,
+    choices: Choices = Choices(),
+) -> Iterator[Decision]:
+    """What becomes of every path that one side or both changed since the common state, in tree order."""
+    decide = _Decider(merge_content, choices)
+    for group in _groups(_pairs(ours, theirs)):
+        yield from decide.group(group)
+
+
+class _Pair(NamedTuple):
+    """A path, and how it was changed on either side; None: not at all."""
+
+    path: bytes
+    ours: Change | None
+    theirs: Change | None
+
+    @property
+    def value_of_ours(self) -> Entry | None:
+        if self.ours is not None:
+            return self.ours.after
+        assert self.theirs is not None
+        return self.theirs.before
+
+    @property
+    def is_parent(self) -> bool:
+        """Whether something below this path can't be there together with what a side has at it."""
+        return any(one is not None and one.after is not None for one in (self.ours, self.theirs))
+
+
+def _pairs(ours: Iterable[Change], theirs: Iterable[Change]) -> Iterator[_Pair]:
+    left, right = iter(ours), iter(theirs)
+    one, other = next(left, None), next(right, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and sort_key(one.path) < sort_key(other.path)):
+            assert one is not None
+            yield _Pair(one.path, one, None)
+            one = next(left, None)
+        elif one is None or one.path != other.path:
+            yield _Pair(other.path, None, other)
+            other = next(right, None)
+        else:
+            yield _Pair(one.path, one, other)
+            one, other = next(left, None), next(right, None)
+
+
+def _groups(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
+    """Each path by itself; one that has an entry together with all that changed below it."""
+    group: list[_Pair] = []
+    for pair in pairs:
+        if group and not (group[0].is_parent and pair.path.startswith(group[0].path + b"/")):
+            yield group
+            group = []
+        group.append(pair)
+    if group:
+        yield group
+
+
+class _Decider:
+    def __init__(self, merge_content: MergeContent, choices: Choices) -> None:
+        self._merge_content = merge_content
+        self._choices = choices
+
+    def group(self, group: list[_Pair]) -> Iterator[Decision]:
+        first, below = group[0], group[1:]
+        if _file_meets_folder(first, below):
+            yield from self._file_and_folder(first, below)
+            return
+        decided = [decision for part in _groups(below) for decision in self.group(part)]
+        yield _without_placeholder(self._one(first), decided)
+        yield from decided
+
+    def _file_and_folder(self, first: _Pair, below: list[_Pair]) -> Iterator[Decision]:
+        """One side has a file where the other has put something into a folder: one side has to win all of it."""
+        choice = self._choices.of(first.path)
+        if choice is Choice.OURS:
+            yield from (_keep_ours(pair) for pair in (first, *below))
+        elif choice is Choice.THEIRS:
+            yield from (_take_theirs(pair) for pair in (first, *below))
+        else:
+            reason = "a file and a folder can't be kept both" if choice is Choice.BOTH else ""
+            theirs = first.theirs.after if first.theirs is not None else _before(first)
+            conflict = PathConflict(
+                first.path, ConflictKind.FILE_AND_FOLDER, first.value_of_ours, theirs, reason
+            )
+            yield _keep_ours(first)._replace(undecided=True, conflict=conflict)
+            yield from (_keep_ours(pair)._replace(undecided=True) for pair in below)
+
+    def _one(self, pair: _Pair) -> Decision:
+        ours, theirs = pair.ours, pair.theirs
+        if theirs is None:
+            return _keep_ours(pair)
+        if ours is None:
+            return _take_theirs(pair)
+        if ours.after == theirs.after:
+            return _keep_ours(pair)
+        reason = ""
+        if all(one is not None and one.is_file for one in (ours.before, ours.after, theirs.after)):
+            merged = self._file(ours, theirs)
+            if isinstance(merged, Decision):
+                return merged
+            reason = merged
+        return self._conflict(pair, ours, theirs, reason)
+
+    def _file(self, ours: Change, theirs: Change) -> Decision | str:
+        """Content and mode apart from each other; why the content can't be merged."""
+        base, mine, other = ours.before, ours.after, theirs.after
+        assert base is not None and mine is not None and other is not None
+        kind = mine.kind if mine.kind != base.kind else other.kind
+        if _content(other) in (_content(mine), _content(base)):
+            return Decision(ours.path, mine, mine._replace(kind=kind), ours.location)
+        if _content(mine) == _content(base):
+            return Decision(ours.path, mine, other._replace(kind=kind), theirs.location)
+        merged = self._merge_content(ours, theirs)
+        if isinstance(merged, str):
+            return merged
+        return Decision(ours.path, mine, Entry(ours.path, kind), content=merged)
+
+    def _conflict(self, pair: _Pair, ours: Change, theirs: Change, reason: str) -> Decision:
+        choice = self._choices.of(pair.path)
+        if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
+            return _keep_ours(pair)
+        if choice is Choice.THEIRS:
+            return _take_theirs(pair)
+        if choice is Choice.BOTH and theirs.after is not None:
+            if theirs.after.kind is Kind.EMPTY_DIRECTORY:
+                reason = "an empty folder can't be kept beside a file"
+            elif (name := beside(pair.path)) is None:
+                reason = "its name with .theirs in it would be too long"
+            else:
+                kept = theirs.after._replace(path=name), theirs.location
+                return _keep_ours(pair)._replace(beside=kept)
+        conflict = PathConflict(pair.path, _kind(ours, theirs), ours.after, theirs.after, reason)
+        return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
+
+
+def _kind(ours: Change, theirs: Change) -> ConflictKind:
+    if ours.after is None:
+        return ConflictKind.OURS_REMOVED
+    if theirs.after is None:
+        return ConflictKind.THEIRS_REMOVED
+    return ConflictKind.BOTH_ADDED if ours.before is None else ConflictKind.BOTH_CHANGED
+
+
+def _content(entry: Entry) -> tuple[object, ...]:
+    return entry.size, entry.file_id, entry.recipe_id
+
+
+def _before(pair: _Pair) -> Entry | None:
+    one = pair.ours or pair.theirs
+    return None if one is None else one.before
+
+
+def _keep_ours(pair: _Pair) -> Decision:
+    return Decision(pair.path, pair.value_of_ours, pair.value_of_ours)
+
+
+def _take_theirs(pair: _Pair) -> Decision:
+    if pair.theirs is None:
+        return Decision(pair.path, pair.value_of_ours, _before(pair))
+    return Decision(pair.path, pair.value_of_ours, pair.theirs.after, pair.theirs.location)
+
+
+def _file_meets_folder(first: _Pair, below: list[_Pair]) -> bool:
+    """Whether a side made the path a file or a symlink, and the other side added or changed something below it."""
+
+    def meets(one: Change | None, other: Iterable[Change | None]) -> bool:
+        is_file = one is not None and one.after is not None and one.after.kind is not Kind.EMPTY_DIRECTORY
+        return is_file and any(change is not None and change.after is not None for change in other)
+
+    return meets(first.ours, (pair.theirs for pair in below)) or meets(
+        first.theirs, (pair.ours for pair in below)
+    )
+
+
+def _without_placeholder(decision: Decision, below: list[Decision]) -> Decision:
+    """A folder has an entry of its own only if it is empty."""
+    if decision.result is None or decision.result.kind is not Kind.EMPTY_DIRECTORY:
+        return decision
+    if any(one.result is not None or one.beside is not None for one in below):
+        return decision._replace(result=None, location=None)
+    return decision
+
+
+def beside(path: bytes) -> bytes | None:
+    """NAME.theirs.EXT for NAME.EXT; None if no tree may hold it."""
+    folder, slash, name = path.rpartition(b"/")
+    stem, dot, extension = name.rpartition(b".")
+    if not stem:
+        stem, dot, extension = name, b"", b""
+    made = folder + slash + stem + b".theirs" + dot + extension
+    try:
+        check_path(made)
+    except ValueError:
+        return None
+    return made
+
+
+def since_another(changes: Iterable[Change], between: Iterable[Change]) -> Iterator[Change]:
+    """The changes from V to X, from those of B to X (`changes`) and those of B to V (`between`), in tree order."""
+    for pair in _pairs(changes, between):
+        change, moved = pair.ours, pair.theirs
+        if moved is None:
+            assert change is not None
+            yield change
+        elif change is None:
+            yield Change(moved.path, moved.after, moved.before)
+        elif change.after != moved.after:
+            yield replace(change, before=moved.after)

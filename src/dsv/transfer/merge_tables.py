@@ -1,0 +1,236 @@
+"""Merging three versions of a table file, CSV or Parquet, by the values of a key column."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dsv.errors import Unsupported
+from dsv.model.merge_rows import Row, merge_rows
+
+MAX_TABLE = 64 << 20  # bytes of one version
+MAX_ROWS = 1_000_000
+
+_DELIMITERS = {b"csv": ",", b"tsv": "\t"}
+
+
+def is_table(path: bytes) -> bool:
+    """Whether the path's name says that it is a table which can be merged."""
+    return _extension(path) in (*_DELIMITERS, b"parquet")
+
+
+def merge_tables(path: bytes, key: str, base: bytes, ours: bytes, theirs: bytes) -> bytes | str:
+    """The table with the rows of both sides; why it can't be merged, if it can't.
+
+    Raises `Unsupported` if what reads Parquet is not installed.
+    """
+    delimiter = _DELIMITERS.get(_extension(path))
+    if delimiter is None:
+        return _merge_parquet(key, base, ours, theirs)
+    return _merge_csv(delimiter, key, base, ours, theirs)
+
+
+def _extension(path: bytes) -> bytes:
+    stem, _, extension = path.rpartition(b"/")[2].rpartition(b".")
+    return extension.lower() if stem else b""
+
+
+class _Csv(NamedTuple):
+    """A CSV file. texts: how each row is written in it, without its end. line_end: what ends a row."""
+
+    columns: list[str]
+    rows: list[Row]
+    header: str
+    texts: dict[Row, str]
+    line_end: str
+    ends: bool
+
+
+def _merge_csv(delimiter: str, key: str, *versions: bytes) -> bytes | str:
+    tables: list[_Csv] = []
+    for version in versions:
+        table = _read_csv(delimiter, version)
+        if isinstance(table, str):
+            return table
+        tables.append(table)
+    base, ours, theirs = tables
+    fault = _column_fault(key, [table.columns for table in tables])
+    if fault is not None:
+        return fault
+    rows = merge_rows(ours.columns, key, base.rows, ours.rows, theirs.rows)
+    if isinstance(rows, str):
+        return rows
+    lines = [ours.header]
+    for row in rows:
+        text = ours.texts.get(row) or theirs.texts.get(row)
+        lines.append(_write_row(delimiter, row) if text is None else text)
+    return (ours.line_end.join(lines) + (ours.line_end if ours.ends else "")).encode()
+
+
+def _column_fault(key: str, columns: list[list[str]]) -> str | None:
+    if any(one != columns[0] for one in columns):
+        return "its columns were changed"
+    if key not in columns[0]:
+        return f"it has no column {key}"
+    if len(set(columns[0])) != len(columns[0]):
+        return "it has two columns of one name"
+    return None
+
+
+def _read_csv(delimiter: str, data: bytes) -> _Csv | str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "it is not UTF-8"
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    records = _records(text, line_end)
+    if not records:
+        return "it has no header"
+    try:
+        header, *rows = (
+            next(csv.reader([record + line_end], delimiter=delimiter, strict=True)) for record in records
+        )
+    except csv.Error as error:
+        return f"it is no table: {error}"
+    if len(rows) > MAX_ROWS:
+        return f"it has more than {MAX_ROWS:,} rows"
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            return f"its row {number} has {len(row)} cells, and its header {len(header)}"
+    cells: list[Row] = [tuple(row) for row in rows]
+    texts = dict(zip(cells, records[1:], strict=True))
+    return _Csv(header, cells, records[0], texts, line_end, text.endswith("\n"))
+
+
+def _records(text: str, line_end: str) -> list[str]:
+    """The rows as they are written: a quoted cell may hold ends of lines."""
+    lines = text.split(line_end)
+    if lines[-1] == "":
+        lines.pop()
+    records: list[str] = []
+    open_record: list[str] = []
+    quotes = 0
+    for line in lines:
+        open_record.append(line)
+        quotes += line.count('"')
+        if quotes % 2 == 0:
+            records.append(line_end.join(open_record))
+            open_record, quotes = [], 0
+    if open_record:
+        records.append(line_end.join(open_record))
+    return records
+
+
+def _write_row(delimiter: str, row: Row) -> str:
+    written = io.StringIO()
+    csv.writer(written, delimiter=delimiter, lineterminator="").writerow(row)
+    return written.getvalue()
+
+
+def _merge_parquet(key: str, *versions: bytes) -> bytes | str:
+    parquet, pyarrow = _import_pyarrow()
+    try:
+        files = [parquet.ParquetFile(pyarrow.BufferReader(version)) for version in versions]
+        if any(file.metadata.num_rows > MAX_ROWS for file in files):
+            return f"it has more than {MAX_ROWS:,} rows"
+        tables = [file.read() for file in files]
+    except (pyarrow.ArrowException, OSError) as error:
+        return f"it is no Parquet file: {str(error).splitlines()[0]}"
+    base, ours, theirs = tables
+    if not (ours.schema.equals(base.schema) and ours.schema.equals(theirs.schema)):
+        return "its columns were changed"
+    fault = _column_fault(key, [ours.column_names])
+    if fault is not None:
+        return fault
+    rows = _merge_by_number(key, tables)
+    if isinstance(rows, str):
+        return rows
+    written = io.BytesIO()
+    try:
+        every = pyarrow.concat_tables(tables)
+        taken = [pyarrow.array(numbers, pyarrow.int64()) for numbers in rows]
+        columns = [every.column(at).take(numbers) for at, numbers in enumerate(taken)]
+        merged = pyarrow.table(columns, schema=ours.schema)
+        parquet.write_table(merged, written, compression=_compression(files[1]))
+    except pyarrow.ArrowException as error:
+        return f"its columns can't be put together: {str(error).splitlines()[0]}"
+    return written.getvalue()
+
+
+class _Cell:
+    """A value that is compared, and the number of a row that has it: what is written is taken from there."""
+
+    __slots__ = ("number", "value")
+
+    def __init__(self, value: Any, number: int) -> None:
+        self.value = value
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Cell):
+            return False
+        return bool(self.value == other.value or (self.value != self.value and other.value != other.value))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    __repr__ = __str__
+
+
+def _merge_by_number(key: str, tables: Sequence[Any]) -> list[list[int]] | str:
+    """For each column the rows, counted over all three tables, that its cells are taken from."""
+    names: list[str] = tables[0].column_names
+    versions: list[list[Row]] = []
+    start = 0
+    for table in tables:
+        columns = [_comparable(table.column(name)) for name in names]
+        numbered = range(start, start + table.num_rows)
+        start += table.num_rows
+        cells = [list(map(_Cell, column, numbered)) for column in columns]
+        if any(cell.value is None or cell.value != cell.value for cell in cells[names.index(key)]):
+            return f"column {key} has a row without a value"
+        versions.append(list(zip(*cells, strict=True)))
+    try:
+        merged = merge_rows(names, key, *versions)
+    except TypeError:  # a list or a dictionary in the key column
+        return f"column {key} has values that are no keys"
+    if isinstance(merged, str):
+        return merged
+    by_column = zip(*merged, strict=True) if merged else [[] for _ in names]
+    return [[cell.number for cell in column if isinstance(cell, _Cell)] for column in by_column]
+
+
+def _comparable(column: Any) -> list[Any]:
+    """Its values; of times their numbers, as some are finer than Python's own."""
+    _, pyarrow = _import_pyarrow()
+    types = pyarrow.types
+    if types.is_timestamp(column.type) or types.is_duration(column.type) or types.is_time64(column.type):
+        column = column.cast(pyarrow.int64())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _compression(file: Any) -> str:
+    """That of the file, by its first column."""
+    if not file.metadata.num_row_groups or not file.metadata.num_columns:
+        return "snappy"
+    name: str = file.metadata.row_group(0).column(0).compression
+    return "none" if name == "UNCOMPRESSED" else name.lower()
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise Unsupported(
+            "to merge Parquet files by their rows, dsv needs pyarrow, which is not installed",
+            subject="pyarrow",
+            hint="pip install pyarrow, or install dsv with its extra `table`",
+        ) from error
+    return pyarrow.parquet, pyarrow

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import Dsv, write_files
+
+
+@pytest.fixture
+def forked(dsv: Dsv) -> Dsv:
+    """Workspaces `main` (where this is) and `side`, whose branches have a commit each after their common one."""
+    main, side = dsv.at(dsv.cwd / "main"), dsv.at(dsv.cwd / "side")
+    main.cwd.mkdir()
+    write_files(main.cwd, {"a": b"\0", "b": b"\0", "t.txt": b"1\n2\n3\n4\n5\n"})
+    main.ok("init", "pets")
+    main.ok("sync", "-m", "first")
+    dsv.ok("clone", "pets", "side")
+    write_files(side.cwd, {"b": b"\0side", "t.txt": b"1\n2\n3\n4\nfive\n", "new": b"n"})
+    side.ok("sync", "--new-branch", "side", "-m", "relabel")
+    write_files(main.cwd, {"a": b"\0main", "t.txt": b"one\n2\n3\n4\n5\n"})
+    main.ok("sync", "-m", "second")
+    return main
+
+
+def test_a_merge_in_a_workspace_and_what_brings_it_there(forked: Dsv) -> None:
+    done = forked.ok("merge", "side")
+    assert "pets@main merged with side" in done.out and "1 added, 2 changed, 0 removed, 1 merged" in done.out
+    assert "dsv pull" in done.err
+    assert not (forked.cwd / "new").exists()
+    forked.ok("pull")
+    assert (forked.cwd / "t.txt").read_bytes() == b"one\n2\n3\n4\nfive\n"
+    assert forked.ok("merge", "side").out == "pets@main has everything of side already\n"
+
+
+def test_a_merge_without_a_workspace(forked: Dsv, dsv: Dsv) -> None:
+    outside = dsv.at(dsv.cwd)
+    tried = outside.ok("merge", "pets@side", "--dry-run", "--json").json
+    assert (tried["commit"], tried["outcome"], tried["added"]) == (None, "merged", 1)
+    done = outside.ok("merge", "pets@main", "--into", "side", "-m", "why", "--json").json
+    assert done["branch"] == "side" and done["conflicts"] == []
+    assert json.loads(outside.ok("resolve", "pets@side", "--json").out)["commit"] == done["commit"]
+    assert outside.ok("merge", "pets@side", "--json").json["outcome"] == "fast-forward"
+    plain = outside("merge", "side")
+    assert plain.code == 2 and "DATASET@side" in plain.err
+
+
+def test_conflicts_are_listed_with_exit_code_4(forked: Dsv) -> None:
+    side = forked.at(forked.cwd.parent / "side")
+    write_files(side.cwd, {"a": b"\0side", "bad\n\x1b[31m": b"\0s"})
+    side.ok("sync")
+    write_files(forked.cwd, {"bad\n\x1b[31m": b"\0m"})
+    forked.ok("sync")
+    before = forked.ok("resolve", "@main").out
+    told = forked("merge", "side")
+    assert told.code == 4 and "2 paths can't be merged" in told.err and "--theirs" in told.err
+    assert "\x1b" not in told.err and "bad\\n" in told.err
+    listed = forked("merge", "side", "--json")
+    assert listed.code == 4
+    assert [one["path"] for one in listed.json["conflicts"]] == ["a", "bad\n\x1b[31m"]
+    assert listed.json["conflicts"][0]["ours"]["kind"] == "file"
+    assert forked.ok("resolve", "@main").out == before
+    assert forked("merge", "side", "--theirs", "a").code == 4
+    forked.ok("merge", "side", "--theirs", "a", "--both", ".")
+    names = forked.ok("ls", "pets@main").out
+    assert "theirs" in names
+    assert forked.ok("cat", "pets@main:a").out == "\0side"
+
+
+def test_options_that_exclude_each_other_are_refused(forked: Dsv) -> None:
+    both = forked("merge", "side", "--ours", "a", "--theirs", "a/")
+    assert both.code == 2 and "--ours and --theirs both name a" in both.err
+    assert forked("merge", "side:a").code == 2
+    assert forked("merge", "nothing").code == 3
+    assert forked("merge", "side", "--into", "nothing").code == 3
+    assert forked("merge", "side", "--ours", "").code == 2
+
+
+def test_a_commit_is_taken_back_and_applied_again(forked: Dsv) -> None:
+    undone = forked.ok("revert", "main")
+    assert "taken back on pets@main" in undone.out and "dsv pull" in undone.err
+    assert 'revert "second"' in forked.ok("log", "--oneline").out
+    forked.ok("pull")
+    assert (forked.cwd / "a").read_bytes() == b"\0"
+    again = forked.ok("cherry-pick", "main~1", "--", "a").out
+    assert "applied on pets@main" in again and "0 added, 1 changed" in again
+    forked.ok("pull")
+    assert (forked.cwd / "a").read_bytes() == b"\0main"
+    assert (forked.cwd / "t.txt").read_bytes() == b"1\n2\n3\n4\n5\n"
+    assert "nothing to do" in forked.ok("cherry-pick", "main~2", "--", "a").out
+    assert forked("cherry-pick", "side", "--", "nowhere").code == 3
+
+
+def test_a_merge_commit_needs_its_mainline(forked: Dsv) -> None:
+    forked.ok("merge", "side")
+    asked = forked("revert", "main")
+    assert asked.code == 2 and "--mainline N" in asked.err and "1 is" in asked.err
+    assert forked("revert", "main", "--mainline", "3").code == 2
+    forked.ok("revert", "main", "--mainline", "1")
+    assert forked.ok("cat", "pets@main:t.txt").out == "one\n2\n3\n4\n5\n"
+
+
+def test_a_revert_of_what_was_changed_again_is_a_conflict(forked: Dsv) -> None:
+    write_files(forked.cwd, {"a": b"\0again"})
+    forked.ok("sync")
+    told = forked("revert", "main~1", "--json")
+    assert told.code == 4 and [one["path"] for one in told.json["conflicts"]] == ["a"]
+    done = forked.ok("revert", "main~1", "--ours", "a", "--json").json
+    assert done["any_change"] and done["changed"] == 1
+
+
+def test_a_store_that_may_only_be_read_is_told_before_anything(forked: Dsv, dsv: Dsv) -> None:
+    store = next(path for path in Path(dsv.home).rglob("refs")).parent
+    folders = [store, *(path for path in store.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        tried = forked.ok("merge", "side", "--dry-run")
+        assert "would be merged" in tried.out
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+def test_a_dataset_without_a_commit(dsv: Dsv) -> None:
+    dsv.ok("init", "empty")
+    assert dsv("merge", "main").code == 3
+    assert dsv("revert", "main").code == 3

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from dsv.transfer.merge_tables import is_table, merge_tables
+
+
+def csv(
+    base: bytes, ours: bytes, theirs: bytes, key: str = "id", name: bytes = b"d/labels.csv"
+) -> bytes | str:
+    return merge_tables(name, key, base, ours, theirs)
+
+
+def test_rows_are_merged_and_the_others_stay_as_they_are_written() -> None:
+    base = b'id,label\n1,cat\n2,"dog"\n3,"a ""b""\nc"\n'
+    ours = b'id,label\n1,cow\n2,"dog"\n3,"a ""b""\nc"\n'
+    theirs = b'id,label\n1,cat\n2,"dog"\n3,"a ""b""\nc"\n4,"x,y"\n'
+    assert csv(base, ours, theirs) == b'id,label\n1,cow\n2,"dog"\n3,"a ""b""\nc"\n4,"x,y"\n'
+
+
+def test_cells_of_one_row_that_different_sides_changed_are_both_taken() -> None:
+    base, ours, theirs = b"id,a,b\r\n1,x,y\r\n", b'id,a,b\r\n1,"n,",y\r\n', b"id,a,b\r\n1,x,m\r\n"
+    assert csv(base, ours, theirs) == b'id,a,b\r\n1,"n,",m\r\n'
+
+
+def test_tabs_and_a_last_line_without_an_end() -> None:
+    assert csv(b"id\ta\n1\t2", b"id\ta\n1\t3", b"id\ta\n1\t2\n5\t6", name=b"x.tsv") == b"id\ta\n1\t3\n5\t6"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"),
+    [
+        (b"id,a\n1,9\n", "the row with id 1 was changed by both in column a"),
+        (b"id,a,b\n1,2,3\n", "its columns were changed"),
+        (b"id,a\n1\n", "its row 2 has 1 cells, and its header 2"),
+        (b"id,a\n1,2\n1,3\n", "column id has 1 twice"),
+        (b'id,a\n1,"2\n', "it is no table: unexpected end of data"),
+        (b"id,a\n1,\xff\n", "it is not UTF-8"),
+        (b"", "it has no header"),
+    ],
+)
+def test_what_is_no_such_table_is_said(theirs: bytes, reason: str) -> None:
+    assert csv(b"id,a\n1,2\n", b"id,a\n1,3\n", theirs) == reason
+
+
+def test_a_key_that_is_no_column_is_said() -> None:
+    assert csv(b"id,a\n1,2\n", b"id,a\n1,3\n", b"id,a\n1,4\n", key="name") == "it has no column name"
+
+
+def test_names_of_tables() -> None:
+    assert is_table(b"a/B.CSV") and is_table(b"a.parquet") and not is_table(b"csv") and not is_table(b"a.txt")
+
+
+def test_parquet_rows_are_taken_as_they_are() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def table(ids: list[int], labels: list[str | None], times: list[int], scores: list[float]) -> bytes:
+        schema = pyarrow.schema(
+            [
+                ("id", pyarrow.int64()),
+                ("label", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+                ("at", pyarrow.timestamp("ns")),
+                ("score", pyarrow.list_(pyarrow.float32())),
+            ],
+            metadata={"made": "by hand"},
+        )
+        columns = [ids, labels, times, [[score] for score in scores]]
+        made = pyarrow.table(
+            [pyarrow.array(one, field.type) for one, field in zip(columns, schema, strict=True)],
+            schema=schema,
+        )
+        written = io.BytesIO()
+        parquet.write_table(made, written, compression="zstd")
+        return written.getvalue()
+
+    plain = pyarrow.schema(
+        [
+            ("id", pyarrow.int64()),
+            ("label", pyarrow.string()),
+            ("at", pyarrow.int64()),
+            ("score", pyarrow.list_(pyarrow.float32())),
+        ]
+    )
+    base = table([1, 2, 3], ["a", None, "c"], [1, 2, 3], [0.1, 0.2, 0.3])
+    ours = table([1, 2, 3], ["A", None, "c"], [1, 2, 3], [0.1, 0.2, 0.3])
+    theirs = table([1, 2, 4], ["a", "b", "d"], [7, 2, 4], [0.1, 0.2, 0.4])
+    merged = merge_tables(b"x.parquet", "id", base, ours, theirs)
+    assert isinstance(merged, bytes)
+    found = parquet.read_table(io.BytesIO(merged))
+    expected = parquet.read_table(io.BytesIO(table([1, 2, 4], ["A", "b", "d"], [7, 2, 4], [0.1, 0.2, 0.4])))
+    assert found.schema.equals(expected.schema)
+    assert found.cast(plain).to_pydict() == expected.cast(plain).to_pydict()
+    assert found.schema.metadata[b"made"] == b"by hand"
+    assert parquet.ParquetFile(io.BytesIO(merged)).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert merge_tables(b"x.parquet", "id", base, ours, b"none") == (
+        "it is no Parquet file: Parquet file size is 4 bytes, smaller than the minimum file footer (8 bytes)"
+    )
+    twice = table([1, 1], ["a", "b"], [1, 2], [0.1, 0.2])
+    assert merge_tables(b"x.parquet", "id", base, ours, twice) == "column id has 1 twice"

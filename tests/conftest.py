@@ -1,15 +1,18 @@
 """What every test gets: a home of its own, and the labs on demand.
 
 The labs are session fixtures. Each gives an object with `env`, the variables that reach it; a test that wants
-a command to use one sets them (`monkeypatch.setenv`). Where a lab cannot be had the test is skipped and says
+a command to use one sets them (`monkeypatch.setenv`). If a lab cannot be had, the test is skipped and says
 which package is missing; with DSV_REQUIRE_LABS=1, as in CI, that is a failure. They are shared between the
-workers of pytest-xdist and gone when the run ends.
+workers of pytest-xdist and gone when the run ends. Tests that use one bear the mark `real`.
 """
 
 from __future__ import annotations
 
+import compileall
+import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
+import dsv
 from tests.labs import shelf
 from tests.labs.docker_engine import ContainerEngine
 from tests.labs.machine import MissingError
@@ -37,11 +41,19 @@ Reached = TypeVar("Reached")
 OWN_SHELF = pytest.StashKey[Path]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS")
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
+# Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
+REAL = {"ceph_s3", "docker_engine", "podman", "nfs_hosts", "azurite"}
+WITHOUT_REAL_PARTS = "not real"
 FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder that the labs live in; workers of pytest-xdist inherit it."""
+    # Hundreds of processes import the package. Hosts and containers can only read it: they need it compiled before.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(dsv.__file__).parent, quiet=2)
     # Started in the background or under nohup they are ignored, and what tests start inherits that.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -69,11 +81,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
     return Scheduling(config, log)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """More than processors, as tests wait too: for a disk, a host, another process."""
+    return len(os.sched_getaffinity(0)) * 3 // 2
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that boots hosts must lie where the scheduler looks for it."""
+    """Mark tests with real parts. Those that boot hosts must lie where the scheduler looks for them."""
     for item in items:
-        if "nfs_hosts" in getattr(item, "fixturenames", ()) and not ON_HOSTS.match(item.nodeid):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & REAL:
+            item.add_marker(pytest.mark.real)
+        if "nfs_hosts" in fixtures and not ON_HOSTS.match(item.nodeid):
             raise pytest.UsageError(f"{item.nodeid} boots hosts: name its file test_nfs*.py")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays, so no collection of garbage and no forked process need touch it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -92,27 +119,27 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session")
-def ceph_s3() -> S3Server:
+def ceph_s3(pytestconfig: pytest.Config) -> S3Server:
     """Ceph's RADOS Gateway: a real S3 server, fit for throughput too. `.bucket()` makes a new one."""
-    return _lab("ceph-rgw", S3Server)
+    return _lab(pytestconfig, "ceph-rgw", S3Server)
 
 
 @pytest.fixture(scope="session")
-def docker_engine() -> ContainerEngine:
+def docker_engine(pytestconfig: pytest.Config) -> ContainerEngine:
     """A Docker Engine of this test run's own."""
-    return _lab("docker-engine", ContainerEngine)
+    return _lab(pytestconfig, "docker-engine", ContainerEngine)
 
 
 @pytest.fixture(scope="session")
-def podman() -> ContainerEngine:
+def podman(pytestconfig: pytest.Config) -> ContainerEngine:
     """Podman with storage of this test run's own; it must be first in the PATH, as its `env` has it."""
-    return _lab("podman", ContainerEngine)
+    return _lab(pytestconfig, "podman", ContainerEngine)
 
 
 @pytest.fixture(scope="session")
-def nfs_hosts() -> NfsHosts:
+def nfs_hosts(pytestconfig: pytest.Config) -> NfsHosts:
     """Real hosts on a real NFS export; a test works in a folder of its own below `.export`."""
-    return _lab("nfs-hosts", NfsHosts)
+    return _lab(pytestconfig, "nfs-hosts", NfsHosts)
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +152,9 @@ def moto_s3() -> Iterator[S3Server]:
     server.close()
 
 
-def _lab(name: str, kind: type[Reached]) -> Reached:
+def _lab(config: pytest.Config, name: str, kind: type[Reached]) -> Reached:
+    if config.option.markexpr == WITHOUT_REAL_PARTS:
+        pytest.fail(f"this test needs {name}, so it has to bear the mark `real`")
     try:
         reached = shelf.attach(Path(os.environ["DSV_LABS"]), name)
         assert isinstance(reached, kind)

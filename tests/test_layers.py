@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -123,7 +124,9 @@ class Source:
         return f"{self.path.relative_to(ROOT)}:{line} {what}"
 
 
-SOURCES = [Source(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+@functools.cache
+def sources() -> list[Source]:
+    return [Source(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 def imports(source: Source) -> Iterator[tuple[int, str]]:
@@ -208,27 +211,33 @@ def module_of(source: Source) -> str:
 def package_of(module: str) -> str:
     """The package that a module lies in. A module at the top, such as `dsv.errors`, is a package of its own."""
     above = module.rpartition(".")[0]
-    return module if above == "dsv" or module in PACKAGES else above
+    return module if above == "dsv" or module in packages() else above
 
 
-MODULES = {module_of(source) for source in SOURCES}
-PACKAGES = {module_of(source) for source in SOURCES if source.path.name == "__init__.py"}
+@functools.cache
+def modules() -> set[str]:
+    return {module_of(source) for source in sources()}
 
 
-def graph(sources: Iterable[Source], name: Callable[[str], str]) -> dict[str, set[str]]:
+@functools.cache
+def packages() -> set[str]:
+    return {module_of(source) for source in sources() if source.path.name == "__init__.py"}
+
+
+def graph(among: Iterable[Source], name: Callable[[str], str]) -> dict[str, set[str]]:
     """Which module (or, by `name`, package) imports which others, those inside functions too."""
     found: dict[str, set[str]] = {}
-    for source in sources:
+    for source in among:
         here = name(module_of(source))
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Import):
                 read = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
-                read = [one if one in MODULES else node.module for one in whole]
+                read = [one if one in modules() else node.module for one in whole]
             else:
                 continue
-            found.setdefault(here, set()).update(name(one) for one in read if one in MODULES - {"dsv"})
+            found.setdefault(here, set()).update(name(one) for one in read if one in modules() - {"dsv"})
         found.setdefault(here, set()).discard(here)
     return found
 
@@ -250,20 +259,20 @@ def report(lines: list[str]) -> None:
 
 
 def test_every_part_has_its_place() -> None:
-    assert {source.part for source in SOURCES} <= set(BELOW) | {""}
+    assert {source.part for source in sources()} <= set(BELOW) | {""}
 
 
 def test_imports_point_down() -> None:
-    report([line for source in SOURCES for line in upward(source)])
+    report([line for source in sources() for line in upward(source)])
 
 
 def test_no_packages_import_each_other() -> None:
     """Those inside a layer either: cache/eviction may know cache/filling, but then not the other way round."""
-    report(circles(graph(SOURCES, package_of)))
+    report(circles(graph(sources(), package_of)))
 
 
 def test_no_modules_import_each_other() -> None:
-    report(circles(graph(SOURCES, lambda module: module)))
+    report(circles(graph(sources(), lambda module: module)))
 
 
 def test_circles_are_seen() -> None:
@@ -278,24 +287,24 @@ def test_circles_are_seen() -> None:
 
 @pytest.mark.parametrize("part", LIBRARIES)
 def test_few_libraries_at_the_bottom(part: str) -> None:
-    sources = [source for source in SOURCES if source.part == part]
-    assert sources
-    report([line for source in sources for line in strange_libraries(source)])
+    here = [source for source in sources() if source.part == part]
+    assert here
+    report([line for source in here for line in strange_libraries(source)])
 
 
 def test_model_is_values_without_io() -> None:
-    report([line for source in SOURCES if source.part == "model" for line in does_io(source)])
+    report([line for source in sources() if source.part == "model" for line in does_io(source)])
 
 
 def test_only_the_command_line_meets_the_process() -> None:
     """Environment, standard streams and exit belong to cli: programs that import the package keep theirs."""
-    below = [source for source in SOURCES if source.part not in ("cli", "reader")]
+    below = [source for source in sources() if source.part not in ("cli", "reader")]
     below = [source for source in below if source.path not in PROGRAMS]
     report([line for source in below for line in meets_the_process(source)])
 
 
 def test_functions_fit_a_screen() -> None:
-    report([line for source in SOURCES for line in long_functions(source)])
+    report([line for source in sources() for line in long_functions(source)])
 
 
 def test_files_are_read_in_one_go() -> None:
@@ -307,7 +316,7 @@ def test_files_are_read_in_one_go() -> None:
 
 
 def test_a_file_is_named_for_what_is_in_it() -> None:
-    report([str(s.path) for s in SOURCES if NAMES_FOR_NOTHING & {s.path.stem, s.path.parent.name}])
+    report([str(s.path) for s in sources() if NAMES_FOR_NOTHING & {s.path.stem, s.path.parent.name}])
 
 
 def test_the_rules_bite() -> None:

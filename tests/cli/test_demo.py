@@ -97,6 +97,7 @@ def test_an_engine_is_chosen_by_what_it_does(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_the_tour_in_real_containers(visitor: Dsv, engine: str, request: pytest.FixtureRequest) -> None:
     lab = request.getfixturevalue("docker_engine" if engine == "docker" else "podman")

@@ -293,7 +293,7 @@ def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
     assert here("wait", run).code == 143
 
 
-@pytest.fixture(params=["docker", "podman"])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.real) for name in ("docker", "podman")])
 def lab(request: pytest.FixtureRequest) -> ContainerEngine:
     engine = request.getfixturevalue("docker_engine" if request.param == "docker" else "podman")
     assert isinstance(engine, ContainerEngine)

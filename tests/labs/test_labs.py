@@ -45,6 +45,7 @@ def test_moto_answers(moto_s3: S3Server) -> None:
     assert moto_s3.objects(bucket, "a/") == {"a/b": 5}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", ["docker_engine", "podman"])
 def test_containers_see_a_folder(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     engine: ContainerEngine = request.getfixturevalue(name)

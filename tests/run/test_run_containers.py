@@ -16,7 +16,7 @@ from tests.labs.docker_engine import ContainerEngine
 from tests.run.shop import SCANS, Shop
 
 
-@pytest.fixture(params=["docker", "podman"])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.real) for name in ("docker", "podman")])
 def lab(request: pytest.FixtureRequest) -> ContainerEngine:
     engine = request.getfixturevalue("docker_engine" if request.param == "docker" else "podman")
     assert isinstance(engine, ContainerEngine)

@@ -90,7 +90,7 @@ def options(server: S3Server) -> StoreOptions:
     return StoreOptions.from_environment(server.env)
 
 
-@pytest.mark.parametrize("server", ["moto_s3", "ceph_s3"])
+@pytest.mark.parametrize("server", ["moto_s3", pytest.param("ceph_s3", marks=pytest.mark.real)])
 def test_a_real_bucket_is_asked(server: str, request: pytest.FixtureRequest) -> None:
     reached: S3Server = request.getfixturevalue(server)
     bucket = reached.bucket()

@@ -47,8 +47,14 @@ def with_mine(files: Files) -> Files:
 WRITTEN: Files = {name: data for name, data in MINE.items() if data}
 
 
+BESIDE = BranchName.parse("beside")
+
+
 class Team:
-    """A store at each of its commits, and somebody who works in a clone of the first."""
+    """A store at each of its commits, and somebody who works in a clone of the first.
+
+    What one step of a test publishes no other sees: the store does not grow from step to step.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -67,14 +73,15 @@ class Team:
             shutil.copytree(self.store, home / f"store-{number}", symlinks=True)
         shutil.rmtree(self.store)
         self.clones = 0
+        self.copies = 0
 
     def at(self, number: int) -> None:
         """From now on, the store is as it was after this commit."""
+        copy = self.home / f"store-{number}-{self.copies}"
+        self.copies += 1
+        shutil.copytree(self.home / f"store-{number}", copy, copy_function=os.link)
         self.store.unlink(missing_ok=True)
-        self.store.symlink_to(f"store-{number}")
-
-    def new_branch(self) -> BranchName:
-        return BranchName.parse(f"beside-{self.clones}")
+        self.store.symlink_to(copy.name)
 
     def bob(self, *, begun: bool = True, changes: bool = True) -> Person:
         """Somebody new, with a clone of the first commit if `begun`, and changes of his own in it."""
@@ -207,7 +214,7 @@ def test_killed_at_any_step_it_is_finished_by_the_next_run(team: Team, name: str
             check_taken(bob, case)
         work(bob)
         assert bob.files() == case.done, f"killed before step {step}"
-        published = bob.sync(branch=team.new_branch(), new_branch=True, allow_removals=True)
+        published = bob.sync(branch=BESIDE, new_branch=True, allow_removals=True)
         assert published.commit is not None
         assert bob.read(published.commit) == case.published, f"killed before step {step}"
         assert found(bob) == {}
@@ -219,7 +226,7 @@ def test_a_sync_before_the_pull_goes_on_publishes_the_users_changes_alone(team: 
         bob = team.bob()
         team.at(1)
         run_killed(lambda bob=bob: pulled(bob), step, inside=bob.workspace)  # type: ignore[misc]
-        published = bob.sync(branch=team.new_branch(), new_branch=True)
+        published = bob.sync(branch=BESIDE, new_branch=True)
         assert published.commit is not None
         base = FIRST if published.parent == team.commits[0] else SECOND
         assert bob.read(published.commit) == with_mine(base), f"killed before step {step}"

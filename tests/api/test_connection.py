@@ -11,9 +11,9 @@ import pytest
 
 import dsv
 from dsv.api import environment
+from dsv.api.browse import resolve
 from dsv.api.cache_stage import cache
 from dsv.api.init import init
-from dsv.api.look import resolve
 from dsv.api.settings import BUILT_IN
 from dsv.api.sync import SyncRequest, sync
 from dsv.api.tags import tag

@@ -36,8 +36,8 @@ class Cloned:
 def clone(context: Context, target: Target, folder: Path | None = None) -> Cloned:
     """Makes a workspace of a commit, in a folder that is absent or empty (by default the dataset's own name).
 
-    The workspace follows the branch that the target names, else `main`. Interrupted, the same call goes on.
-    Raises `Conflict` if the folder holds something else.
+    The workspace follows the branch that the target names, else `main`. If it is interrupted, the same call finishes
+    it. Raises `Conflict` if the folder holds something else.
     """
     if target.dataset is None or target.path is not None:
         raise UsageError(

@@ -19,7 +19,7 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A folder bound to a new dataset. warnings: of what the settings of a new store's bucket would do to it."""
+    """A folder that was bound to a new dataset. warnings: about settings of a new store's bucket that would harm it."""
 
     dataset: DatasetName
     store: str
@@ -31,8 +31,8 @@ class Initialized:
 def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer: bool = False) -> Initialized:
     """Binds `folder` to a new dataset in the store in effect, which is made and proved if it is not there yet.
 
-    Doing it again after it was interrupted finishes it. Raises `Conflict` where the dataset or another workspace is
-    there, `Unsupported` where the store can't promise that one writer wins.
+    If it was interrupted, the same call finishes it. Raises `Conflict` if the dataset exists or the folder is in
+    another workspace, and `Unsupported` if the store can't promise that one writer wins.
     """
     inside = Workspace.find(folder)
     if inside is not None and (inside.root != folder.resolve() or inside.dataset != dataset):
@@ -42,7 +42,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             hint=f"to bind the files to something else: rm -r {inside.dot}, then dsv init again",
         )
     choice = context.settings.store()
-    called = choice.called  # before a store is made that no workspace could be bound to
+    called = choice.called  # raises before a store is made that no workspace could be bound to
     with context.store(create=True) as store:
         new_store = not Repository.exists(store)
         repository = (

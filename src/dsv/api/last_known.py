@@ -17,7 +17,7 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class LastKnown:
-    """The names of one store: by the cache, and by the workspace that the caller stands in. Raises `OSError`."""
+    """The names of one store, as the cache and the workspace around the caller know them. Raises `OSError`."""
 
     root: CacheRoot
     store: StoreId
@@ -27,7 +27,7 @@ class LastKnown:
         return KnownRefs(self.root, self.store).tag(dataset, tag)
 
     def branch(self, dataset: DatasetName, branch: BranchName) -> KnownRef | None:
-        """What was heard of the branch last."""
+        """The newest of what is known about the branch."""
         heard = [KnownRefs(self.root, self.store).branch(dataset, branch), self._seen(dataset, branch)]
         return max((ref for ref in heard if ref is not None), key=lambda ref: ref.seen, default=None)
 
@@ -70,7 +70,7 @@ def store_in_effect(context: Context, root: CacheRoot) -> StoreId | None:
     """The id of the store that the settings name, if the cache has met it. Raises `OSError`."""
     try:
         return known_store(root, address(context))
-    except DsvError:  # none is named: what is cached can be used all the same, by full id or offline
+    except DsvError:  # none is set up: what is cached can still be used, by full id or offline
         return None
 
 
@@ -84,7 +84,7 @@ def address(context: Context) -> str:
 
 
 def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: KnownRef) -> None:
-    """Tells the caller what a branch is taken for, and how long ago the store said so."""
+    """Tells the caller which commit a branch is taken to be at, and how long ago the store said so."""
     from dsv.cache.eviction.inventory import server_now
 
     age = format_duration(max(0.0, server_now(root) - known.seen))

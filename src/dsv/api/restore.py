@@ -25,7 +25,7 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What `commit` has is in the workspace; with no paths named it is the base, too."""
+    """What `commit` has is in the workspace. If no paths were named it is the base too."""
 
     dataset: DatasetName
     commit: CommitId
@@ -39,10 +39,9 @@ def restore(
 ) -> Restored:
     """Makes these paths, and all below them, what the source (None: the base) has there.
 
-    Naming a path is consent to lose local changes in it; files that no commit has stay, unless they are in
-    the way. With no path it is the whole workspace, whose base the source then is: that wants `force` where
-    it would lose anything. Raises `Conflict` with nothing written, and `NotFound` for a path that neither
-    side has.
+    Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the way.
+    Without a path it is the whole workspace, and the source becomes its base; that needs `force` if it would lose
+    anything. Raises `Conflict` with nothing written, and `NotFound` for a path that neither side has.
     """
     with open_to_write(context, "dsv restore") as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -87,7 +86,7 @@ def source_commit(
             hint=f"dsv restore {clean_path(target.path).decode(errors='replace')} --from @REV",
         )
     if target.dataset is not None and target.dataset != workspace.dataset:
-        # A word that is no dataset at all is told to be none; perhaps it is a branch here.
+        # Raises if it is no dataset at all; the hint then tells of a branch of that name.
         context.resolve(repository, target)
         raise UsageError(
             f"{workspace.root} is a workspace of {workspace.dataset}, not of {target.dataset}",
@@ -110,7 +109,7 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
 def _restoring(
     before: Baseline, after: TreeReader, chosen: PathSet, suspects: frozenset[bytes]
 ) -> Iterator[Change]:
-    """What makes the chosen paths what `after` has, in tree order. suspects: paths that come also if equal."""
+    """What makes the chosen paths what `after` has, in tree order. suspects: paths that are given even if equal."""
     starts = chosen.paths or (b"",)
     runs: list[tuple[bytes, Iterable[Change]]] = [
         (sort_key(path), pair_entries(before.below(path), after.below(path))) for path in starts

@@ -23,7 +23,7 @@ class Status:
 
     problems: what a sync would refuse to store. clashes: pairs of new names that are one if case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
-    unfinished: what is to be known of a pull, clone or restore that did not end; None if all did.
+    unfinished: a note about a pull, clone or restore that did not end; None if all did.
     branch_at: where the branch was when the store was last asked from here; None if that is not known.
     """
 
@@ -45,9 +45,8 @@ class Status:
 def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = False) -> Status:
     """Compares the workspace (or these paths of it) with its base.
 
-    The store is asked only for what is not kept locally, so mostly it may be away. Whether the branch has
-    moved is for `pull` and `sync` to say. Files are read only if their
-    stats alone can't tell, or with `rehash` always.
+    The store is asked only for what is not kept locally, so mostly it need not be reachable. Whether the branch has
+    moved is for `pull` and `sync` to say. Files are read only if their stats can't tell, or, with `rehash`, always.
     """
     workspace = context.workspace()
     base = workspace.base()
@@ -84,7 +83,7 @@ def _suspicion(baseline: Baseline) -> str | None:
 
 
 def save_news(workspace: Workspace, state: State) -> None:
-    """Keeps what was learned, unless somebody else is at work here, or it may not be written."""
+    """Saves the state, unless another command is at work here, or it can't be written."""
     if not state.has_news:
         return
     with suppress(Denied, NoRoom, Unreachable):

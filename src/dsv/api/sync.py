@@ -26,9 +26,9 @@ from dsv.worktree.sync.reupload import Reuploaded, reupload
 class SyncRequest:
     """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on.
 
-    new_branch: `branch` is made by this sync; it must not be there yet. Without it `branch` must be there.
+    new_branch: `branch` is made by this sync, and must not exist yet. Without it `branch` must exist.
     reupload: everything that the base refers to is looked for in the store, and stored again if it is not there.
-    jobs: processes that read small files; None for what suits the work and the machine.
+    jobs: processes that read small files; None for a number that suits the work and the machine.
     rehash: reads contents again, whatever sizes and times say.
     """
 
@@ -49,9 +49,8 @@ class Synced:
 
     files, bytes: of the whole commit. uploaded_bytes, uploaded_objects: everything that this sync wrote to the store.
     reuploaded: objects that the store had lost and has again. lost: files whose content it has lost, and that are not
-    here as the base has them.
-    skipped: what was left out by `skip_unsupported`.
-    single_writer: the store can't tell two writers apart, and who synced has to be told so each time.
+    here as the base has them. skipped: what was left out by `skip_unsupported`.
+    single_writer: the store can't tell two writers apart; every sync says so.
     """
 
     commit: CommitId | None

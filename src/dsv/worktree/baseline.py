@@ -34,9 +34,9 @@ from dsv.worktree.workspace import Workspace
 
 
 class Trees:
-    """The trees of commits, each read when it is first asked for. `objects` opens the store, once.
+    """The trees of commits, each read when it is first asked for. `objects` is called once, and may open the store.
 
-    proven: a commit counts as there only if the store itself has it; else a local copy will do.
+    proven: a commit exists only if the store itself has it; else a local copy is enough.
     """
 
     def __init__(self, objects: Callable[[], Objects], *, proven: bool = False) -> None:
@@ -54,7 +54,7 @@ class Trees:
         return self._trees[commit]
 
     def have(self, begun: Begun) -> bool:
-        """Whether both of its commits are there. What a lost commit brought is nobody's but the user's."""
+        """Whether both of its commits exist. If not, what the command wrote counts as the user's own change."""
         find = self._objects.stored_commit if self._proven else self._objects.commit_or_none
         return find(begun.commit) is not None and (begun.base is None or find(begun.base) is not None)
 
@@ -67,10 +67,10 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A workspace that was scanned; the scan's state stands to all of this.
+    """What a scanned workspace is compared with. The relations in the scan's state are to this.
 
-    begun: the commands that did not end. written: what they have written, by path, in place of what the base has; None
-    where they removed it.
+    begun: the commands that did not end. written: what they have written, by path; None for what they removed. There it
+    takes the place of what the base has.
     """
 
     scan: WorkspaceScan
@@ -85,7 +85,7 @@ class Baseline:
 
     @property
     def warning(self) -> str | None:
-        """What to tell whoever might wonder about what was written."""
+        """What to tell a user who may wonder about files that were written; None if every command ended."""
         if not self.begun:
             return None
         last = self.begun[-1]
@@ -117,8 +117,8 @@ class Baseline:
         return diff_trees(self.tree, after)
 
     def check_publishable(self, progress: Progress) -> None:
-        """Says what did not end. Raises `Conflict` if no tree can have both the user's changes and what the base
-        has in the place of what was written: a file where one of them has a folder.
+        """Notes the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what
+        the base has at the paths that the command wrote: one of them is a file, and the other a folder.
         """
         if self.warning is None:
             return
@@ -145,15 +145,16 @@ def find_baseline(
     writes: bool = False,
     rehash: bool = False,
 ) -> Baseline:
-    """Scans the workspace, or these paths of it. `writes`: for a command that is to write files, so that those that
-    a killed one did not finish go first. rehash: no stat is taken for proof that a file is what it was.
+    """Scans the workspace, or these paths of it.
 
-    `trees` is asked only if the state does not mirror the base, or a command did not end.
+    writes: for a command that writes files; temporary files of killed commands are removed first. rehash: every file is
+    read again, whatever its stat says. `trees` is asked only if the state does not mirror the base, or if a command did
+    not end.
     """
     begun = unfinished(read_begun(workspace.begun_path), base)
     begun = tuple(each for each in begun if trees.have(each))
     if begun:
-        state.exact = None  # what it says may be of this command's part alone
+        state.exact = None  # it may describe only what the killed command had done
 
     def base_entries() -> Iterator[Entry]:
         return (entry for entry, _ in _below(trees.of(base), b""))
@@ -187,9 +188,9 @@ def open_baseline(
 def scan_clean_workspace(
     root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
 ) -> WorkspaceScan:
-    """A scan of the whole workspace, once the temporary files of killed commands are gone.
+    """Removes the temporary files of killed commands, and scans the whole workspace.
 
-    Some of these are second names of files that have their place already: their removal changes those files' ctime.
+    It scans again after a removal: a temporary file may be a hard link of a finished file, whose ctime then changes.
     """
     scan = scan_workspace(root, state, base, base_entries)
     if scan.leftovers:
@@ -201,7 +202,7 @@ def scan_clean_workspace(
 
 
 def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees) -> Iterator[Change]:
-    """What the commands were to change, less what the base has otherwise since."""
+    """What the commands were to change, except paths that are different in the base since."""
     for each in begun:
         before, after = trees.of(each.base), trees.of(each.commit)
         moved = frozenset[bytes]()
@@ -217,18 +218,18 @@ def _below(tree: TreeReader | None, path: bytes) -> Iterator[tuple[Entry, Locati
 
 
 def _laid_over(entries: Iterator[Entry], written: Mapping[bytes, Entry | None]) -> Iterator[Entry]:
-    """The entries, with the written ones in the place of those at their paths. Both are in tree order."""
+    """The entries, with the written ones in place of those at the same paths. Both are in tree order."""
     kept = (entry for entry in entries if entry.path not in written)
     new = (entry for entry in written.values() if entry is not None)
     return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
 
 
 def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
-    """Finds paths that are as what has begun wanted them, gives what they are, and lets the scan say that these are
-    unchanged.
+    """Finds paths that are as an interrupted command was to make them, gives their entries, and marks them as unchanged
+    in the scan.
 
-    changes: what the commands were to change, of paths at which the base still has the `before`. The scan is exact;
-    files are read whose stats can't tell. Folders that the changes lead through may have been left empty.
+    changes: what the commands were to change, at paths at which the base still has the `before`. The scan is exact.
+    Files are read if their stats can't tell. Folders above the changes may have been left empty.
     """
     found: dict[bytes, Entry | None] = {}
     folders: set[bytes] = set()
@@ -242,7 +243,7 @@ def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, 
         for path in folders:
             if found.get(path) is None and taker.take_empty(path):
                 found[path] = Entry(path, Kind.EMPTY_DIRECTORY)
-    scan.stands_to_more_than_the_base()
+    scan.compared_with_more_than_the_base()
     return found
 
 
@@ -271,7 +272,7 @@ class _Taker:
         return taken
 
     def take_empty(self, path: bytes) -> bool:
-        """Whether it is an empty folder that the base has not."""
+        """Whether it is an empty folder that the base does not have."""
         folder = self._state.folder(path)
         if folder is None or not folder.is_empty or folder.own == OWN_SAME:
             return False

@@ -1,4 +1,4 @@
-"""What is refused as a likely mistake: a path that is nowhere, and the removals that a missing mount looks like."""
+"""What is refused as a likely mistake: a path that does not exist, and removals as a missing mount causes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
 
 
 def emptied(scan: WorkspaceScan) -> list[bytes]:
-    """Top-level folders of which the base has something and the disk nothing any more."""
+    """Top-level folders of which the base has something, and the disk nothing."""
     tops = {path.split(b"/", 1)[0] for path in scan.missing if b"/" in path}
     if not tops:
         return []

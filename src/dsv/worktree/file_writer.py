@@ -1,6 +1,4 @@
-"""Single changes to a workspace: each leaves the old thing or the new one, also when killed, and follows no
-symlink.
-"""
+"""Single changes to a workspace. Each leaves the old file or the new one, even if killed, and follows no symlink."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ _FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Writer:
-    """Writes below one root. What it finds to be other than expected it leaves, and says so.
+    """Writes below one root. It leaves alone whatever is not as expected, and says so.
 
-    Files appear whole: each is written beside its place under a name that no scan sees, then linked or
-    renamed there. They get the umask's mode and what their folder hands down (group, access lists), as any
-    new file does. Contents are not synced to disk: after a power cut the state knows a file that lost its
-    content by its size.
+    Files appear whole: each is written beside its place under a name that no scan sees, then linked or renamed. A new
+    file gets its mode from the umask, and its group and access lists from its folder. Contents are not synced to disk:
+    after a power cut the state tells a file that lost its content by its size.
     """
 
     def __init__(self, root: Path) -> None:
@@ -41,7 +38,7 @@ class Writer:
     def file(
         self, entry: Entry, content: Iterable[bytes], expected: bytes | None, *, replace: bool
     ) -> bytes | None:
-        """Writes a file; gives its row, or None where something else than `expected` was in its place."""
+        """Writes a file; gives its row, or None if something else than `expected` was in its place."""
         above, name = split(entry.path)
         temporary = TEMPORARY + os.urandom(8).hex().encode()
         with about(entry.path):
@@ -72,7 +69,7 @@ class Writer:
             return row_of(now) if same else None
 
     def link(self, entry: Entry, expected: bytes | None, *, replace: bool) -> bytes | None:
-        """Makes a symlink; as `file`."""
+        """Makes a symlink. Returns what `file` returns."""
         above, name = split(entry.path)
         assert entry.target is not None
         with about(entry.path):
@@ -91,7 +88,7 @@ class Writer:
             return row_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
 
     def folder(self, path: bytes) -> bool:
-        """Makes a folder with those above it; False where something else is in the way."""
+        """Makes a folder with those above it; False if something else is in the way."""
         with about(path):
             try:
                 self._descent.at(path, make=True)
@@ -100,7 +97,7 @@ class Writer:
             return True
 
     def remove(self, path: bytes, expected: bytes | None) -> bool:
-        """Removes a file or symlink; False where there is another one. Nothing there is fine."""
+        """Removes a file or symlink; False if it is not the expected one. True if nothing is there."""
         above, name = split(path)
         with about(path):
             try:
@@ -114,7 +111,7 @@ class Writer:
             return True
 
     def remove_folders(self, paths: Iterable[bytes]) -> None:
-        """Removes those of the folders, and of those above them, that are empty."""
+        """Removes the folders that are empty, and then those above them that are empty."""
         waiting = sorted(set(paths), key=lambda path: path.count(b"/"))
         seen: set[bytes] = set()
         while waiting:

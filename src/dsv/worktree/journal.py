@@ -1,10 +1,10 @@
 """What a killed sync leaves for the next one, so that nothing is uploaded twice and the outcome is known.
 
-An append-only file of records, each with a check of its own; a torn tail ends the reading and is cut off.
-Losing the journal costs uploads, never data.
+An append-only file of records, each with a checksum. Reading ends at a torn record, which is cut off. If the journal is
+lost, content is uploaded again; no data is lost.
 
 What is synced to disk: a pack's record, before `pack_uploaded` returns (one fdatasync for each 32 MiB sent),
-with all recipes before it; and the intended publication, before `publishing` returns. Recipes alone are not.
+with all recipes before it; and the intended move of a branch, before `publishing` returns. Recipes alone are not.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, store_id: StoreId) -> Journal:
-        """Reads what is left and goes on behind it. What was written about another store is dropped.
+        """Reads what is left, and appends to it. Drops what was written for another store.
 
         The caller holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`.
         """
@@ -93,7 +93,7 @@ class Journal:
         self.close()
 
     def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None:
-        """Notes that the store has this pack; survives a power cut."""
+        """Notes that the store has this pack. Survives a power cut."""
         packed = [
             _ROW.pack(kind, object_id, where.offset, where.stored, where.length, where.codec, where.tail)
             for kind, object_id, where in rows
@@ -101,16 +101,16 @@ class Journal:
         self._append(_PACK_TYPE, b"".join([_PACK.pack(pack_id, size), *packed]), durable=True)
 
     def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None:
-        """Notes a recipe that was worked out."""
+        """Notes a recipe that was computed."""
         self._append(_RECIPE_TYPE, recipe_id + encoded, durable=False)
 
     def publishing(self, dataset: str, branch: str, seq: int, commit: CommitId) -> None:
-        """To be called just before the branch is moved; survives a power cut."""
+        """To be called just before the branch is moved. Survives a power cut."""
         record = msgspec.msgpack.encode((dataset, branch, seq, bytes(commit)))
         self._append(_PUBLISHING_TYPE, record, durable=True)
 
     def clear(self) -> None:
-        """Forgets all: everything noted is in an index of the store, or in a commit, by now."""
+        """Forgets everything: by now it is in an index of the store, or in a commit."""
         with self._lock, about(self._path):
             os.ftruncate(self._descriptor, _START)
             os.lseek(self._descriptor, _START, os.SEEK_SET)
@@ -118,7 +118,7 @@ class Journal:
         self.left = Left()
 
     def close(self) -> None:
-        """Keeps what was noted."""
+        """Closes the file, and keeps what was noted."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -129,7 +129,7 @@ class Journal:
         with self._lock, about(self._path):
             try:
                 _write(self._descriptor, record)
-            except OSError:  # what is written later must not lie behind half a record
+            except OSError:  # no later record may follow half a record
                 os.ftruncate(self._descriptor, self._end)
                 os.lseek(self._descriptor, self._end, os.SEEK_SET)
                 raise
@@ -167,7 +167,11 @@ def _replay(data: bytes) -> tuple[Left, int]:
                 left.publishing = Publishing(*values[:3], CommitId.of(values[3]))
             else:
                 break
-        except (ValueError, struct.error, msgspec.DecodeError):  # whole, but not what this version writes
+        except (
+            ValueError,
+            struct.error,
+            msgspec.DecodeError,
+        ):  # not what this version writes
             break
         end = behind
     return left, end

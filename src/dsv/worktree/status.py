@@ -45,9 +45,8 @@ def detect_changes(
 ) -> tuple[Differences, list[Problem]]:
     """What a sync would commit, and which files could not be read.
 
-    Reads files whose size is the base's and whose times are not, and remembers what it read; files that are
-    new or of another size are not read. `base_entry` gives the base's entry of a path; it is asked for few.
-    The scan is exact.
+    Reads a file if it has the base's size and other times, and remembers what it read. Files that are new or of another
+    size are not read. `base_entry` gives the base's entry of a path; it is called for few. The scan is exact.
     """
     found = Differences()
     problems: list[Problem] = []
@@ -84,7 +83,7 @@ def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:
 
 
 def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:
-    """Hashes a file and remembers it; `item` knows the outcome as far as hashing tells."""
+    """Hashes a file, remembers the result, and updates `item` with it."""
     stable = read_stable(descent, item.path, hash_content)
     if isinstance(stable, Problem):
         return stable

@@ -1,8 +1,7 @@
-"""Pulls, clones and restores that have begun and not ended, so that what they wrote is not taken for anybody's work.
+"""Commands that began to write files here and did not end, so that what they wrote is not taken for the user's work.
 
-A file below `.dsv` names them. It is durable before the first file of the workspace is written, and goes once a
-commit is the base. Until then a path that is as one of them wanted it counts as unchanged: dsv wrote it, or somebody
-did the same.
+A file below `.dsv` names them. It is durable before the first file of the workspace is written, and is removed once a
+commit is the base. Until then a path that is as one of the commands was to make it counts as unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from dsv.model.path_set import PathSet
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A command on its way from `base` (None: from nothing) to `commit`.
+    """A command that was bringing the workspace from `base` (None: from nothing) to `commit`.
 
-    paths: those it is about; none for the whole workspace. less: paths that were restored since, and are what whoever
-    restored them wanted.
+    paths: those that it is about; none for the whole workspace. less: paths that the user has restored since.
     """
 
     command: str
@@ -37,7 +35,7 @@ class Begun:
     less: tuple[bytes, ...] = ()
 
     def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
-        """Those of the changes from `base` to `commit` that the command was to make."""
+        """The changes from `base` to `commit` that the command was to make."""
         chosen, less = PathSet.of(self.paths), PathSet.of(self.less)
         for change in changes:
             if chosen.touches(change.path) and not (self.less and change.path in less):
@@ -45,7 +43,7 @@ class Begun:
 
     @property
     def finish(self) -> str:
-        """The command line that leads to its end."""
+        """The command line that finishes it."""
         if self.command != "dsv restore":
             return "dsv pull"
         paths = "".join(" " + (path or b".").decode("utf-8", "backslashreplace") for path in self.paths)
@@ -64,7 +62,7 @@ _RECORDS = msgspec.json.Decoder(list[_Record])
 
 
 def read_begun(path: Path) -> tuple[Begun, ...]:
-    """All that have begun, oldest first. Raises `IntegrityError` for a file that says nothing of the sort."""
+    """All that have begun, oldest first. Raises `IntegrityError` for a file that can't be decoded."""
     try:
         with about(path):
             try:
@@ -96,9 +94,9 @@ def write_begun(path: Path, begun: Sequence[Begun]) -> None:
 
 
 def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ...]:
-    """Those that still matter in a workspace with this base.
+    """The commands that have not ended in a workspace with this base.
 
-    Whichever has become the base has ended, and wrote over all that earlier ones had left.
+    A command whose commit is the base has ended, and has written over whatever earlier ones had left.
     """
     left: list[Begun] = []
     for each in begun:
@@ -112,7 +110,7 @@ def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ..
 
 
 def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, ...]:
-    """What is left of them once the paths are as somebody asked for."""
+    """What is left of them once the user has restored these paths."""
     found: list[Begun] = []
     for each in begun:
         less = PathSet.of({*each.less, *paths})

@@ -27,14 +27,15 @@ _JOURNAL = "journal"
 _BEGUN = "begun"
 _OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN)
 BRIEF = "dsv status"
-"""Who saves what it learned, and does nothing else under the lock."""
+"""The action of a command that takes the lock only to save the state."""
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """`root` is absolute and free of symlinks. `store` is what the user called the store when binding; the
-    store is known by `store_id`, wherever it moves."""
+    """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
+    `store_id` identifies the store wherever it moves.
+    """
 
     root: Path
     store: str
@@ -59,7 +60,7 @@ class Workspace:
     def create(
         cls, folder: Path, *, store: str, store_id: StoreId, dataset: DatasetName, branch: BranchName
     ) -> Workspace:
-        """Binds a folder, which is made if it is not there. Raises `Conflict` if it is a workspace already."""
+        """Binds a folder, and makes it if necessary. Raises `Conflict` if it is a workspace already."""
         with about(folder):
             folder.mkdir(parents=True, exist_ok=True)
             root = folder.resolve()
@@ -67,7 +68,7 @@ class Workspace:
             dot.mkdir(exist_ok=True)
             if (dot / _CONFIG).exists():
                 raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
-            for name in _OF_A_BINDING:  # what a binding that went has left says nothing about this one
+            for name in _OF_A_BINDING:  # left by an earlier binding, and wrong for this one
                 (dot / name).unlink(missing_ok=True)
         workspace = cls(root, store, store_id, dataset, branch)
         workspace._write()
@@ -91,7 +92,7 @@ class Workspace:
         return self.dot / _JOURNAL
 
     def lock(self, action: str) -> Lock:
-        """Keeps others out until it is released. Raises `Conflict` that names who is at work here."""
+        """Keeps other commands out until it is released. Raises `Conflict`, which names the command at work here."""
         for attempt in range(_BRIEF_TRIES):
             taken = self.try_lock(action)
             if isinstance(taken, Lock):
@@ -103,7 +104,7 @@ class Workspace:
         raise AssertionError("unreachable")
 
     def try_lock(self, action: str) -> Lock | Held:
-        """The lock, or who has it. With the action `BRIEF` others wait for it a little."""
+        """The lock, or who holds it. Other commands wait a little for one that was taken with the action `BRIEF`."""
         return Lock.take(self.dot / "lock", action)
 
     def base(self) -> CommitId | None:
@@ -140,7 +141,7 @@ class Workspace:
         try:
             branch, commit = read_file(self.dot / _SEEN).decode("ascii").split()
             return CommitId.parse(commit) if branch == str(self.branch) else None
-        except (OSError, ValueError, DsvError):  # it only words messages and guards `dsv rollback`
+        except (OSError, ValueError, DsvError):  # used only in messages and as a guard of `dsv rollback`
             return None
 
     def seen_time(self) -> float | None:
@@ -151,12 +152,12 @@ class Workspace:
             return None
 
     def set_seen(self, branch: BranchName, commit: CommitId) -> None:
-        """Notes where a branch is by the store."""
+        """Notes where the branch is in the store."""
         if branch != self.branch or self.seen() != commit:
             self._replace(_SEEN, f"{branch} {commit}\n".encode())
 
     def follow(self, branch: BranchName) -> Workspace:
-        """The same workspace, from now on of another branch."""
+        """The same workspace, which follows this branch from now on."""
         changed = Workspace(self.root, self.store, self.store_id, self.dataset, branch)
         changed._write()
         return changed
@@ -164,7 +165,7 @@ class Workspace:
     def unbind(self) -> None:
         """Makes it a plain folder again; the files in it stay."""
         with about(self.dot):
-            (self.dot / _CONFIG).unlink(missing_ok=True)  # first: what is left is no workspace
+            (self.dot / _CONFIG).unlink(missing_ok=True)  # first: without it the folder is no workspace
             shutil.rmtree(self.dot, ignore_errors=True)
 
     def inside(self, path: Path) -> bytes | None:
@@ -198,7 +199,7 @@ class Workspace:
 
 
 def is_vacant(folder: Path) -> bool:
-    """Whether the folder is empty, or holds only what a command left that was killed before it had bound the folder."""
+    """Whether the folder is empty, or has only what is left of a command that was killed before it bound the folder."""
     with about(folder):
         if not folder.is_dir() or any(path.name != DOT_FOLDER for path in folder.iterdir()):
             return False

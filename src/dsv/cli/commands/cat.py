@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.look import cat as open_file
+from dsv.api.browse import cat as open_file
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.targets import Offline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv.api.look import datasets as list_datasets
+from dsv.api.browse import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import local_time, rfc3339

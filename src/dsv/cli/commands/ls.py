@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.look import ls as list_entries
+from dsv.api.browse import ls as list_entries
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import printable, to_json

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.look import resolve as find
+from dsv.api.browse import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.targets import Offline, commit_target

@@ -1,4 +1,4 @@
-"""What clone, pull, restore and rollback share: they check out files of a commit into a workspace."""
+"""Checking out files of a commit into a workspace, for clone, pull, restore and rollback."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _SHOWN = 20
 
 
 def check_tree(tree: TreeReader, root: Path) -> None:
-    """Refuses a tree whose symlinks leave it, or whose names would overwrite each other here."""
+    """Refuses a tree with symlinks that lead out of it, or with names that would overwrite each other here."""
     tree.check_links(tree.links())
     check_folding(root, (entry.path for entry, _ in tree.below(b"")))
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Where a command brings a workspace, and what it changes for that.
+    """What a command makes of a workspace.
 
-    paths: those that it is about; with none it is the whole workspace, whose base `commit` then is.
-    may_overwrite: at which paths even what no commit has may be overwritten. hint: what to do about conflicts.
-    ready: called when nothing stands in the way and nothing is written yet; what it raises ends all.
+    paths: those that it is about; none for the whole workspace, whose base becomes `commit`. hint: what to do about
+    conflicts. may_overwrite: paths at which even what no commit has may be overwritten. ready: called when there is no
+    conflict and nothing is written yet; if it raises, nothing is written.
     """
 
     command: str
@@ -78,7 +78,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         )
     if (
         objects.copy_of is not None
-    ):  # all or nothing: a missing content is told before the first file is written
+    ):  # all or nothing: a missing content is an error before the first file is written
         for entry in writer.to_write():
             if entry.is_file and entry.size:
                 objects.copy_of(entry)
@@ -118,7 +118,7 @@ def _write(opened: OpenWorkspace, scan: WorkspaceScan, writer: TreeWriter, plan:
 
 
 def _forget_intent(workspace: Workspace) -> None:
-    """A killed sync may have published just before; by now the base is that commit or a later one."""
+    """A killed sync may have published just before. By now the base is that commit, or a later one."""
     if workspace.journal_path.exists():
         with Journal.open(workspace.journal_path, workspace.store_id) as journal:
             if journal.left.publishing is not None:
@@ -130,7 +130,7 @@ def check_copies(
 ) -> None:
     """Raises `Conflict` if the changes would remove or overwrite a file of which the store has lost the content.
 
-    Each pack is looked for once. Files that may be lost (`may_overwrite`) are not looked at.
+    Each pack is looked for once. Files that may be overwritten without a copy (`may_overwrite`) are not checked.
     """
     going = {
         change.path: change.before
@@ -166,7 +166,7 @@ def check_copies(
 
 
 def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
-    """The packs that these files' contents lie in, by the locators of their segments, which alone are read."""
+    """Which packs hold these files' contents. Reads no more than the segments, with their locators."""
     leaves = tree.leaves()
     last = [sort_key(leaf.child.last) for leaf in leaves]
     wanted = sorted({bisect.bisect_left(last, sort_key(path)) for path in going})
@@ -180,7 +180,7 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
 
 
 def _elsewhere(objects: Objects, entry: Entry) -> bool:
-    """Whether an index gives another place for all of a file's content: it may have been stored again."""
+    """Whether an index names another place for all of a file's content: it may have been stored again."""
     return all(
         objects.indexes.find(kind, object_id, absent=objects.packs) is not None
         for kind, object_id, _ in reach_content(objects, entry, None)

@@ -22,7 +22,7 @@ from dsv.worktree.status import hash_file
 
 class Act(enum.Enum):
     KEEP = "keep"
-    """It is as it is to be, or not for dsv to change."""
+    """It is as it should be, or is not for dsv to change."""
     CREATE = "create"
     REPLACE = "replace"
     REMOVE = "remove"
@@ -47,10 +47,10 @@ ALWAYS: OverwritePolicy = _always
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do about one change. row: the stat that what is replaced or removed must still have, if it has
-    one.
+    """What to do about one change.
 
-    at, reason: where a conflict is, and what it is. forced: whatever is in the way goes.
+    row: the stat that a file must still have to be replaced or removed; None if any will do. at, reason: the path of a
+    conflict, and what it is. forced: whatever is in the way is removed.
     """
 
     act: Act
@@ -168,7 +168,7 @@ class Disk:
                 return each
             names = folder.name_list()
             unseen = self._names_on_disk(each).difference(names)
-            if unseen:  # dsv's or git's own, say, which no scan looks at
+            if unseen:  # such as dsv's and git's own files, which no scan looks at
                 return folder.path_of(min(unseen))
             for at, name in enumerate(names):
                 kind = folder.kinds[at]
@@ -180,7 +180,7 @@ class Disk:
         try:
             with os.scandir(self._descent.at(path)) as found:
                 return {os.fsencode(each.name) for each in found}
-        except OSError:  # it went; the writer looks again
+        except OSError:  # it is gone; the writer looks again
             return set()
 
     def relate(self, path: bytes, base: Entry | None) -> None:
@@ -226,15 +226,13 @@ def decide(change: Change, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
     now = disk.entry(path)
     if after is not None and difference(now, after) is not None:
         hidden = disk.hidden_by(path)
-        if (
-            hidden is not None
-        ):  # what is written there would count as removed, and the next sync would remove it
+        if hidden is not None:  # no scan would see what is written, and the next sync would remove it
             at, reason = hidden
             return Step(Act.CONFLICT, change, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
     if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
         return _over_folder(change, now, disk, may_overwrite)
     if now is None and disk.is_folder(path):
-        # a folder with something in it: nothing to remove, no empty folder to make
+        # A folder with something in it: there is nothing to remove, and no empty folder to make.
         return Step(Act.KEEP, change)
     if difference(now, after) is None:
         return Step(Act.KEEP, change)
@@ -253,7 +251,7 @@ def decide(change: Change, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
 
 
 def _over_folder(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
-    """Puts a file or symlink in the place of a folder; what the base has in the folder has changes of its own."""
+    """Puts a file or symlink in the place of a folder. What the base has in the folder has changes of its own."""
     step = Step(Act.CREATE, change, forced=may_overwrite(change.path))
     if now is not None and difference(now, change.before) is not None and not step.forced:
         return Step(Act.CONFLICT, change, at=change.path, reason=_reason(change, now))

@@ -1,8 +1,7 @@
-"""Making a workspace's paths what a commit has there: the acting half of `plan`.
+"""Carrying out a plan: it makes paths of a workspace what a commit has there.
 
-First what goes, then what comes, in tree order, each path by itself: killed anywhere, every path is as it was
-or as it is to be, and the next run leaves the latter alone. What changed since the plan was made is left alone and
-reported.
+It removes first, then writes, in tree order, one path at a time. Killed anywhere, every path is as it was or as it is
+to be, and the next run leaves the latter alone. A path that changed since the plan was made is left alone and reported.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Contents = Callable[[Iterator[tuple[Entry, Location | None]]], Iterator[Iterator
 
 @dataclass(slots=True)
 class Made:
-    """What was done. left: paths that changed while dsv was at work, and stay as they are."""
+    """What was done. left: paths that changed while dsv was at work, and were left as they are."""
 
     created: int = 0
     replaced: int = 0
@@ -41,10 +40,10 @@ class Made:
 
 
 class TreeWriter:
-    """Plans changes in a workspace and carries them out; the caller holds its lock.
+    """Plans changes in a workspace and makes them. The caller holds the workspace's lock.
 
-    follow: the commit that the changes lead to, which is the base once they are done; None if they concern
-    some paths and the base stays. may_overwrite: paths at which even what no commit has may be overwritten.
+    follow: the commit that is the base once the changes are made; None if they concern some paths, and the base stays.
+    may_overwrite: paths at which even what no commit has may be overwritten.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class TreeWriter:
         self._removes = True  # until a plan says otherwise
 
     def plan(self) -> Plan:
-        """What there is to do; reads files whose stats alone can't tell whether they changed. Writes nothing."""
+        """What there is to do. Reads files if their stats can't tell whether they changed. Writes nothing."""
         with Descent(self._scan.root) as descent:
             plan = make_plan(self._changes(), Disk(self._scan, descent), self._may_overwrite)
         self._removes = plan.absent > 0
@@ -85,7 +84,7 @@ class TreeWriter:
                     yield change.after
 
     def apply(self, contents: Contents) -> Made:
-        """Does it. Afterwards the state mirrors the base, if nothing was left; the caller saves it."""
+        """Makes the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""
         exact, self._state.exact = self._scan.exact, None
         assert exact
         with Descent(self._scan.root) as descent, Writer(self._scan.root) as writer:
@@ -103,7 +102,7 @@ class TreeWriter:
         return self._made
 
     def _scan_again(self) -> None:
-        """Sees the folders that were made, and which of those that were to be empty are."""
+        """Looks at the folders that were made, and at which of those that should be empty are."""
         base = self._follow or self._scan.base
         self._state.set_exact(base, self._gone)
         if self._follow is not None:
@@ -117,8 +116,8 @@ class TreeWriter:
                 self._state.gone.discard(change.path)
 
     def _steps(self, *, removing: bool) -> Iterator[Step]:
-        """Of what is to be absent, or of what is to be there. What went is not looked at again: a file that no stat
-        vouches for would be read.
+        """The steps that remove, or all others. What was removed is not looked at again: a file without a trusted stat
+        would have to be read.
         """
         for change in self._changes():
             if (change.after is None) == removing:
@@ -154,7 +153,7 @@ class TreeWriter:
             self._progress.advance(files=1, bytes=entry.size)
 
     def _to_fetch(self, waiting: deque[Step]) -> Iterator[tuple[Entry, Location | None]]:
-        """Asks for contents; does what needs none on the way."""
+        """Asks for contents, and meanwhile makes the changes that need none."""
         for step in self._steps(removing=False):
             if self._patches.is_full:
                 self._patches.flush()
@@ -189,7 +188,7 @@ class TreeWriter:
         return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
 
     def _make_way(self, step: Step) -> bool:
-        """Takes away what the plan found may go: an empty folder, or with consent anything, above too."""
+        """Removes what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""
         path = step.change.path
         if step.forced:
             foreign = self._disk.foreign_above(path)
@@ -216,22 +215,22 @@ class TreeWriter:
             self._patches.written(entry, row, self._base_of(step.change))
 
     def _keep(self, change: Change, entry: Entry) -> None:
-        """What is there already stays; how it stands to the base may be another now."""
+        """Keeps what is there already; its relation to the base may change."""
         row = self._disk.row(entry.path)
         if row is not None:
             self._disk.relate(entry.path, self._base_of(change))
             self._gone.discard(entry.path)
-        elif self._writer.folder(entry.path):  # it may have gone with what was in it
+        elif self._writer.folder(entry.path):  # it may have been removed with what was in it
             self._folder_made(change)
 
     def _folder_made(self, change: Change) -> None:
-        """Whether it is as empty as the base's is known when the workspace is scanned again."""
+        """The scan that follows finds out whether it is empty, as it is in the base."""
         self._folders.append(change)
         if self._base_of(change) is not None:
             self._gone.add(change.path)
 
     def _base_lacks(self, change: Change) -> None:
-        """The path is not on disk; nor is it in the base, if the base is what the changes lead to."""
+        """The path is not on disk. If the commit becomes the base, the base does not have it either."""
         if self._base_of(change) is None:
             self._gone.discard(change.path)
             folder = self._state.folder(change.path)

@@ -1,8 +1,8 @@
 """A batch of small files: what is asked of a reading process, and what it answers.
 
-Contents lie in memory that both processes map, in a slot for each batch, and behind them what is to be said of them, in
-columns. Over the pipe go orders, and of each answer no more than its length: an answer that waited for room in a pipe
-would keep its process from taking the orders that whoever should make this room is just sending.
+Both processes map the same memory. It has a slot for each batch: the contents, then columns that describe them. The
+pipe carries orders, and only the length of each answer. A whole answer could fill the pipe and block its process, while
+the other side is blocked sending it an order.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from dsv.worktree.scan.folder import ROW, row_of
 FILES = 256
 """A batch has at most so many."""
 SLOT = 4 << 20
-"""Bytes of a batch's memory, with one more for each file than it should have: where it has grown, that shows."""
+"""Bytes of a batch's memory. Each file gets one byte more than its size, so that a file that has grown is noticed."""
 ANSWER = 32 << 10
-"""Bytes behind a slot, for a `Batch`: 82 for each file, and some for its form."""
+"""Bytes behind a slot, for a `Batch`: 82 for each file, and some for the encoding."""
 PATHS = 64 << 10
-"""Bytes of a batch's paths, which is enough for most: an order should not wait for its process to take it."""
+"""Bytes of a batch's paths, which is enough for most: sending an order should not block."""
 LARGEST = SINGLE_CHUNK_MAX
 """Bytes of the largest file that is read in a batch: its content is one chunk."""
 UNREAD = 255
-"""In `Batch.codecs`: whoever asked reads this one alone, and finds out what is the matter with it."""
+"""In `Batch.codecs`: this file was not read. Whoever asked reads it alone, and finds out why."""
 _NO_ROW, _NO_ID = bytes(ROW.size), bytes(32)
 
 
@@ -50,11 +50,11 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """What was read, a column each, in the order's order.
+    """What was read, in columns. The files are in the sequence of the order.
 
     rows: `folder.ROW` of each file, the same before and after the reading. devices: their `st_dev`.
-    quiet: a byte each, of what `stable_read.is_quiet` said.
-    ids: 32 bytes each. codecs: a byte each. stored: bytes of each that lie in the slot, one behind the other.
+    quiet: a byte each, the answer of `file_reader.is_quiet`.
+    ids: 32 bytes each. codecs: a byte each. stored: how many bytes of each are in the slot.
     """
 
     slot: int
@@ -80,7 +80,7 @@ class Slot:
         self.contents, self._answer = place[:SLOT], place[SLOT:]
 
     def write(self, batch: Batch) -> bytes:
-        """Leaves the answer here; what of it goes over the pipe."""
+        """Leaves the answer in the slot, and gives what the pipe is to carry."""
         encoded = msgspec.msgpack.encode(batch)
         self._answer[: len(encoded)] = encoded
         return _LENGTH.pack(len(encoded))
@@ -92,9 +92,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one batch holds, a column each. rows, devices, quiet: see `WorkspaceScan.record`.
+    """What one batch holds, in columns. rows, devices, quiet: see `WorkspaceScan.record`.
 
-    read: whether each was; the other columns mean nothing if it was not.
+    read: whether each file was read; if not, its other columns mean nothing.
     """
 
     read: list[bool]
@@ -103,7 +103,7 @@ class Contents:
     quiet: bytes
     ids: list[ChunkId]
     packed: Packed
-    """Those that were read, as they are stored: good as long as the batch's slot."""
+    """The files that were read, as they are stored. Valid until the slot is used again."""
 
     @classmethod
     def of(cls, batch: Batch, sizes: list[int], memory: memoryview) -> Contents:
@@ -122,7 +122,7 @@ class Contents:
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
-    """Reads the files, each once, and leaves what is to be stored of them in `memory`, a slot's.
+    """Reads each file once, and leaves what is to be stored in `memory`, that of a slot.
 
     A file that is not there, not readable, or not stable while it is read is left `UNREAD`.
     """

@@ -1,7 +1,7 @@
 """`python -m dsv.worktree.prefetch.process ROOT PIPE MEMORY`: a reading process, started by `readers`.
 
-It answers orders until its pipe is closed, which the death of who started it does too. It decides nothing: what it
-can't read, or finds changing, is left to who asked.
+It answers orders until its pipe is closed; the death of its parent closes it too. It decides nothing: a file that it
+can't read, or that is changing, is left to the parent.
 """
 
 from __future__ import annotations

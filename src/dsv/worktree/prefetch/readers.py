@@ -25,22 +25,22 @@ from dsv.worktree.scan.workspace_scan import Gone, Pending
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
 _OWN_SLOTS = 2
-_RUNS = 64  # cut in advance at most, as of some nothing is to be read
-# A process pays for its start, which takes as long as reading some thousand small files, with so many paths.
+_RUNS = 64  # cut in advance at most: some have nothing to read
+# Starting a process takes as long as reading some thousand small files. It pays from this number of paths on.
 _WORTH = 4096
 _MOST = 4
 
 
 def suitable(files: int, processors: int) -> int:
-    """How many further processes suit so much work and this machine."""
+    """How many helper processes suit this amount of work and this machine."""
     return min(processors - 1, _MOST) if files >= _WORTH else 0
 
 
 class Readers:
-    """`over` gives work as it came, with contents. A context manager, which ends the processes.
+    """The helper processes, and the order in which their work comes back. A context manager, which ends them.
 
-    While the next contents are not there yet, it reads later ones itself, so that no processor idles. Without a
-    process it gives none at all, and what one that died should have read is missing: who stores the files reads them.
+    While it waits for the next contents it reads later ones itself, so that no processor idles. Without a process it
+    reads nothing ahead. What a process that died should have read is missing: whoever stores the files reads it.
     """
 
     def __init__(self, root: Path, count: int) -> None:
@@ -65,7 +65,7 @@ class Readers:
             reader.end()
 
     def over(self, work: Iterator[Pending | Gone]) -> Iterator[Run]:
-        """All of the work, in its order. To be called once."""
+        """All of the work, in the given order, with the contents of small files. To be called once."""
         upcoming = _cut(work)
         while self._send(upcoming):
             run = self._runs.popleft()
@@ -76,7 +76,7 @@ class Readers:
             self._release(run)
 
     def _send(self, upcoming: Iterator[Run]) -> bool:
-        """Gives the processes as much as they have room for; whether there is a run left."""
+        """Gives the processes as much as they have room for. False if no run is left."""
         for reader in self._readers:
             while reader.free and len(self._runs) < _RUNS and (run := next(upcoming, None)) is not None:
                 self._runs.append(run)
@@ -87,7 +87,7 @@ class Readers:
         return bool(self._runs)
 
     def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run]) -> None:
-        """Reads what no process was given yet, until the next content is there."""
+        """Reads what no process was given yet, until the next contents have come."""
         while self._own and len(self._runs) < _RUNS and not reader.has_answered:
             run = next(upcoming, None)
             if run is None:
@@ -106,9 +106,9 @@ class Readers:
 
 @dataclass(slots=True)
 class Run:
-    """Neighbours in the work. at: of each item, the number of its content, or -1 for what is no small file.
+    """Consecutive items of the work. at: the number of each item's content, or -1 if it is not a small file.
 
-    paths, sizes: of the small files; the rest is who reads them, and where to.
+    paths, sizes: of the small files. The other fields say who reads them, and into which memory.
     """
 
     items: list[Pending | Gone] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def contents(self) -> Contents | None:
-        """Of the small files, good until the next run is asked for; None if nobody read them."""
+        """Of the small files, valid until the next run is asked for; None if they were not read."""
         if self.batch is None or self.memory is None:
             return None
         return Contents.of(self.batch, self.sizes, self.memory)
@@ -153,7 +153,7 @@ class Run:
 
 
 class _Reader:
-    """One process. free: slots that nobody uses; none once it has died."""
+    """One process. free: slots that are not in use; none once the process has died."""
 
     def __init__(self, root: Path) -> None:
         """Raises `OSError` if no process, or no memory to share, can be had."""
@@ -162,7 +162,7 @@ class _Reader:
             memory = memoryview(mmap.mmap(shared, 0))
             program = [sys.executable, "-P", "-m", "dsv.worktree.prefetch.process"]
             given = (theirs.fileno(), shared)
-            # In a process group of its own it does not hear a Ctrl-C that is meant for who started it.
+            # In a process group of its own it does not get a Ctrl-C that is meant for its parent.
             self._process = subprocess.Popen(
                 [*program, os.fspath(root.absolute()), *map(str, given)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -173,7 +173,7 @@ class _Reader:
         self.free = list(range(_SLOTS))
 
     def ask(self, run: Run) -> None:
-        """Has what is small of the run read into a free slot."""
+        """Has the small files of the run read into a free slot."""
         run.reader, run.slot = self, self.free.pop()
         run.memory = self._slots[run.slot].contents
         try:
@@ -187,7 +187,7 @@ class _Reader:
         return self._pipe.poll(0)
 
     def answer(self, run: Run) -> Batch | None:
-        """What became of the run, the oldest that it was asked for; None if the process has died."""
+        """What was read for the run, the oldest that was asked for; None if the process has died."""
         try:
             return self._slots[run.slot].read(self._pipe.recv_bytes())
         except (EOFError, OSError):
@@ -195,12 +195,12 @@ class _Reader:
             return None
 
     def release(self, run: Run) -> None:
-        """Whoever asked has no more use for what lies in its slot."""
+        """Frees the slot of a run."""
         if run.batch is not None:
             self.free.append(run.slot)
 
     def end(self) -> None:
-        """Ends the process, whatever it is at."""
+        """Ends the process, whatever it is doing."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()
@@ -223,7 +223,7 @@ def _cut(work: Iterator[Pending | Gone]) -> Iterator[Run]:
 
 @contextmanager
 def _shared_memory(size: int) -> Iterator[int]:
-    """The descriptor of a file without a name, of zeros, to be mapped."""
+    """The descriptor of a file without a name, full of zeros, to be mapped."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("dsv")
     else:

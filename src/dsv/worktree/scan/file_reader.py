@@ -1,4 +1,4 @@
-"""Reading a file that others may be writing."""
+"""Reading a file that others may be writing to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 @dataclass(frozen=True, slots=True)
 class StableRead(Generic[T]):
-    """What came of reading, and the stat that the file had before and after. quiet: see `is_quiet`."""
+    """What was read, and the stat that the file had before and after. quiet: see `is_quiet`."""
 
     value: T
     stat: os.stat_result
@@ -41,9 +41,9 @@ def same_times(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def is_quiet(descriptor: int, now: os.stat_result) -> bool:
-    """Whether a file that is about to be read is known to have no unseen writer: it is old, or nobody can write to it.
+    """Whether a file is known to have no unseen writer: it is old, or nobody can write to it.
 
-    Asked before it is read: whoever maps it later changes its times.
+    To be asked before it is read: anyone who maps it later changes its times.
     """
     return is_old(now.st_ctime_ns) or not has_writers(descriptor)
 
@@ -53,8 +53,8 @@ def read_stable(
 ) -> StableRead[T] | Problem:
     """Reads a file until its stat is the same before and after, at most `TRIES` times.
 
-    `read(descriptor, size)` reads it from start to end and gives its result and the number of bytes that it
-    read; it is called anew for each try. Errors of reading become problems; what `read` raises else passes.
+    `read(descriptor, size)` reads it from start to end, and gives its result and the number of bytes that it read. It
+    is called again for each try. An `OSError` becomes a problem; other exceptions are passed on.
     """
     above, name = split(path)
     for _ in range(TRIES):
@@ -77,7 +77,7 @@ def read_stable(
             return StableRead(value, after, quiet)
     else:
         return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
-    return Problem(path, "it went, or became something else, while dsv was at work", Trouble.CHANGING)
+    return Problem(path, "it was removed, or became something else, while dsv was at work", Trouble.CHANGING)
 
 
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:

@@ -1,7 +1,7 @@
 """What is known of one folder of a workspace, in columns, and as bytes of the state file.
 
-A workspace of a million files is a few thousand of these, and most of the time each is compared as a whole
-with what the disk says: no Python object stands for a file that did not change.
+A workspace of a million files is a few thousand of these. Most of the time each is compared as a whole with what the
+disk says, so that there is no Python object for a file that did not change.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ class Relation(enum.IntEnum):
     """How a path of the workspace stands to the base commit's tree."""
 
     UNKNOWN = 0
-    """The base has the path; whether it has the same there is not known."""
+    """The base has the path. Whether it has the same entry is not known."""
     SAME = 1
-    """The base's entry is the remembered one. The file is that too while it is trusted, else it must be read."""
+    """The base has the remembered entry. So has the disk if the mark says TRUSTED; else the file must be read."""
     DIFFERS = 2
     """The base has something else there."""
     ABSENT = 3
     """The base has no such path."""
 
 
-# A mark is one byte: whether the row vouches for the content, the relation, the base's kind if that is SAME or
-# DIFFERS,
-# and whether the content was read, so that the id is right, even if the row is too young to vouch for it
-# later.
+# A mark is one byte: whether the row vouches for the content; the relation; the base's kind, if the relation is SAME or
+# DIFFERS; and whether the content was read, so that the id is right even if the row is too young to vouch for it later.
 TRUSTED = 1
 READ = 1 << 5
 _RELATION = 1
@@ -53,8 +51,7 @@ _BASE_KIND = 3
 
 _DISTRUSTED = bytes(value & ~(TRUSTED | READ) for value in range(256))
 
-# The mark of a name that is as in the base, by its kind; UNSUPPORTED never is, so that it is reported every
-# time.
+# The mark of a name that is as in the base, by its kind. UNSUPPORTED never is, so that it is reported every time.
 _CLEAN = bytes(
     TRUSTED | Relation.SAME << _RELATION | kind << _BASE_KIND
     if kind in KEPT
@@ -85,11 +82,11 @@ class Folder:
     """Names of one folder in bytewise order, and a column for each thing known of them.
 
     path: of the folder, from the workspace's root, empty for the root.
-    names: joined by NUL; everything in the folder but dsv's and git's own, what is ignored included.
-    rows: `ROW` for each name; of folders and ignored names the type alone.
+    names: joined by NUL; everything in the folder, also what is ignored, but not dsv's and git's own files.
+    rows: `ROW` for each name; only the type for folders and ignored names.
     kinds, marks: a byte for each name.
-    sizes, ids: base's size and file id where the relation is SAME, else of what was last read; zeros if
-    unknown. recipes, targets: by position, for large files and symlinks.
+    sizes, ids: the base's size and file id if the relation is SAME, else those of what was last read; zeros if unknown.
+    recipes, targets: by position, for large files and symlinks.
     own: the mark of the folder's own entry as an empty directory.
     rules: digest of the ignore rules that `kinds` was made with, 0 for none.
     """
@@ -110,7 +107,7 @@ class Folder:
     def blank(
         cls, path: bytes, names: bytes, rows: bytearray, kinds: bytearray, relation: Relation
     ) -> Folder:
-        """A folder of which nothing is known but what a listing says."""
+        """A folder of which only its listing is known."""
         count = len(kinds)
         unknown = bytearray([mark(relation)]) * count
         return cls(path, names, rows, kinds, unknown, array("Q", bytes(8 * count)), bytearray(32 * count))
@@ -162,7 +159,7 @@ class Folder:
         return RELATIONS[self.marks[at]]
 
     def positions(self, kind: int) -> Iterator[int]:
-        """Where `kinds` has this kind."""
+        """The positions at which `kinds` has this kind."""
         at = self.kinds.find(kind)
         while at >= 0:
             yield at
@@ -211,7 +208,7 @@ class Folder:
         return Entry(path, kind, size, FileId(self.id_at(at)), None if recipe is None else RecipeId(recipe))
 
     def distrust(self, names: Callable[[bytes], bool] | None = None) -> None:
-        """Has the contents of these names, or of all, read again whatever the stats say."""
+        """Makes the next scan treat the contents of these names, or of all, as unread, whatever the stats say."""
         if names is None:
             self.marks = bytearray(self.marks.translate(_DISTRUSTED))
             return
@@ -220,12 +217,12 @@ class Folder:
                 self.marks[at] = _DISTRUSTED[self.marks[at]]
 
     def adopt(self) -> None:
-        """From now on, what is known of what is in this folder is what the base has."""
+        """The base now has what is known of this folder."""
         for at in self.unclean():
             self.adopt_name(at)
 
     def adopt_name(self, at: int) -> None:
-        """From now on, what is known of this name is what the base has. Does nothing where nothing is known."""
+        """The base now has what is known of this name. Does nothing if nothing is known."""
         kind = self.kinds[at]
         if self.marks[at] & (TRUSTED | READ) or kind == Kind.SYMLINK:
             self.marks[at] = mark(Relation.SAME, kind, trusted=bool(self.marks[at] & TRUSTED))
@@ -241,7 +238,7 @@ def row_of(stat: os.stat_result) -> bytes:
     """A stat as columns remember it."""
     try:
         return ROW.pack(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode)
-    except struct.error:  # a time that 64 bits of ns can't say: its low bits tell changes as well
+    except struct.error:  # a time that does not fit in 64 bits of ns: its low bits tell changes as well
         mtime, ctime = (_signed(value) for value in (stat.st_mtime_ns, stat.st_ctime_ns))
         return ROW.pack(stat.st_ino & (1 << 64) - 1, stat.st_size, mtime, ctime, stat.st_mode)
 
@@ -251,7 +248,7 @@ def _signed(value: int) -> int:
 
 
 def differing(left: bytes | bytearray, right: bytes | bytearray, width: int) -> list[int]:
-    """Positions at which two columns of equal length differ; few of them cost little, however long the column."""
+    """Positions at which two columns of equal length differ. Costs little if they are few, however long the column."""
     found: list[int] = []
     spans = [(0, len(left) // width)]
     while spans:
@@ -298,7 +295,7 @@ def encode_folder(folder: Folder) -> bytes:
 
 
 def split_folders(data: bytes) -> list[tuple[bytes, bytes]]:
-    """The (path, encoded folder) of folders that were encoded one behind the other. Raises `ValueError`."""
+    """The (path, encoded folder) of each of several encoded folders in a row. Raises `ValueError`."""
     found: list[tuple[bytes, bytes]] = []
     offset = 0
     while offset < len(data):

@@ -21,7 +21,7 @@ _SHOWN = 80  # bytes of a line in a message
 class Rules:
     """The rules in force in one folder: its own `.dsvignore` and those of the folders above.
 
-    `digest` tells two sets of rules apart, so that a verdict can be remembered; 0 where there are none.
+    `digest` tells two sets of rules apart, so that a verdict can be remembered; 0 if there are none.
     """
 
     __slots__ = ("_above", "_patterns", "_start", "digest")
@@ -40,7 +40,7 @@ class Rules:
         return Rules(self, folder, text) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:
-        """Whether a path is left out. Nothing below a folder that is left out is to be asked for.
+        """Whether a path is left out. Not to be asked for paths below a folder that is left out.
 
         The last pattern that matches decides, those of deeper folders after those of higher ones.
         """
@@ -58,7 +58,7 @@ class Rules:
 def read(folder: int, where: bytes) -> bytes:
     """All of the `.dsvignore` in a folder, given by its descriptor; `where` is the file's path.
 
-    Raises `OSError`, and `UsageError` for what is no file, or too large to be one of patterns.
+    Raises `OSError`, and `UsageError` if it is not a regular file, or too large to be one of patterns.
     """
     if stat.S_ISREG(os.stat(NAME, dir_fd=folder, follow_symlinks=False).st_mode):
         with os.fdopen(os.open(NAME, OPEN_FLAGS, dir_fd=folder), "rb") as file:
@@ -66,7 +66,7 @@ def read(folder: int, where: bytes) -> bytes:
     else:
         text = None
     if text is None:
-        raise _unfit(where, "is not a regular file, so that nobody knows what to leave out")
+        raise _unfit(where, "is not a regular file, so dsv can't tell what to leave out")
     if len(text) > _LIMIT:
         raise _unfit(where, f"is larger than {format_bytes(_LIMIT)}")
     return text

@@ -31,7 +31,7 @@ from dsv.worktree.scan.ignore import Rules
 # The names that `model.paths` refuses as dsv's and git's own are not seen at all.
 _RESERVED = (b".dsv", b".git")
 _LONG_S = "ſ".encode()
-# A file that is being written beside its place: this and 16 hex digits. A killed pull may leave some.
+# The name of a file that is being written: this and 16 hex digits. A killed pull may leave some.
 TEMPORARY = b".dsv-tmp-"
 _TEMPORARY_LENGTH = len(TEMPORARY) + 16
 
@@ -51,8 +51,7 @@ _KINDS = bytes((0, 1, 2, 2, DIRECTORY, DIRECTORY, UNSUPPORTED, UNSUPPORTED)) + b
 
 @dataclass(slots=True)
 class Listing:
-    """Names in bytewise order, as the os module gives them and as bytes joined by NUL; rows and kinds beside
-    them.
+    """Names in bytewise order, as the os module gives them and as bytes joined by NUL, with a row and a kind for each.
 
     leftovers: names of temporary files that a killed command left.
     """
@@ -64,7 +63,7 @@ class Listing:
     leftovers: list[str]
 
     def blank(self, at: int) -> None:
-        """Leaves no more than the type in a row."""
+        """Leaves only the type in a row."""
         mode = stat.S_IFMT(self.mode(at)) | 0o444
         self.rows[at * ROW.size : (at + 1) * ROW.size] = ROW.pack(0, 0, 0, 0, mode)
 
@@ -84,8 +83,8 @@ _OWNER_READS = bytes(bits for bits in range(256) if bits & 0o400 >> 8)
 def list_folder(descriptor: int) -> Listing:
     """Everything in the folder, its stats taken without following symlinks. Raises `OSError`.
 
-    What vanishes in between is left out. The rows of folders carry their type alone: their times change with
-    what is in them, which their own listing tells.
+    What vanishes meanwhile is left out. The rows of folders have only the type: their times change with what is in
+    them, which their own listing tells.
     """
     names = os.listdir(descriptor)
     names.sort()
@@ -159,8 +158,8 @@ _FORGET = 0xFF & ~(TRUSTED | READ)
 class Compared:
     """A folder as the disk has it now.
 
-    lost: (name, kind) of entries that the base has, or may have, and that are no files or symlinks any more.
-    fresh: positions whose names were not found fit for a tree before.
+    lost: (name, kind) of entries that the base has, or may have, and that are no longer files or symlinks.
+    fresh: positions of names that have not been checked for a tree yet.
     """
 
     folder: Folder
@@ -169,7 +168,7 @@ class Compared:
 
 
 def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
-    """Whether the folder is as in the base and as remembered. Blanks the rows of ignored names in the listing."""
+    """Whether the folder is as in the base and as remembered. Blanks rows of ignored names in the listing."""
     if old.names != listing.blob or old.rules != rules.digest:
         return False
     for at in old.positions(IGNORED):
@@ -178,7 +177,7 @@ def is_unchanged(old: Folder, listing: Listing, rules: Rules) -> bool:
 
 
 def compare(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
-    """The folder as it is now, with what is remembered of each name that still is what it was."""
+    """The folder as it is now, with what is remembered of each name that has not changed."""
     if old is not None and old.names == listing.blob and old.rules == rules.digest:
         refreshed = _refresh(old, listing)
         if refreshed is not None:
@@ -187,7 +186,7 @@ def compare(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> 
 
 
 def _refresh(old: Folder, listing: Listing) -> Compared | None:
-    """The same names: only rows that differ are looked at. None if a verdict of the ignore rules may change."""
+    """For the same names: looks only at rows that differ. None if a verdict of the ignore rules may change."""
     changed = differing(old.rows, listing.rows, ROW.size)
     if old.rules and any(_type(old, at) != stat.S_IFMT(listing.mode(at)) for at in changed):
         return None
@@ -226,7 +225,7 @@ def _refresh(old: Folder, listing: Listing) -> Compared | None:
 
 
 def _rebuild(path: bytes, old: Folder | None, listing: Listing, rules: Rules) -> Compared:
-    """Other names than before, other rules, or nothing remembered."""
+    """For other names than before, other rules, or if nothing is remembered."""
     folder = Folder.blank(path, listing.blob, listing.rows, listing.kinds, Relation.ABSENT)
     folder.rules = rules.digest
     names = folder.name_list()
@@ -259,7 +258,7 @@ def _ignore(
     listing: Listing,
     rules: Rules,
 ) -> None:
-    """Marks what the rules leave out. Verdicts of the same rules on the same names are remembered: matching is slow."""
+    """Marks what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
     same_rules = old is not None and old.rules == rules.digest
     for at, name in enumerate(names):
         kind = stat.S_IFMT(listing.mode(at))
@@ -281,7 +280,7 @@ def _places_without_entry(folder: Folder) -> Iterable[int]:
 def _carry(
     folder: Folder, at: int, old: Folder, before: int, name: bytes, lost: list[tuple[bytes, int]]
 ) -> None:
-    """What is remembered of a name, at its new position."""
+    """Copies what is remembered of a name to its new position."""
     if old.kinds[before] not in KEPT:
         return
     if folder.kinds[at] not in KEPT:

@@ -1,4 +1,4 @@
-"""What can't go into a tree, and why."""
+"""Why a path can't be stored."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = 1000  # in a message; programs get all
 
 
 class Trouble(enum.Enum):
-    """What sort of problem it is, by what would mend it."""
+    """The kinds of problem, by what would help."""
 
     UNSUPPORTED = "unsupported"
-    """Of a kind, with a name or with a target that no tree can hold."""
+    """Its type, its name or its target can't be in a tree."""
     UNREADABLE = "unreadable"
-    """It may be fine, but nobody can see: what the base has there stays."""
+    """It can't be read: what the base has there stays."""
     CHANGING = "changing"
-    """It was written to each time that it was read."""
+    """It was written to each time it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
 
 
 def what_it_is(mode: int) -> str:
-    """The reason for a file type that no tree holds."""
+    """The reason for a file type that can't be in a tree."""
     for test, name in (
         (stat.S_ISSOCK, "a socket"),
         (stat.S_ISFIFO, "a named pipe"),

@@ -1,4 +1,4 @@
-"""Scanning a workspace: its folders are listed and compared with what is remembered of them."""
+"""Walking a workspace: each folder is listed and compared with what is remembered of it."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def scan_workspace(
 ) -> WorkspaceScan:
     """Lists the workspace at `root` (or only these paths of it) and compares it with the base.
 
-    Reads no file but symlinks and `.dsvignore`s. `base_entries` is called only if the state does not mirror the base;
+    Reads no files but symlinks and `.dsvignore`. `base_entries` is called only if the state does not mirror the base;
     then everything is listed. rehash: forgets what was read of the files before. Raises `UsageError` for an invalid
-    `.dsvignore`, and what `fs.errors` makes of one that can't be read or of a root that can't be listed.
+    `.dsvignore`, and an error of `fs.errors` if one can't be read or the root can't be listed.
     """
     with about(root):
         dot = root / ".dsv"
         try:
             state.trust_before = earliest_stamp(dot)
         except OSError:
-            state.trust_before = 0  # nothing new is trusted, in a workspace that we may not write to
+            state.trust_before = 0  # without the right to write here nothing new is trusted
         device = dot.stat().st_dev if dot.exists() else root.stat().st_dev
         scan = WorkspaceScan(root, state, base, PathSet.of(only), device)
         with Descent(root) as descent:
@@ -129,7 +129,7 @@ class _Scanner:
         self._walk(here, rules)
 
     def _visit(self, path: bytes, above: Rules) -> tuple[Folder, Rules] | None:
-        """Compares one folder with what is remembered; None if it can't be listed or is gone."""
+        """Compares one folder with what is remembered of it; None if it can't be listed or is gone."""
         try:
             descriptor = self._descent.at(path)
             listing = list_folder(descriptor)
@@ -160,7 +160,7 @@ class _Scanner:
         return compared.folder, rules
 
     def _remembered(self, path: bytes) -> Folder | None:
-        """The folder as it was; without what was read of files whose contents are to be read again."""
+        """The folder as it was, without what is known of files that are to be read again."""
         old = self._state.folder(path)
         if old is None or not self._rehash:
             return old
@@ -176,11 +176,11 @@ class _Scanner:
             return above
         where = _join(path, ignore.NAME.encode())
         with about(where):
-            # Going on with less than all of its rules would commit what somebody wanted left out.
+            # Ignoring a part of its rules would commit what the user wanted left out.
             return above.enter(path, ignore.read(descriptor, where))
 
     def _lose_unvisited(self, scope: PathSet) -> None:
-        """What is remembered below folders that went, or that are left out now."""
+        """Drops what is remembered below folders that are gone, or that are left out now."""
         withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None
         for path in self._unvisited:
             if path not in scope or (withheld is not None and path in withheld):
@@ -197,7 +197,7 @@ class _Scanner:
             self._state.drop(path)
 
     def _is_back(self, path: bytes, names: NameIndex) -> bool:
-        """Whether a path that was gone is on disk again; what it is there now must be compared with the base."""
+        """Whether a path that was gone is on disk again. If so, it must be compared with the base."""
         above, name = split(path)
         at = names.find(above, name)
         if at is None:
@@ -210,7 +210,7 @@ class _Scanner:
         return True
 
     def _check_links(self) -> None:
-        """Refuses symlinks that leave the tree, resolved through all of its own links."""
+        """Refuses symlinks that lead out of the tree, also by way of other symlinks in it."""
         if not self._validator.links_moved and self._scan.exact:
             return
         links = dict(self._links())

@@ -1,11 +1,9 @@
-"""What was read before need not be read again: (inode, size, mtime, ctime) -> content, for every path of a
-workspace.
+"""What is remembered of a workspace's files, so as not to read them again: (inode, size, mtime, ctime) -> content.
 
-It mirrors the disk as it was last seen, and how that stood to the base commit, so that "nothing changed" is
-decided without reading a tree. On disk it is a file `current`, which names the parts: runs of folders in tree
-order, each named by the hash of its bytes. Saving writes the parts that changed, then replaces `current`;
-what `current` names is complete or, torn by a power cut, recognised by its hash and forgotten. Forgetting
-costs time, never data.
+The state mirrors the disk as it was last seen, and its relation to the base commit: "nothing changed" is decided
+without reading a tree. On disk it is a file `current`, which names the parts: runs of folders in tree order, each named
+by the hash of its bytes. Saving writes the parts that changed, then replaces `current`. A part that a power cut
+has torn is recognised by its hash and forgotten. That costs time, never data.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _CURRENT_DECODER = msgspec.msgpack.Decoder(_Current)
 
 @dataclass(slots=True)
 class _Part:
-    """A run of folders from `first` (a sort key) to the next part's. `name` is None when it must be written."""
+    """A run of folders from `first` (a sort key) to that of the next part. `name` is None if it must be written."""
 
     first: bytes
     name: str | None
@@ -57,12 +55,11 @@ class _Part:
 
 
 class State:
-    """The state of one workspace, in memory. One user at a time: its owner holds the workspace's lock to save
-    it.
+    """The state of one workspace, in memory. Its owner holds the workspace's lock to save it.
 
-    exact: the commit (empty: no commit) whose every path is in a folder here or in `gone`; None if there is
-    none. gone: paths of that commit that the disk lacks.
-    provisional: what is said of the base holds for one command alone; saved, it mirrors no commit.
+    exact: the commit (empty: no commit) whose every path is in a folder here or in `gone`; None if there is none.
+    gone: paths of that commit that the disk lacks.
+    provisional: the relations hold for this command only, so that the saved state mirrors no commit.
     trust_before: ns; a file changed at this time or later may change again without its times telling.
     """
 
@@ -80,7 +77,7 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> State:
-        """What can be read; what is torn, damaged or of another version is as if it had never been remembered."""
+        """What can be read. What is torn, damaged or of another version is forgotten."""
         state = cls(folder)
         state._loaded = _read(folder / _CURRENT)
         if state._loaded is None:
@@ -175,9 +172,7 @@ class State:
         return saved.exact != self._exact_for_good or saved.gone != b"\0".join(sorted(self.gone))
 
     def save(self) -> None:
-        """Writes what changed since the last time. Raises `NoRoom`, `Denied`, `Unreachable`; the old state
-        stands then.
-        """
+        """Writes what changed since the last time. Raises `NoRoom`, `Denied`, `Unreachable`: the old state stays."""
         self._store_open()
         kept: list[_Part] = []
         with about(self._folder):
@@ -223,7 +218,7 @@ class State:
         return self._parts[max(at - 1, 0)]
 
     def _write(self, part: _Part) -> Iterator[_Part]:
-        """Writes a part, or several where it has grown too big."""
+        """Writes a part, or several if it has grown too big."""
         run: list[bytes] = []
         size = 0
         first = part.first

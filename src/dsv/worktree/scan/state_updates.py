@@ -30,7 +30,7 @@ _TO_ABSENT = bytes(with_relation(value, Relation.ABSENT) for value in range(256)
 
 
 def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
-    """Sets every relation by these entries; gives the paths that are not on disk.
+    """Sets every relation by these entries, and gives the paths that are not on disk.
 
     A file whose content is not known is taken to be the base's until it is read: SAME, and not trusted.
     """
@@ -83,14 +83,14 @@ def _forget(folder: Folder) -> None:
 
 
 class NameIndex:
-    """Positions by name, for the folders asked for last."""
+    """Positions by name, for the folders that were asked for last."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._indexes: dict[bytes, dict[bytes, int]] = {}
 
     def clear(self) -> None:
-        """Forgets them: names came or went."""
+        """To be called if names were added or removed."""
         self._indexes.clear()
 
     def find(self, folder: bytes, name: bytes) -> int | None:
@@ -118,7 +118,7 @@ class _Written:
 
 
 class Patches:
-    """Changes to be merged into the state's folders. Flush before the state is used for anything else."""
+    """What dsv wrote, to be merged into the state's folders. Flush before the state is used for anything else."""
 
     def __init__(self, state: State, *, trusted: bool = True) -> None:
         """trusted: whether a stat vouches for a file on this file system at all."""
@@ -128,14 +128,14 @@ class Patches:
         self._held = 0
 
     def written(self, entry: Entry, row: bytes, base: Entry | None) -> None:
-        """The path now is `entry`. Nobody else knew the file before it had its name, so its row vouches for it."""
+        """The path is now `entry`. Nobody else could open the file before it had its name, so its stat is trusted."""
         self._note(entry.path, _Written(row, entry, base))
 
     def removed(self, path: bytes) -> None:
         self._note(path, None)
 
     def folder(self, path: bytes, *, in_base: bool) -> bool:
-        """Notes an empty folder; False where it is not empty, or not there."""
+        """Notes an empty folder; False if it is not empty, or not there."""
         known = self._state.folder(path)
         if known is None or not known.is_empty:
             return False
@@ -145,11 +145,11 @@ class Patches:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to flush, lest they take too much memory."""
+        """Whether it is time to flush, so that they do not take too much memory."""
         return self._held >= _LIMIT
 
     def flush(self) -> None:
-        """Merges them. Positions in folders are others afterwards."""
+        """Merges them. Positions in folders change by it."""
         for path, changes in self._folders.items():
             merged = _merge(self._state.folder(path) or Folder(path), changes, self._known)
             if len(merged):

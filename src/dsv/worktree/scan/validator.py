@@ -1,4 +1,4 @@
-"""What a tree can hold of a folder, and what not."""
+"""Finding what in a folder can't be in a tree."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LEAVES = "it is a symlink that leads out of the dataset"
 
 
 class EntryValidator:
-    """Goes through folders one by one and collects.
+    """Looks at folders one by one, and collects what it finds.
 
-    problems, clashes: as in `WorkspaceScan`. lost: paths that the base has and that are no files or symlinks now.
-    withheld: paths that can't be read. links_moved: whether any symlink came, changed or went.
+    problems, clashes: as in `WorkspaceScan`. lost: paths that the base has and that are not files or symlinks now.
+    withheld: paths that can't be read. links_moved: whether a symlink was added, changed or removed.
     """
 
     def __init__(self, state: State) -> None:
@@ -41,7 +41,7 @@ class EntryValidator:
         self.links_moved = False
 
     def validate(self, compared: Compared, listing: Listing, descriptor: int) -> None:
-        """Refuses what no tree can hold, reads symlinks, and notes what the base has and the folder has not."""
+        """Refuses what can't be in a tree, reads symlinks, and notes what the base has and the folder lacks."""
         folder = compared.folder
         names = folder.name_list()
         for name, kind in compared.lost:
@@ -80,7 +80,7 @@ class EntryValidator:
             ]
 
     def _access(self, folder: Folder, names: list[bytes], descriptor: int) -> None:
-        """Finds files that would have to be read and may not be."""
+        """Finds files that would have to be read and that the user may not read."""
         for at in list(folder.unclean()):
             if folder.kinds[at] != Kind.SYMLINK and not folder.marks[at] & TRUSTED:
                 effective = os.access in os.supports_effective_ids
@@ -95,7 +95,7 @@ class EntryValidator:
         self.links_moved = True
         try:
             target = os.readlink(name, dir_fd=descriptor)
-        except OSError:  # it went, or became something else: the next scan sees
+        except OSError:  # it is gone, or became something else: the next scan will tell
             self.refuse(folder, at, name, "it changed while dsv looked at it", Trouble.CHANGING)
             return
         before, relation = folder.targets.get(at), folder.relation(at)
@@ -117,7 +117,7 @@ class EntryValidator:
     def refuse(
         self, folder: Folder, at: int, name: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED
     ) -> None:
-        """Takes a name out of what goes into a tree."""
+        """Leaves a name out of the tree."""
         path = folder.path_of(name)
         self.problem(path, reason, trouble)
         if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:

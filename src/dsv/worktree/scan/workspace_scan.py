@@ -1,6 +1,6 @@
-"""What is on disk, held against what is remembered: what there is to read, and what is gone.
+"""The result of a scan: which paths may differ from the base, and which are gone.
 
-Made by `scanner.scan_workspace`. Everything here is about one base commit.
+`scanner.scan_workspace` makes it. Everything here is about one base commit.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _OWN = -1  # the position of a folder's own entry, as an empty directory
 class Pending:
     """A path that goes into a tree and is not known to be as in the base.
 
-    known: its entry, if that needs no reading. base: the base's entry, if the relation is SAME: what the
-    content must be compared with. With DIFFERS and UNKNOWN the base has the path, with ABSENT it has not.
+    known: its entry, if the file need not be read for it. base: the base's entry, with which the content must be
+    compared, if the relation is SAME. With DIFFERS and UNKNOWN the base has the path, with ABSENT it does not.
     """
 
     path: bytes
@@ -56,7 +56,7 @@ class Pending:
 
     @property
     def surely_changed(self) -> bool:
-        """Whether it is certain without reading that the base has something else, or nothing, there."""
+        """Whether it is certain without reading that the base has something else there, or nothing."""
         if self.base is not None:
             return self.size != self.base.size or self.kind != self.base.kind
         return self.relation is Relation.ABSENT or (
@@ -66,7 +66,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A path that the base has and the disk has not."""
+    """A path that the base has and the disk does not."""
 
     path: bytes
 
@@ -74,9 +74,8 @@ class Gone:
 class WorkspaceScan:
     """The result of a scan. It edits the state, which the holder of the workspace's lock saves.
 
-    problems: what can't be stored, in tree order. clashes: pairs of new names that are one if case or
-    Unicode is folded. leftovers: temporary files of killed commands. missing: paths in the base that are not
-    on disk.
+    problems: what can't be stored, in tree order. clashes: pairs of new names that are the same if case or Unicode is
+    folded. leftovers: temporary files of killed commands. missing: paths in the base that are not on disk.
     """
 
     def __init__(self, root: Path, state: State, base: CommitId | None, scope: PathSet, device: int) -> None:
@@ -89,7 +88,7 @@ class WorkspaceScan:
         self.leftovers: list[bytes] = []
         self.missing: list[bytes] = []
         self.unsettled: list[bytes] = []
-        """Folders with something that is not known to be as in the base, in tree order."""
+        """Folders in which something is not known to be as in the base, in tree order."""
         self.withheld: PathSet | None = None
         """What can't be read: what the base has there stays."""
         self._device = device
@@ -111,8 +110,8 @@ class WorkspaceScan:
         self.state.set_exact(self.base, gone)
         self._find_unsettled()
 
-    def stands_to_more_than_the_base(self) -> None:
-        """To be called when paths were related to other entries than the base's, which holds for this command alone."""
+    def compared_with_more_than_the_base(self) -> None:
+        """To be called if paths were compared with entries that are not the base's; that is for this command only."""
         self.state.provisional = True
         self._find_unsettled()
 
@@ -125,7 +124,7 @@ class WorkspaceScan:
         self.find_missing()
 
     def find_missing(self) -> None:
-        """Sets `missing` by what the state knows to be gone."""
+        """Sets `missing` from what the state knows to be gone."""
         self.missing = sorted(
             (
                 path
@@ -136,7 +135,7 @@ class WorkspaceScan:
         )
 
     def pending(self) -> Iterator[Pending]:
-        """In tree order. What is recorded meanwhile does not come again."""
+        """In tree order. What is recorded meanwhile is not given again."""
         stack: list[_Emitter] = []
         for path in self.unsettled:
             folder = self.state.folder(path)
@@ -152,7 +151,7 @@ class WorkspaceScan:
             yield from self._scoped(stack.pop().rest())
 
     def totals(self) -> tuple[int, int]:
-        """How many paths are pending, and the bytes of those that must be read; without making them one by one."""
+        """How many paths are pending, and the bytes of those that must be read. Faster than counting `pending`."""
         if not self.scope.whole:
             found = [0 if item.known is not None else item.size for item in self.pending()]
             return len(found), sum(found)
@@ -165,8 +164,8 @@ class WorkspaceScan:
         return count, size
 
     def _is_new_itself(self, folder: Folder) -> bool:
-        """Whether the base is to get the folder as an empty directory. Not where something below can't be read, of
-        which the base may have what stays there.
+        """Whether the folder is new as an empty directory. It is not if something below can't be read: the base may
+        have files there, and they stay.
         """
         if not folder.path or not folder.is_empty or folder.own == OWN_SAME:
             return False
@@ -205,9 +204,9 @@ class WorkspaceScan:
     ) -> Entry | None:
         """Remembers what was read, and gives the entry for a tree.
 
-        `row` is the stat from before and after the reading, as `row_of` gives it, `device` its st_dev; quiet: whether
-        it has no unseen writer, see `stable_read.is_quiet`. None where
-        `recipe_id` is needed and missing, as after mere hashing: then it must be read again to be stored.
+        row: the stat before and after the reading, by `row_of`. device: its st_dev. quiet: whether it has no unseen
+        writer, see `file_reader.is_quiet`. None if `recipe_id` is needed and missing, as after mere hashing: the file
+        must then be read again to be stored.
         """
         folder, at = self.state.edit(item.folder), item.at
         folder.rows[at * ROW.size : (at + 1) * ROW.size] = row
@@ -243,19 +242,19 @@ class WorkspaceScan:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether a file here is ever known without being read."""
+        """Whether a file here can be known without being read."""
         return self._notices[self._device] is not Notice.NEVER
 
     def not_stored(self, item: Pending) -> None:
-        """What was known of the file's content is forgotten: it could not be read to be stored, so that what the
-        base has there stays, and `published` must not take it for committed.
+        """Forgets what was known of a file that could not be read to be stored: what the base has there stays, and
+        `published` must not count the file as committed.
         """
         folder = self.state.edit(item.folder)
         before = folder.marks[item.at]
         folder.marks[item.at] = with_relation(0, RELATIONS[before], BASE_KINDS[before])
 
     def relate(self, item: Pending, base: Entry | None) -> None:
-        """Sets how a path stands to the base, which has this entry there, or none."""
+        """Compares a path with the base's entry (None: it has none), and notes the relation."""
         item.base = base
         item.relation = Relation.ABSENT if base is None else Relation.DIFFERS
         if item.at == _OWN:
@@ -270,7 +269,7 @@ class WorkspaceScan:
             item.relation = folder.relation(item.at)
 
     def published(self, commit: CommitId) -> None:
-        """The base is now `commit`, which holds all that `work` gave and was recorded; `missing` is gone from it."""
+        """The base is now `commit`: it has everything from `work` that was recorded, and nothing that is `missing`."""
         for path in self.unsettled:
             folder = self.state.edit(path)
             if self.scope.whole or path in self.scope:
@@ -288,7 +287,7 @@ class WorkspaceScan:
 
 
 class _Emitter:
-    """The pending paths of one folder, given out as far as the next folder's turn."""
+    """The pending paths of one folder, given in turn with those of the folders in it."""
 
     def __init__(self, folder: Folder, key: bytes, *, own: bool) -> None:
         self._folder = folder
@@ -299,7 +298,7 @@ class _Emitter:
         self._own = own
 
     def holds(self, key: bytes) -> bool:
-        """Whether a folder with this sort key lies in this one."""
+        """Whether a folder with this sort key is below this one."""
         return key.startswith(self._prefix)
 
     def until(self, key: bytes) -> Iterator[Pending]:

@@ -24,7 +24,7 @@ from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 
 # How often what was hashed is saved, in seconds: a killed sync reads at most this much again.
 SAVE_EVERY = 60.0
-# Progress is told of several small files at a time, as telling is much beside the work for one of them.
+# Progress is told of several small files at a time: telling costs much beside the work for one of them.
 _TELL_FILES, _TELL_BYTES = 16, 1 << 20
 
 _Content = tuple[bytes, int, bool, FileId, Location]  # its row, device, quiet or not, id and place

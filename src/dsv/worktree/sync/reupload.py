@@ -1,4 +1,4 @@
-"""Storing again what the store has lost of a workspace's base, from the files here and the local copies of metadata."""
+"""Storing again what the store has lost of a workspace's base, from the files here and local copies of metadata."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dsv.worktree.sync.file_saver import store_content
 
 @dataclass(slots=True)
 class Reuploaded:
-    """How many objects of a tree were stored again: contents, segments, nodes. lost: files that are not here as the
-    base has them, so that their content is gone.
+    """objects: how many contents, segments and nodes were stored again. lost: files whose content can't be, as they are
+    not here as the base has them.
     """
 
     objects: int = 0
@@ -31,10 +31,10 @@ class Reuploaded:
 def reupload(
     repository: Repository, writer: Writer, tree: TreeReader, root: Path, *, thorough: bool
 ) -> Reuploaded:
-    """Looks for everything that a base's tree refers to, and stores again what the store lacks. `root` has its files.
+    """Looks for everything that a base's tree refers to, and stores again what the store lacks, from files in `root`.
 
-    thorough: every pack is looked for. Else only those count as lost that are known to be. The commit and its ids stay
-    the same, and the index tells where its objects are now. Raises `IntegrityError` for metadata that neither the store
+    thorough: looks for every pack. Else only packs that are known to be lost count as lost. The commit and its ids stay
+    the same; the index names the new places of its objects. Raises `IntegrityError` for metadata that neither the store
     nor this machine has.
     """
     with Session.open(repository, writer) as session:
@@ -75,7 +75,7 @@ class _Reupload:
         return self._done
 
     def _is_there(self, entry: Entry, where: Location | None) -> bool:
-        """A recipe's own place says nothing of the chunks that it lists."""
+        """For a recipe the chunks that it lists are looked for too: its own location says nothing about them."""
         if entry.recipe_id is None and where is not None and not self._avoids(where):
             return True
         assert entry.file_id is not None

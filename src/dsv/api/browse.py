@@ -1,4 +1,4 @@
-"""Looking into datasets without materializing them: datasets, resolve, ls, cat."""
+"""Looking into datasets without having their files here: datasets, resolve, ls, cat."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def datasets(context: Context) -> list[DatasetItem]:
 
 
 def resolve(context: Context, target: Target) -> Resolved:
-    """The commit that a target means now. Raises `IntegrityError` where it is named, but not there."""
+    """The commit that a target means now. Raises `IntegrityError` if it is named and missing."""
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         repository.objects.commit(resolved.commit)
@@ -74,7 +74,7 @@ def ls(context: Context, target: Target) -> Iterator[Entry]:
 
 @contextmanager
 def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
-    """One file's content in verified pieces. Raises `NotFound`, and `UsageError` where it is no file."""
+    """One file's content in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
     path = clean_path(target.path)
     if not path:
         near = _path_here(context, target)
@@ -100,7 +100,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
 
 
 def _path_here(context: Context, target: Target) -> str | None:
-    """How to write what was typed as a dataset and is a path of the workspace, with its colon; else None."""
+    """If a path of the workspace was typed as a dataset: how to write it, with a colon. Else None."""
     workspace = context.workspace_or_none()
     if workspace is None or target.dataset is None or target.rev is not None or target.path is not None:
         return None

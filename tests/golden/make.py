@@ -2,7 +2,8 @@
 
     python -m tests.golden.make        writes tests/golden/store, store-named and vectors.json anew
 
-`store-named` has what dsv writes into a new store: refs, tags and commits carry the names that they were made for.
+`store-named` has what dsv writes into a new store: refs, tags and commits carry the names that they were made for. Its
+branches have rules.
 `store` is as stores were made before that, and stays readable for ever.
 
 The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a
@@ -20,6 +21,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from dsv.model import keys
+from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.chunking import cut_points
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
@@ -77,6 +79,8 @@ def build(*, named: bool = False) -> dict[str, bytes]:
     _format(made, (Feature("named-records", FeatureRule.REFUSE),) if named else ())
     _refs(made, first, second, named=named)
     _sessions(made, second)
+    if named:
+        _rules(made)
     return dict(sorted(made.keys.items()))
 
 
@@ -115,6 +119,22 @@ def _refs(made: StoreMaker, first: CommitId, second: CommitId, *, named: bool) -
         made.put(keys.tag_key(LETTERS, TagName.parse(tag)), value.encode())
     deleted = TagDeleted(_nonce("tag deleted"), TIME + 5, AUTHOR, "was wrong")
     made.put(keys.tag_deleted_key(LETTERS, TagName.parse("gone")), deleted.encode())
+
+
+def _rules(made: StoreMaker) -> None:
+    """`main` had two rules and has none now, `old/try` has one; the format log says so."""
+    before = FormatEntry.decode(made.keys[keys.format_key(1)])
+    feature = Feature("protected-branches", FeatureRule.READ_ONLY)
+    features = tuple(sorted((*before.features, feature), key=lambda one: one.name))
+    later = replace(before, nonce=_nonce("format 2"), tool="golden 3", features=features)
+    made.put(keys.format_key(2), later.encode())
+    team = Limits(only_merge=True, who=("Ada <ada@example.org>", "bob@example.org"), max_removals=5)
+    logs = {MAIN: (Limits(), team, None), BranchName.parse("old/try"): (Limits(max_removals=0),)}
+    for branch, rules in logs.items():
+        for number, limits in enumerate(rules):
+            nonce = _nonce(f"rule {branch} {number}")
+            rule = BranchRule(limits, nonce, TIME + number, AUTHOR, "agreed", LETTERS, branch, number)
+            made.put(keys.branch_rule_key(LETTERS, branch, number), rule.encode())
 
 
 def _sessions(made: StoreMaker, commit: CommitId) -> None:

@@ -69,7 +69,8 @@ def test_every_kind_of_object_is_there(golden: dict[str, bytes]) -> None:
     assert found == set(ObjectKind)
     lines = {data.split(b"\n")[0].decode() for data in golden.values() if data.startswith(b"dsv ")}
     second = ("ref", "tag", "commit") if golden is NAMED else ()
-    assert lines == {f"dsv {kind} {2 if kind in second else 1}" for kind in RECORDS}
+    kinds = [*RECORDS, "branch-rule"] if golden is NAMED else RECORDS
+    assert lines == {f"dsv {kind} {2 if kind in second else 1}" for kind in kinds}
 
 
 @both

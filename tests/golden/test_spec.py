@@ -14,6 +14,7 @@ import zstandard
 from blake3 import blake3
 
 from dsv.model import (
+    branch_rule,
     chunking,
     codec,
     commit,
@@ -111,7 +112,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row"}
-    assert len(RECORDS) == 11 + 3
+    assert len(RECORDS) == 12 + 3
     assert all(len(table) >= 2 for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -215,6 +216,7 @@ RECORD_TYPES: dict[str, Any] = {
     "session-closed": records.SessionClosed,
     "gc-condemned": records.GcCondemned,
     "gc-done": records.GcDone,
+    "branch-rule": branch_rule.BranchRule,
 }
 
 

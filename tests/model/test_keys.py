@@ -83,6 +83,9 @@ def test_ids_are_parsed() -> None:
         "refs/../branches/main/ffffffffffffffff",
         "refs/chest/branches/main/FFFFFFFFFFFFFFFF",
         "refs/chest/tags/v1/other",
+        "refs/chest/branches/main/0-rule-xyz",
+        "refs/chest/branches/main/1-rule-ffffffffffffffff",
+        "refs/chest/branches/0-rule-ffffffffffffffff",
         "format/0",
         "gc/1/condemned",
         "sessions/00/open",
@@ -103,6 +106,7 @@ def test_foreign_keys_are_ignored(key: str) -> None:
         keys.parse_format_key,
         keys.parse_branch_number,
         keys.parse_branch_key,
+        keys.parse_branch_rule_key,
         keys.parse_tag_key,
         keys.parse_session_key,
         keys.parse_gc_key,
@@ -129,5 +133,7 @@ def test_no_text_breaks_a_parser(text: str) -> None:
         key = prefix + text
         parsed = keys.parse_branch_key(key)
         assert parsed is None or keys.branch_key(*parsed) == key
+        rule = keys.parse_branch_rule_key(key)
+        assert rule is None or keys.branch_rule_key(*rule) == key
         pack = keys.parse_pack_key(key)
         assert pack is None or keys.pack_key(pack) == key

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError, Unsupported
+from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.commit import Commit
 from dsv.model.ids import StoreId
 from dsv.model.names import MAIN, DatasetName
@@ -90,6 +91,23 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "gc-done": st.builds(GcDone, st.integers(0, 99), draw.nonces, draw.millis),
 }
+RECORDS["branch-rule"] = st.builds(
+    BranchRule,
+    st.none()
+    | st.builds(
+        Limits,
+        st.booleans(),
+        st.sets(draw.texts.filter(bool), max_size=3).map(lambda who: tuple(sorted(who))),
+        st.none() | st.integers(0, 100),
+    ),
+    draw.nonces,
+    draw.millis,
+    draw.texts,
+    draw.texts,
+    draw.datasets,
+    draw.branches,
+    TOTALS,
+)
 COMMITS = st.builds(
     lambda root, level, parents, who, when, why, files, others, size: Commit(
         root, level, tuple(parents), who, when, why, files, size if files else 0, files + others

@@ -27,6 +27,7 @@ PROBE_PREFIX = "probe/"
 _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
 LAST_MOVE = _TOP_SEQ
 """The largest number of a move of a branch."""
+_RULE = "0-rule-"
 _SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _COUNT = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -101,6 +102,16 @@ def branch_prefix(dataset: DatasetName, branch: BranchName) -> str:
 def branch_key(dataset: DatasetName, branch: BranchName, seq: int) -> str:
     """The key of a branch's n-th move; the first is 0. Later moves have smaller keys."""
     return f"{branch_prefix(dataset, branch)}{_up(_TOP_SEQ - seq)}"
+
+
+def branch_rule_key(dataset: DatasetName, branch: BranchName, number: int) -> str:
+    """The n-th rule of a branch. They stand before its moves, the latest first: one listing tells of both."""
+    return f"{branch_prefix(dataset, branch)}{_RULE}{_up(_TOP_SEQ - number)}"
+
+
+def parse_branch_rule_key(key: str) -> tuple[DatasetName, BranchName, int] | None:
+    prefix, _, last = key.rpartition("/")
+    return parse_branch_key(f"{prefix}/{last.removeprefix(_RULE)}") if last.startswith(_RULE) else None
 
 
 def parse_branch_number(key: str) -> int | None:

@@ -84,6 +84,16 @@ def ahead_behind(commits: Commits, left: CommitId, right: CommitId) -> Distance:
     return Distance(flags.count(_LEFT), flags.count(_RIGHT))
 
 
+def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:
+    """How many commits a commit has, itself counted, that none of the others has: these are lost with its last name."""
+    painting = _Painting(commits, commit_id, *others)
+    while not painting.settled and not painting.flags[commit_id] & _RIGHT:
+        painting.step()
+    if painting.flags[commit_id] & _RIGHT:
+        return 0
+    return list(painting.flags.values()).count(_LEFT)
+
+
 class _Frontier:
     """Commits to go on from, each once; the newest is taken first.
 
@@ -171,13 +181,14 @@ class _Painting:
     both colours once there is none: no commit on the way to it is common, so all of them were passed.
     """
 
-    def __init__(self, commits: Commits, left: CommitId, right: CommitId) -> None:
+    def __init__(self, commits: Commits, left: CommitId, *rights: CommitId) -> None:
         self.flags: dict[CommitId, int] = {}
         self.open = set[CommitId]()
         self._frontier = _Frontier(commits)
         self._passed_a_root = False
         self._paint(left, _LEFT)
-        self._paint(right, _RIGHT)
+        for right in rights:
+            self._paint(right, _RIGHT)
 
     @property
     def settled(self) -> bool:

@@ -27,8 +27,8 @@ def naming(repository: Repository, writer: Writer, commit_id: CommitId) -> Itera
     with Session.open(repository, writer) as session:
         check_whole(session, commit_id)
         session.declare(commit_id)
-        yield
-        session.close()
+        with session.ending():
+            yield
 
 
 def check_whole(session: Session, commit_id: CommitId) -> None:

@@ -6,40 +6,25 @@ copied to another key is not taken for what the key says. Stores that were made 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol
 
-from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable, UsageError
-from dsv.model import keys, wire
+from dsv.errors import Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
+from dsv.model import keys
+from dsv.model.action import MERGE, Action
+from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
-from dsv.model.records import RefEntry, TagDeleted, TagValue
-from dsv.model.wire import RECORD_MAX
-from dsv.repo.damage import ONE_WINS_AGAIN, put_back, read_record
-from dsv.repo.heard import Heard
+from dsv.model.records import RefEntry, TagValue
+from dsv.repo.damage import ONE_WINS_AGAIN, read_record
+from dsv.repo.heads import Head, deleted, gap, protected
 from dsv.repo.listed import Listed, latest, parts
+from dsv.repo.rules import newest_rule, refused_mover, rule_or_none
+from dsv.repo.tags import Tags, named_parts
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
-
-Name = TypeVar("Name", DatasetName, BranchName, TagName)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Where a branch stands: its newest entry, and that entry's number from 0."""
-
-    dataset: DatasetName
-    branch: BranchName
-    number: int
-    entry: RefEntry
-
-    @property
-    def commit(self) -> CommitId | None:
-        """None before the first commit."""
-        return self.entry.commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +41,34 @@ class LostRace:
     winner: Head
 
 
-class Refs:
+__all__ = ["Head", "LostRace", "Moved", "Refs"]
+
+# Moves of a branch that are read at the same time, at most.
+_AT_ONCE = 256
+
+
+class Refused(Protocol):
+    """Why the limits of a branch forbid that it goes from a commit to what an entry names; None if they don't."""
+
+    def __call__(
+        self, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
+    ) -> str | None: ...
+
+
+class Refs(Tags):
     """The names of one store. Every question is asked of the store: what is remembered is where to begin.
 
     Moves and their numbers never go, so a search for the newest may begin at any that was there.
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self.heard = Heard()
-        self.named = False  # until the store's format has said whether its entries carry their names
+        super().__init__(store)
         self._listed: dict[tuple[DatasetName, BranchName], Listed] = {}
         self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
+        self._rules: dict[tuple[DatasetName, BranchName], BranchRule] = {}
+        self.refused: Refused | None = None
+        self.override: str | None = None
+        """Why protected branches are moved whatever their rules say; None: they are not."""
 
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
         """Lists a branch that will be asked for, while there is something else to wait for.
@@ -78,7 +79,7 @@ class Refs:
 
     def datasets(self) -> list[DatasetName]:
         """All datasets, by name. A dataset exists once its branch `main` has a first entry."""
-        found = _names(DatasetName, parts(self._store, keys.REFS_PREFIX))
+        found = named_parts(DatasetName, parts(self._store, keys.REFS_PREFIX))
         self.heard.datasets(found)
         return found
 
@@ -89,7 +90,7 @@ class Refs:
     def heads(self, dataset: DatasetName) -> list[Head]:
         """The newest entry of every branch that is not deleted, by name."""
         found = parts(self._store, keys.branches_prefix(dataset))
-        names = _names(BranchName, found)
+        names = named_parts(BranchName, found)
         for name in names:
             listed = latest(found[name.component], self._store.ordered_listing)
             if listed.number is not None:
@@ -97,14 +98,6 @@ class Refs:
         heads = together([partial(self.head_or_none, dataset, name) for name in names])
         there = [head for head in heads if head is not None]
         self.heard.branches(dataset, [head.branch for head in there])
-        return there
-
-    def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
-        """All tags that are not deleted, by name."""
-        names = _names(TagName, parts(self._store, keys.tags_prefix(dataset)))
-        found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
-        there = [(name, value) for name, value in found if value is not None]
-        self.heard.tags(dataset, [name for name, _ in there])
         return there
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
@@ -140,14 +133,28 @@ class Refs:
         if head is not None:
             return head
         self.require(dataset)
+        newest = self._newest(dataset, branch)
+        if newest is not None:
+            raise deleted(newest)
         raise NotFound(
-            f"dataset {dataset} has no branch {branch}", subject=branch, hint=f"dsv log {dataset}@main"
+            f"dataset {dataset} has no branch {branch}", subject=branch, hint=f"dsv branch --list {dataset}"
         )
 
-    def history(self, head: Head) -> Iterator[RefEntry]:
-        """The branch's moves, newest first: its reflog."""
-        for number in range(head.number, -1, -1):
-            yield self._read(head.dataset, head.branch, number) or _gap(head, number)
+    def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
+        """The branch's moves, newest first: `limit` of them, or all. Many are read at the same time, and few more than
+        are taken.
+        """
+        yield head.entry
+        number, last = head.number - 1, -1 if limit is None else max(head.number - limit, -1)
+        batch = 4
+        while number > last:
+            numbers = range(number, max(number - batch, last), -1)
+            read = together([partial(self._read, head.dataset, head.branch, each) for each in numbers])
+            for each, entry in zip(numbers, read, strict=True):
+                if entry is None:
+                    raise gap(head, each)
+                yield entry
+            number, batch = number - batch, min(batch * 4, _AT_ONCE)
 
     def move(
         self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
@@ -155,8 +162,11 @@ class Refs:
         """Publishes the branch's next entry, which must follow `after` (None: a branch that never was).
 
         A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
+        Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
         """
         number = 0 if after is None else after.number + 1
+        if after is not None:
+            entry = self.permitted(after, entry)
         key = keys.branch_key(dataset, branch, number)
         if self.named:
             entry = replace(entry, dataset=dataset, branch=branch, number=number)
@@ -192,6 +202,54 @@ class Refs:
             hint=ONE_WINS_AGAIN,
         )
 
+    def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
+        """What a protected branch allows; None for one that is not protected, which costs no request but a listing
+        that was made anyway.
+        """
+        rule = self.rule(dataset, branch)
+        return None if rule is None else rule.limits
+
+    def rule(self, dataset: DatasetName, branch: BranchName) -> BranchRule | None:
+        """The newest rule of a branch; None if it never had one."""
+        known = self._rules.get((dataset, branch))
+        if known is not None:
+            later = rule_or_none(self._store, dataset, branch, known.number + 1)
+            number = None if later is None else later.number
+        else:
+            self._beginning(dataset, branch)
+            number = self._listed[dataset, branch].rule
+        if number is not None:
+            known = self._rules[dataset, branch] = newest_rule(self._store, dataset, branch, number)
+        return known
+
+    def add_rule(self, rule: BranchRule) -> bool:
+        """Whether the rule is now the last one of its branch: nobody else has put one in its place."""
+        key = keys.branch_rule_key(rule.dataset, rule.branch, rule.number)
+        won = self._store.put_if_absent(key, rule.encode()) is Put.WON
+        if won:
+            self._rules[rule.dataset, rule.branch] = rule
+        return won
+
+    def check_mover(self, head: Head | None, author: str, *, merge: bool = False) -> None:
+        """Raises `Conflict` for a mover whom the branch's rule would refuse in the end: before the work is done."""
+        limits = None if head is None else self.limits(head.dataset, head.branch)
+        refused = None if limits is None else refused_mover(limits, author, merge=merge)
+        if head is not None and refused is not None and self.override is None:
+            raise protected(head, refused)
+
+    def permitted(self, after: Head, entry: RefEntry) -> RefEntry:
+        """The entry as it may be written, which says so if it overrides a rule."""
+        limits = self.limits(after.dataset, after.branch)
+        if limits is None or self.refused is None:
+            return entry
+        action = Action.parse(entry.action)
+        reason = self.refused(limits, after.commit, entry, merge=action.verb == MERGE)
+        if reason is None:
+            return entry
+        if self.override is None:
+            raise protected(after, reason)
+        return replace(entry, action=str(action.overriding(self.override)))
+
     def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
         """The newest entry even if it is a tombstone."""
         return self._newest(dataset, branch)
@@ -199,64 +257,6 @@ class Refs:
     def entry(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
         """One move of a branch; None where it was not made."""
         return self._read(dataset, branch, number)
-
-    def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        """What the tag names; None where it never was or is deleted."""
-        try:
-            value, deleted = both(
-                partial(self._tag_value, dataset, tag), partial(self._tombstone, dataset, tag)
-            )
-        except NotFound:
-            return None
-        return None if deleted else value
-
-    def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
-        """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
-        if self.named:
-            value = replace(value, dataset=dataset, tag=tag)
-        if self._store.put_if_absent(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
-            existing = self._tag_value(dataset, tag)
-            self._refuse_deleted(dataset, tag)
-            if existing.commit != value.commit:
-                raise Conflict(
-                    f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
-                    subject=tag,
-                    hint=f"choose another name; dsv log {dataset}@{tag} shows what it names",
-                )
-            return existing
-        self._refuse_deleted(dataset, tag)
-        return value
-
-    def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
-        if self._tombstone(dataset, tag):
-            raise Conflict(
-                f"tag {tag} of {dataset} was deleted, and never comes back",
-                subject=tag,
-                hint="choose another name",
-            )
-
-    def delete_tag(self, dataset: DatasetName, tag: TagName, record: TagDeleted) -> None:
-        """Deletes the tag for good. Raises `NotFound`."""
-        if self.tag(dataset, tag) is None:
-            raise NotFound(
-                f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
-            )
-        self._store.put_if_absent(keys.tag_deleted_key(dataset, tag), record.encode())
-
-    def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
-        def decode(data: bytes) -> TagValue:
-            value = TagValue.decode(data)
-            self._check("tag", (value.dataset, value.tag), (dataset, tag))
-            return value
-
-        return read_record(decode, self._store, keys.tag_key(dataset, tag))
-
-    def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
-        try:
-            self._store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
-        except NotFound:
-            return False
-        return True
 
     def _newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
         """From a move that was there on to the one that none follows, whatever a listing says."""
@@ -332,35 +332,10 @@ class Refs:
 
         def decode(data: bytes) -> RefEntry:
             entry = RefEntry.decode(data)
-            self._check("ref", (entry.dataset, entry.branch, entry.number), (dataset, branch, number))
+            self.check_names("ref", (entry.dataset, entry.branch, entry.number), (dataset, branch, number))
             return entry
 
         try:
             return read_record(decode, self._store, keys.branch_key(dataset, branch, number))
         except NotFound:
             return None
-
-    def _check(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
-        """Raises `IntegrityError` for an entry that was written for another key."""
-        if carried == expected or (carried[0] is None and not self.named):
-            return
-        made_for = (
-            " ".join(map(str, carried)) if carried[0] is not None else "a store that keeps no names in it"
-        )
-        raise wire.damaged(kind, f"it was written for {made_for}, not for {' '.join(map(str, expected))}")
-
-
-def _names(kind: type[Name], parts: Iterable[str]) -> list[Name]:
-    """What is no name was put there by somebody else, and is passed over."""
-    found: list[Name] = []
-    for part in parts:
-        with suppress(UsageError):
-            found.append(kind.from_component(part))
-    return found
-
-
-def _gap(head: Head, number: int) -> RefEntry:
-    key = keys.branch_key(head.dataset, head.branch, number)
-    raise IntegrityError(
-        f"branch {head.branch} of {head.dataset} lacks its entry {number}", subject=key, hint=put_back(key)
-    )

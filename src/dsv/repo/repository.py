@@ -21,14 +21,16 @@ from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import put_back, read_record
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects, get_commit
+from dsv.repo.protection import refused_move
 from dsv.repo.refs import Refs
-from dsv.store.base import Store
+from dsv.store.base import Put, Store
 from dsv.store.together import both, together
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
 NAMED_RECORDS = "named-records"
-KNOWN_FEATURES = frozenset((NAMED_RECORDS, UNORDERED_LISTING))
+PROTECTED_BRANCHES = "protected-branches"
+KNOWN_FEATURES = frozenset((NAMED_RECORDS, PROTECTED_BRANCHES, UNORDERED_LISTING))
 
 Clock = Callable[[], int]
 MetadataFolder = Callable[[StoreId], Path]
@@ -91,6 +93,7 @@ class Repository:
         self.clock = clock
         self.objects = Objects(store, metadata, refs.heard)
         self.refs = refs
+        refs.refused = partial(refused_move, self.objects)
 
     @classmethod
     def open(
@@ -159,6 +162,25 @@ class Repository:
         store.put_if_absent(keys.format_key(0), first.encode())
         store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
         return cls.open(store, metadata, clock)
+
+    def add_feature(self, feature: Feature, *, author: str, tool: str) -> bool:
+        """Notes in the format log that the store uses a feature from now on; False if it did already."""
+        while not self.format.has(feature.name):
+            entries = self.format.entries
+            later = replace(
+                entries[-1],
+                nonce=Nonce.random(),
+                time_ms=self.clock(),
+                author=author,
+                tool=tool,
+                features=tuple(sorted((*entries[-1].features, feature), key=lambda one: one.name)),
+            )
+            if self.store.put_if_absent(keys.format_key(len(entries)), later.encode()) is Put.WON:
+                self.format = Format((*entries, later))
+                return True
+            self.format = Format(tuple(_read_format(self.store)))
+            self.format.check(self.store.url, writing=True)
+        return False
 
     def named(self, commit: Commit, dataset: DatasetName, branch: BranchName) -> Commit:
         """The commit as this store keeps it: with the names that it is made for, but in an older store."""

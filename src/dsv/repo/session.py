@@ -7,7 +7,7 @@ before the ref it declares its commit under a key that gc may take instead; whoe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -159,9 +159,20 @@ class Session:
         assert entry.commit is not None
         self.declare(entry.commit)
         before_ref()
-        moved = self.repository.refs.move(dataset, branch, after, entry)
+        with self.ending():
+            return self.repository.refs.move(dataset, branch, after, entry)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """What is written in this context is the last of this session: it is closed behind it, also if that was
+        refused. If nobody knows whether it was written, gc has to wait.
+        """
+        try:
+            yield
+        except Conflict:
+            self.close()
+            raise
         self.close()
-        return moved
 
     def close(self) -> None:
         """Says that nothing more will be written. Where it can't be said, gc waits until it may fence."""

@@ -1,0 +1,62 @@
+"""Where a branch stands, and what is told of one that can't be moved or is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.model import keys
+from dsv.model.action import RENAME, RENAMED_TO, Action
+from dsv.model.ids import CommitId
+from dsv.model.names import BranchName, DatasetName
+from dsv.model.records import RefEntry
+from dsv.model.units import rfc3339
+from dsv.repo.damage import put_back
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a branch stands: its newest entry, and that entry's number from 0."""
+
+    dataset: DatasetName
+    branch: BranchName
+    number: int
+    entry: RefEntry
+
+    @property
+    def commit(self) -> CommitId | None:
+        """None before the first commit."""
+        return self.entry.commit
+
+
+def protected(head: Head, reason: str) -> Conflict:
+    return Conflict(
+        f"branch {head.branch} of {head.dataset} is protected: {reason}",
+        subject=f"{head.dataset}@{head.branch}",
+        hint="the same command with --force -m REASON does it all the same; dsv branch --list shows the rules",
+    )
+
+
+def deleted(tombstone: Head) -> NotFound:
+    """For a branch that was there: who has deleted it, and what brings it back."""
+    action = Action.parse(tombstone.entry.action)
+    who = f"{tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)}"
+    name = f"{tombstone.dataset}@{tombstone.branch}"
+    if action.verb == RENAME and action.message:
+        renamed = action.message.removeprefix(RENAMED_TO).partition(";")[0]
+        what, hint = (
+            f"was renamed to {renamed} ({who})",
+            f"name it {renamed}; in a workspace: dsv switch {renamed}",
+        )
+    else:
+        what, hint = f"was deleted ({who})", f"dsv branch --restore {name} brings it back"
+    return NotFound(
+        f"branch {tombstone.branch} of {tombstone.dataset} {what}", subject=tombstone.branch, hint=hint
+    )
+
+
+def gap(head: Head, number: int) -> IntegrityError:
+    key = keys.branch_key(head.dataset, head.branch, number)
+    return IntegrityError(
+        f"branch {head.branch} of {head.dataset} lacks its entry {number}", subject=key, hint=put_back(key)
+    )

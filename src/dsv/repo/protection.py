@@ -1,0 +1,53 @@
+"""Protected branches: what their rules refuse. `Refs.move` asks this of every move, so that no command can forget it.
+
+Rules are advice: every dsv keeps to them, and a store does not know them.
+"""
+
+from __future__ import annotations
+
+from dsv.model.branch_rule import Limits
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId
+from dsv.model.records import RefEntry
+from dsv.repo.history import is_ancestor
+from dsv.repo.objects import Objects
+from dsv.repo.rules import refused_mover
+from dsv.repo.tree_diff import diff_trees
+from dsv.repo.trees import TreeReader
+
+
+def refused_move(
+    objects: Objects, limits: Limits, before: CommitId | None, entry: RefEntry, *, merge: bool
+) -> str | None:
+    """Why the branch may not go from `before` to what the entry names; None if it may. merge: a merge does it."""
+    if entry.commit == before and not entry.deleted:
+        return None  # it stays where it is, as when its rule is changed
+    commit = None if entry.commit is None else objects.commit(entry.commit)
+    merge = merge or (commit is not None and len(commit.parents) > 1)
+    refused = refused_mover(limits, entry.author, merge=merge)
+    if refused is not None:
+        return refused
+    if entry.deleted:
+        return "it is neither deleted nor renamed"
+    if before is None or commit is None or entry.commit is None:
+        return None
+    if not _goes_forward(objects, before, entry.commit, commit):
+        return f"{str(before)[:12]}, its head, would not be part of its history any more"
+    return _removals(objects, limits, before, entry.commit)
+
+
+def _goes_forward(objects: Objects, before: CommitId, commit_id: CommitId, commit: Commit) -> bool:
+    """A head that the store has lost holds nobody back."""
+    if before in commit.parents or objects.stored_commit(before) is None:
+        return True
+    return is_ancestor(objects, before, commit_id)
+
+
+def _removals(objects: Objects, limits: Limits, before: CommitId, after: CommitId) -> str | None:
+    if limits.max_removals is None or objects.stored_commit(before) is None:
+        return None
+    old = TreeReader(objects, before)
+    removed = sum(change.after is None for change in diff_trees(old, TreeReader(objects, after)))
+    if removed * 100 <= limits.max_removals * old.commit.entries:
+        return None
+    return f"{removed:,} of {old.commit.entries:,} paths would be removed, more than {limits.max_removals} %"

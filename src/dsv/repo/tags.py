@@ -1,0 +1,115 @@
+"""Tags: names of commits that never move, and what tells one ref of a store from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from dsv.errors import Conflict, NotFound, UsageError
+from dsv.model import keys, wire
+from dsv.model.names import BranchName, DatasetName, TagName
+from dsv.model.records import TagDeleted, TagValue
+from dsv.model.wire import RECORD_MAX
+from dsv.repo.damage import read_record
+from dsv.repo.heard import Heard
+from dsv.repo.listed import parts
+from dsv.store.base import Put, Store
+from dsv.store.together import both, together
+
+Name = TypeVar("Name", DatasetName, BranchName, TagName)
+
+
+class Tags:
+    """The tags of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.heard = Heard()
+        self.named = False  # until the store's format has said whether its entries carry their names
+
+    def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
+        """All tags that are not deleted, by name."""
+        names = named_parts(TagName, parts(self._store, keys.tags_prefix(dataset)))
+        found = zip(names, together([partial(self.tag, dataset, name) for name in names]), strict=True)
+        there = [(name, value) for name, value in found if value is not None]
+        self.heard.tags(dataset, [name for name, _ in there])
+        return there
+
+    def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
+        """What the tag names; None where it never was or is deleted."""
+        try:
+            value, deleted = both(
+                partial(self._tag_value, dataset, tag), partial(self._tombstone, dataset, tag)
+            )
+        except NotFound:
+            return None
+        return None if deleted else value
+
+    def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
+        """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
+        if self.named:
+            value = replace(value, dataset=dataset, tag=tag)
+        if self._store.put_if_absent(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
+            existing = self._tag_value(dataset, tag)
+            self._refuse_deleted(dataset, tag)
+            if existing.commit != value.commit:
+                raise Conflict(
+                    f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
+                    subject=tag,
+                    hint=f"choose another name; dsv log {dataset}@{tag} shows what it names",
+                )
+            return existing
+        self._refuse_deleted(dataset, tag)
+        return value
+
+    def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
+        if self._tombstone(dataset, tag):
+            raise Conflict(
+                f"tag {tag} of {dataset} was deleted, and never comes back",
+                subject=tag,
+                hint="choose another name",
+            )
+
+    def delete_tag(self, dataset: DatasetName, tag: TagName, record: TagDeleted) -> None:
+        """Deletes the tag for good. Raises `NotFound`."""
+        if self.tag(dataset, tag) is None:
+            raise NotFound(
+                f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
+            )
+        self._store.put_if_absent(keys.tag_deleted_key(dataset, tag), record.encode())
+
+    def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
+        def decode(data: bytes) -> TagValue:
+            value = TagValue.decode(data)
+            self.check_names("tag", (value.dataset, value.tag), (dataset, tag))
+            return value
+
+        return read_record(decode, self._store, keys.tag_key(dataset, tag))
+
+    def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
+        try:
+            self._store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
+        except NotFound:
+            return False
+        return True
+
+    def check_names(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
+        """Raises `IntegrityError` for an entry that was written for another key."""
+        if carried == expected or (carried[0] is None and not self.named):
+            return
+        made_for = (
+            " ".join(map(str, carried)) if carried[0] is not None else "a store that keeps no names in it"
+        )
+        raise wire.damaged(kind, f"it was written for {made_for}, not for {' '.join(map(str, expected))}")
+
+
+def named_parts(kind: type[Name], parts: Iterable[str]) -> list[Name]:
+    """What is no name was put there by somebody else, and is passed over."""
+    found: list[Name] = []
+    for part in parts:
+        with suppress(UsageError):
+            found.append(kind.from_component(part))
+    return found

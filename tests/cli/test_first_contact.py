@@ -30,7 +30,7 @@ def pets(dsv: Dsv) -> Dsv:
         ("login", "there is nothing to log in to"),
         ("stash", "dsv sync --new-branch NAME"),
         ("revert", "dsv restore --from TARGET"),
-        ("branch", "dsv can't yet list, rename or delete branches"),
+        ("branches", "dsv branch\n"),
         ("merge", "dsv can't yet merge branches; 'dsv pull'"),
         ("rm", "remove the file as any other, then dsv sync"),
         ("import", "dsv can't yet import from a bucket"),

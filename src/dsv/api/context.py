@@ -33,6 +33,7 @@ class Context:
 
     offline: no store is asked, and what `open_offline` opens is read. offline_hint: the command line to tell of if the
     store can't be reached and the same could be read offline.
+    override: why protected branches are moved whatever their rules say; None: their rules are kept to.
     """
 
     settings: Settings
@@ -45,6 +46,7 @@ class Context:
     offline: bool = False
     offline_hint: str | None = None
     open_offline: Callable[[Context, Target | None], Repository] | None = None
+    override: str | None = None
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / "stores" / str(store_id) / "objects"
@@ -124,7 +126,9 @@ class Context:
     ) -> Repository:
         """target, commit: what `resolve` and `Objects.stored_commit` are about to be asked."""
         ahead = self._expecting(target)
-        return Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
+        repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
+        repository.refs.override = self.override
+        return repository
 
     def _expecting(self, target: Target | None) -> Callable[[Refs], None]:
         dataset = None if target is None else target.dataset

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -151,7 +151,12 @@ class Call(typer.Context):
 
     @contextmanager
     def context(
-        self, *, writes: bool = False, author: str | None = None, offline: bool | None = None
+        self,
+        *,
+        writes: bool = False,
+        author: str | None = None,
+        offline: bool | None = None,
+        override: str | None = None,
     ) -> Iterator[Context]:
         """What the functions of `dsv.api` take, with a meter that ends with it.
 
@@ -164,7 +169,7 @@ class Call(typer.Context):
         name = environment.author(self.settings, author).value if writes else environment.user_at_host()
         hint = self._offline_hint() if offline is False else None
         with self.progress() as meter:
-            yield make_context(
+            made = make_context(
                 self.settings,
                 self.around.environ,
                 name,
@@ -172,6 +177,7 @@ class Call(typer.Context):
                 offline=bool(offline),
                 offline_hint=hint,
             )
+            yield replace(made, override=override)
 
     def _offline_hint(self) -> str:
         """This command line again, with --offline."""

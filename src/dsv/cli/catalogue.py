@@ -21,6 +21,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "resolve": "Print the full commit id that a target names",
         "datasets": "List what the store holds",
         "tag": "Name a commit for good, or list tags",
+        "branch": "List, make, rename, move, delete and protect branches",
         "merge": "Bring the changes of one branch into another",
         "cherry-pick": "Apply the changes of one commit to a branch",
         "revert": "Undo the changes of one commit on a branch",

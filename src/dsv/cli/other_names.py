@@ -28,6 +28,8 @@ OTHER_NAMES: dict[str, str] = {
     "exec": "dsv run",
     "settings": "dsv config",
     "tags": "dsv tag",
+    "branches": "dsv branch",
+    "protect": "dsv branch --protect NAME",
     "remote": "dsv config store shows the store; dsv config store URL names another",
     "login": "there is nothing to log in to: credentials are found as the AWS tools find them; dsv config",
     "logout": "dsv keeps no credentials; dsv config",
@@ -37,8 +39,6 @@ OTHER_NAMES: dict[str, str] = {
 """To each name the command, or a sentence that has it."""
 
 NOT_YET: dict[str, str] = {
-    "branch": "list, rename or delete branches; 'dsv sync --new-branch NAME' makes one",
-    "branches": "list, rename or delete branches; 'dsv sync --new-branch NAME' makes one",
     "blame": "trace a file's history; 'dsv log' shows the commits",
     "delete": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",
     "remove": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",

@@ -40,18 +40,19 @@ def protected(head: Head, reason: str) -> Conflict:
 def deleted(tombstone: Head) -> NotFound:
     """For a branch that was there: who has deleted it, and what brings it back."""
     action = Action.parse(tombstone.entry.action)
-    who = f"{tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)}"
-    name = f"{tombstone.dataset}@{tombstone.branch}"
+    who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
+    branch, dataset = tombstone.branch, tombstone.dataset
     if action.verb == RENAME and action.message:
-        renamed = action.message.removeprefix(RENAMED_TO).partition(";")[0]
-        what, hint = (
-            f"was renamed to {renamed} ({who})",
-            f"name it {renamed}; in a workspace: dsv switch {renamed}",
+        new = action.message.removeprefix(RENAMED_TO).partition(";")[0]
+        return NotFound(
+            f"branch {branch} of {dataset} was renamed to {new} {who}",
+            subject=branch,
+            hint=f"name it {new}; a workspace follows it after dsv switch {new}",
         )
-    else:
-        what, hint = f"was deleted ({who})", f"dsv branch --restore {name} brings it back"
     return NotFound(
-        f"branch {tombstone.branch} of {tombstone.dataset} {what}", subject=tombstone.branch, hint=hint
+        f"branch {branch} of {dataset} was deleted {who}",
+        subject=branch,
+        hint=f"dsv branch --restore {dataset}@{branch} brings it back",
     )
 
 

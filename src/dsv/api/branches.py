@@ -1,0 +1,333 @@
+"""Branches: names of commits that move. Listing, making, moving back, deleting, and bringing back what was deleted.
+
+Renaming is in `api.rename_branch`, and the rules of protected branches are in `api.protection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dsv.api.context import Context, check_binding
+from dsv.errors import Conflict, IntegrityError, UsageError
+from dsv.model.action import MESSAGE_MAX, Action
+from dsv.model.branch_rule import Limits
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import MAIN, BranchName, DatasetName, Target
+from dsv.model.records import RefEntry
+from dsv.model.units import format_count
+from dsv.repo.history import ahead_behind, only_in
+from dsv.repo.naming import check_new_branch, naming
+from dsv.repo.refs import Head, LostRace
+from dsv.repo.repository import Repository
+from dsv.store.together import together
+from dsv.worktree.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPath:
+    """A branch as a person names it: `[DATASET@]BRANCH`. dataset None: the workspace's."""
+
+    dataset: DatasetName | None
+    branch: BranchName
+
+    @classmethod
+    def parse(cls, text: str) -> BranchPath:
+        """Raises `UsageError`."""
+        dataset, at, branch = text.rpartition("@")
+        return cls(DatasetName.parse(dataset) if dataset else None, BranchName.parse(branch if at else text))
+
+    def __str__(self) -> str:
+        return f"{self.dataset}@{self.branch}" if self.dataset else str(self.branch)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchItem:
+    """A branch of a dataset. commit: what it names; None before its first one, and for one that was just deleted.
+
+    author, time_ms: of the commit. moved_by, moved_ms: its last move. ahead, behind: commits that it has and `main` has
+    not, and the other way round; None if that was not asked. followed: the workspace around here follows it.
+    limits: of a protected branch. before: what it named before this command, if that was something else.
+    """
+
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None
+    author: str | None
+    time_ms: int | None
+    moved_by: str
+    moved_ms: int
+    followed: bool
+    limits: Limits | None
+    ahead: int | None = None
+    behind: int | None = None
+    before: CommitId | None = None
+
+
+def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:
+    """All branches of a dataset (None: the workspace's), by name, each compared with `main`."""
+    with context.repository() as repository:
+        name = dataset_of(context, repository, dataset)
+        heads = repository.refs.heads(name)
+        if not heads:
+            repository.refs.require(name)
+        main = next((head.commit for head in heads if head.branch == MAIN), None)
+        items = together([partial(describe, context, repository, head) for head in heads])
+        return [_compared(context, repository, item, main) for item in items]
+
+
+def create_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
+    """Makes a branch at the commit that `target` means. Raises `Conflict` for a name that is taken."""
+    wanted = _target(context, name, target)
+    with context.repository(wanted) as repository:
+        resolved = context.resolve(repository, wanted)
+        dataset, branch = resolved.dataset, name.branch
+        newest = repository.refs.newest(dataset, branch)
+        if newest is not None and not newest.entry.deleted:
+            raise _exists(newest, resolved.commit)
+        check_new_branch(repository, dataset, branch)
+        head = put_move(
+            context, repository, (dataset, branch), newest, resolved.commit, Action("create", message)
+        )
+        return describe(context, repository, head)
+
+
+def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
+    """Moves a branch to any commit of its dataset. Raises `Conflict` if somebody else has moved it: since this began,
+    or, for the branch that the workspace follows, since it was last seen from there.
+    """
+    wanted = _target(context, name, target)
+    with context.repository(wanted) as repository:
+        resolved = context.resolve(repository, wanted)
+        head = repository.refs.head(resolved.dataset, name.branch)
+        if head.commit == resolved.commit:
+            return describe(context, repository, head)
+        with following(context, repository, head, "dsv branch --reset") as workspace:
+            if workspace is not None and head.commit not in (None, workspace.base(), workspace.seen()):
+                raise moved_meanwhile(head)
+            where = (head.dataset, head.branch)
+            moved = put_move(context, repository, where, head, resolved.commit, Action("reset", message))
+            if workspace is not None:
+                workspace.set_seen(head.branch, resolved.commit)
+        return replace(describe(context, repository, moved), before=head.commit)
+
+
+def delete_branch(
+    context: Context, name: BranchPath, message: str = "", *, force: bool = False
+) -> BranchItem:
+    """Deletes a branch; its moves stay, and `restore_branch` goes back to them.
+
+    Raises `Conflict` if it has commits that no other branch and no tag has, or if the workspace around here follows
+    it, unless `force`; and always for `main`.
+    """
+    with context.repository() as repository:
+        repository.format.check(repository.store.url, writing=True)
+        dataset = dataset_of(context, repository, name.dataset)
+        head = repository.refs.head(dataset, name.branch)
+        check_not_main(head, "deleted")
+        with following(context, repository, head, "dsv branch --delete") as workspace:
+            if workspace is not None and not force:
+                raise Conflict(
+                    f"{workspace.root} follows branch {head.branch}",
+                    subject=f"{dataset}@{head.branch}",
+                    hint="dsv switch main first; or dsv branch --delete with --force",
+                )
+            if not force:
+                _check_kept_elsewhere(repository, head)
+            where, action = (dataset, head.branch), Action("delete", message)
+            deleted = put_move(context, repository, where, head, None, action, deleted=True)
+        return replace(describe(context, repository, deleted), before=head.commit)
+
+
+def restore_branch(context: Context, name: BranchPath, message: str = "") -> BranchItem:
+    """Brings a deleted branch back to where it was. Raises `NotFound` for one that never was, and `Conflict` if it is
+    not deleted, if the name has been taken since, or if gc is removing its commit.
+    """
+    with context.repository() as repository:
+        dataset = dataset_of(context, repository, name.dataset)
+        newest = repository.refs.newest(dataset, name.branch)
+        if newest is None:
+            repository.refs.head(dataset, name.branch)
+            raise AssertionError("unreachable")
+        if not newest.entry.deleted:
+            raise Conflict(
+                f"branch {name.branch} of {dataset} is not deleted",
+                subject=f"{dataset}@{name.branch}",
+                hint=f"dsv log --reflog {dataset}@{name.branch} shows its moves; to move it back: dsv branch "
+                f"{name.branch} TARGET --reset",
+            )
+        check_new_branch(repository, dataset, name.branch)
+        last = next((entry for entry in repository.refs.history(newest) if not entry.deleted), None)
+        commit = None if last is None else last.commit
+        head = put_move(
+            context, repository, (dataset, name.branch), newest, commit, Action("restore", message)
+        )
+        return describe(context, repository, head)
+
+
+# --- what renaming and protecting need as well
+
+
+def dataset_of(context: Context, repository: Repository, dataset: DatasetName | None) -> DatasetName:
+    """The dataset that was named, or else the workspace's."""
+    if dataset is not None:
+        return dataset
+    workspace = context.workspace()
+    check_binding(workspace, repository)
+    return workspace.dataset
+
+
+def put_move(
+    context: Context,
+    repository: Repository,
+    where: tuple[DatasetName, BranchName],
+    after: Head | None,
+    commit: CommitId | None,
+    action: Action,
+    *,
+    deleted: bool = False,
+) -> Head:
+    """The branch's next move. commit None: it is deleted, or has no commit again.
+
+    Raises `Conflict` if somebody else has moved it since `after`.
+    """
+    if len(action.message) > MESSAGE_MAX:
+        raise UsageError(
+            f"the message has {len(action.message):,} characters, and a move of a branch takes {MESSAGE_MAX}",
+            subject="--message",
+        )
+    entry = RefEntry(
+        commit=commit,
+        deleted=deleted,
+        nonce=Nonce.random(),
+        time_ms=context.clock(),
+        author=context.writer.author,
+        action=str(action),
+    )
+    kept = naming(repository, context.writer, commit) if commit is not None else nullcontext()
+    with kept:
+        moved = repository.refs.move(*where, after, entry)
+        if isinstance(moved, LostRace):
+            raise moved_meanwhile(moved.winner)
+    return moved.head
+
+
+@contextmanager
+def following(
+    context: Context, repository: Repository, head: Head, command: str
+) -> Iterator[Workspace | None]:
+    """The workspace around here, locked, if it follows this branch; else None."""
+    workspace = followed_by(context, repository, head)
+    with nullcontext() if workspace is None else workspace.lock(command):
+        yield workspace
+
+
+def followed_by(context: Context, repository: Repository, head: Head) -> Workspace | None:
+    workspace = context.workspace_or_none()
+    if workspace is None or workspace.store_id != repository.id:
+        return None
+    return workspace if (workspace.dataset, workspace.branch) == (head.dataset, head.branch) else None
+
+
+def describe(context: Context, repository: Repository, head: Head) -> BranchItem:
+    commit: Commit | None = None
+    if head.commit is not None:
+        commit = repository.objects.commit_or_none(head.commit)
+    return BranchItem(
+        head.dataset,
+        head.branch,
+        head.commit,
+        None if commit is None else commit.author,
+        None if commit is None else commit.time_ms,
+        head.entry.author,
+        head.entry.time_ms,
+        followed_by(context, repository, head) is not None,
+        repository.refs.limits(head.dataset, head.branch),
+    )
+
+
+def check_not_main(head: Head, what: str) -> None:
+    if head.branch == MAIN:
+        raise Conflict(
+            f"main of {head.dataset} is never {what}: it is what makes the dataset",
+            subject=f"{head.dataset}@main",
+            hint="dsv branch main TARGET --reset moves it",
+        )
+
+
+def moved_meanwhile(head: Head) -> Conflict:
+    at = "has no commit" if head.commit is None else f"is at {str(head.commit)[:12]}"
+    if head.entry.deleted:
+        at = "is deleted"
+    return Conflict(
+        f"somebody else has moved branch {head.branch} of {head.dataset} meanwhile: it {at} now "
+        f"({head.entry.author}: {head.entry.action})",
+        subject=f"{head.dataset}@{head.branch}",
+        hint=f"dsv log --reflog {head.dataset}@{head.branch} shows its moves; then the same command again",
+    )
+
+
+def _target(context: Context, name: BranchPath, target: Target) -> Target:
+    """Where a branch is to be, in the dataset that its name or the target gives."""
+    if name.dataset is None:
+        return target
+    if target.dataset is not None and target.dataset != name.dataset:
+        raise UsageError(
+            f"{name} is a branch of {name.dataset}, and {target} a commit of {target.dataset}",
+            subject=str(target),
+        )
+    workspace = context.workspace_or_none()
+    if (
+        target.rev is None
+        and target.dataset is None
+        and workspace is not None
+        and workspace.dataset == name.dataset
+    ):
+        return target  # its base
+    return Target(name.dataset, target.rev)
+
+
+def _compared(
+    context: Context, repository: Repository, item: BranchItem, main: CommitId | None
+) -> BranchItem:
+    if item.commit is None or main is None or item.branch == MAIN:
+        return item
+    try:
+        ahead, behind = ahead_behind(repository.objects, item.commit, main)
+    except IntegrityError as error:
+        context.progress.note(f"{item.branch} can't be compared with main: {error.message}")
+        return item
+    return replace(item, ahead=ahead, behind=behind)
+
+
+def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
+    """Raises `Conflict` if the branch is the last name of some commits. What the store has lost is not asked about."""
+    if head.commit is None or repository.objects.stored_commit(head.commit) is None:
+        return
+    heads, tags = repository.refs.names(head.dataset)
+    others: Sequence[CommitId | None] = [each.commit for each in heads if each.branch != head.branch]
+    commits = {*others, *(value.commit for _, value in tags)} - {None}
+    alone = only_in(repository.objects, head.commit, [one for one in commits if one is not None])
+    if alone:
+        raise Conflict(
+            f"branch {head.branch} of {head.dataset} has {format_count(alone, 'commit')} that no other branch and no "
+            "tag has",
+            subject=f"{head.dataset}@{head.branch}",
+            hint=f"dsv tag NAME {head.dataset}@{head.branch} keeps them; with --force it is deleted all the same, and "
+            f"dsv branch --restore {head.dataset}@{head.branch} brings it back",
+        )
+
+
+def _exists(head: Head, commit: CommitId) -> Conflict:
+    at = "" if head.commit is None else f", at {str(head.commit)[:12]}"
+    hint = f"dsv switch {head.branch} follows it in a workspace"
+    if head.commit != commit:
+        hint = f"dsv branch {head.branch} TARGET --reset moves it; {hint}"
+    return Conflict(
+        f"{head.dataset} has a branch {head.branch} already{at}",
+        subject=f"{head.dataset}@{head.branch}",
+        hint=hint,
+    )

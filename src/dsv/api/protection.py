@@ -1,0 +1,84 @@
+"""Protecting branches: the rules that every dsv keeps to. `repo.protection` has what they refuse."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dsv.api.branches import BranchItem, BranchPath, dataset_of, describe
+from dsv.api.context import Context
+from dsv.errors import Conflict
+from dsv.model.action import MESSAGE_MAX, Action
+from dsv.model.branch_rule import BranchRule, Limits
+from dsv.model.ids import Nonce
+from dsv.model.records import Feature, FeatureRule, RefEntry
+from dsv.repo.refs import Head, Moved
+from dsv.repo.repository import PROTECTED_BRANCHES, Repository
+
+
+class Protected(NamedTuple):
+    """changed: the rule was another one before. first: the store has its first rule, so that versions of dsv which know
+    no rules no longer write to it.
+    """
+
+    item: BranchItem
+    changed: bool
+    first: bool
+
+
+def protect_branch(context: Context, name: BranchPath, limits: Limits | None, message: str = "") -> Protected:
+    """Gives a branch a rule (None: takes it away), and notes it in the log of the branch's moves.
+
+    The note is a move of its own, to the commit where the branch is: anyone who looked at the branch before the rule
+    was there loses the race for it, and looks again. Raises `Conflict` for an author whom the last rule does not name.
+    """
+    with context.repository() as repository:
+        repository.format.check(repository.store.url, writing=True)
+        dataset = dataset_of(context, repository, name.dataset)
+        head = repository.refs.head(dataset, name.branch)
+        before = repository.refs.rule(dataset, name.branch)
+        if limits == (None if before is None else before.limits):
+            return Protected(describe(context, repository, head), changed=False, first=False)
+        repository.refs.check_mover(head, context.writer.author, merge=True)
+        first = limits is not None and repository.add_feature(
+            Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY),
+            author=context.writer.author,
+            tool=context.writer.tool,
+        )
+        rule = BranchRule(
+            limits, Nonce.random(), context.clock(), context.writer.author, message,
+            dataset, name.branch, 0 if before is None else before.number + 1,
+        )  # fmt: skip
+        if not repository.refs.add_rule(rule):
+            raise Conflict(
+                f"somebody else has changed the rule of branch {name.branch} of {dataset} meanwhile",
+                subject=f"{dataset}@{name.branch}",
+                hint=f"dsv branch --list {dataset} shows it; then the same command again",
+            )
+        head = _note(context, repository, head, rule)
+        return Protected(describe(context, repository, head), changed=True, first=first)
+
+
+def describe_limits(limits: Limits) -> str:
+    """What a rule says, in a few words."""
+    said = ["only merges"] if limits.only_merge else []
+    said += [f"only {', '.join(limits.who)}"] if limits.who else []
+    said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
+    return "; ".join(said) or "only forward"
+
+
+def _note(context: Context, repository: Repository, head: Head, rule: BranchRule) -> Head:
+    verb = "unprotect" if rule.limits is None else "protect"
+    said = "" if rule.limits is None else describe_limits(rule.limits)
+    action = Action(verb, "; ".join(filter(None, (said, rule.message)))[:MESSAGE_MAX])
+    if repository.refs.override is not None:
+        action = action.overriding(repository.refs.override)
+    after = head
+    while not after.entry.deleted:
+        entry = RefEntry(
+            after.commit, False, Nonce.random(), context.clock(), context.writer.author, str(action)
+        )
+        moved = repository.refs.move(head.dataset, head.branch, after, entry)
+        after = moved.head if isinstance(moved, Moved) else moved.winner
+        if isinstance(moved, Moved):
+            break
+    return after

@@ -1,0 +1,335 @@
+"""Protected branches: what their rules refuse, whoever moves them and by whatever command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsv.api.branches import branches, create_branch, delete_branch, reset_branch
+from dsv.api.protection import protect_branch
+from dsv.api.reflog import reflog
+from dsv.api.rename_branch import rename_branch
+from dsv.api.rollback import rollback
+from dsv.api.sync import SyncRequest, sync
+from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
+from dsv.model import keys
+from dsv.model.branch_rule import BranchRule, Limits
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import MAIN, BranchName, Target
+from dsv.model.records import Feature, FeatureRule, RefEntry
+from dsv.repo import repository as repository_module
+from dsv.repo.naming import naming
+from dsv.repo.refs import Head, LostRace, Moved, Refs
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.store.base import LARGEST, Item, Store
+from dsv.store.memory import MemoryStore
+from dsv.store.wrapper import Wrapper
+from tests.api.people import Person, every_store_is
+from tests.api.test_branches import World, path
+from tests.repo.worlds import DATASET, WRITER, commit
+
+MAIN_PATH = path("main")
+FORWARD = Limits()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "home")
+    with every_store_is(made.store):
+        yield made
+
+
+def protect(world: World, limits: Limits = FORWARD) -> None:
+    protect_branch(world.context, MAIN_PATH, limits, "agreed")
+
+
+def entry(commit_id: CommitId, *, author: str = "ann@lab", action: str = "sync") -> RefEntry:
+    return RefEntry(commit_id, False, Nonce.random(), 0, author, action)
+
+
+def last_action(world: World) -> str:
+    return world.fresh.refs.head(DATASET, MAIN).entry.action
+
+
+def test_a_protected_branch_only_goes_forward(world: World) -> None:
+    world.create("spare", 0)
+    protect(world)
+    protect_branch(world.context, path("spare"), Limits())
+    commit(world.fresh, {"more": b"files"})
+    before = world.heads()
+    for work in (
+        lambda: reset_branch(world.context, MAIN_PATH, world.at(0)),
+        lambda: delete_branch(world.context, path("spare")),
+        lambda: rename_branch(world.context, path("spare"), BranchName.parse("other")),
+    ):
+        with pytest.raises(Conflict, match="is protected") as caught:
+            work()
+        assert "--force -m REASON" in str(caught.value.hint)
+    assert world.heads() == before
+    reset_branch(world.context, path("spare"), world.at(2))
+    protect_branch(world.context, MAIN_PATH, None)
+    reset_branch(world.context, MAIN_PATH, world.at(0))
+
+
+def test_an_overridden_rule_is_in_the_log_of_moves(world: World) -> None:
+    protect(world)
+    forced = replace(world.context, override="the import was wrong")
+    reset_branch(forced, MAIN_PATH, world.at(0), "the import was wrong")
+    (move,) = reflog(world.context, MAIN_PATH, 1)
+    assert (move.action, move.forced, move.message) == ("reset", True, "the import was wrong")
+    reset_branch(forced, MAIN_PATH, world.at(3))  # forward again: nothing had to be overridden
+    (move,) = reflog(world.context, MAIN_PATH, 1)
+    assert (move.action, move.forced) == ("reset", False)
+
+
+def test_only_the_named_authors_move_it(world: World) -> None:
+    protect(world, Limits(who=("Bob@Lab", "ann@lab")))
+    refs = world.fresh.refs
+    head = refs.head(DATASET, MAIN)
+    with pytest.raises(Conflict, match="eve@lab is not among those who may move it, Bob@Lab, ann@lab"):
+        refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author="eve@lab"))
+    for author in ("Bob Lee <bob@lab>", "ann@lab"):
+        head = refs.head(DATASET, MAIN)
+        assert isinstance(refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author=author)), Moved)
+    eve = replace(world.context, writer=replace(world.context.writer, author="eve@lab"))
+    with pytest.raises(Conflict, match="not among those"):
+        protect_branch(eve, MAIN_PATH, None)
+    protect_branch(replace(eve, override="ann is away"), MAIN_PATH, None, "ann is away")
+    assert last_action(world) == "unprotect (forced): ann is away"
+
+
+def commit_on(world: World, head: Head) -> CommitId:
+    """A commit whose parent is the head, stored and on no branch; it has the same files."""
+    repository = world.fresh
+    assert head.commit is not None
+    before = repository.objects.commit(head.commit)
+    made = replace(before, parents=(head.commit,), message=f"after {head.number}")
+    with Session.open(repository, WRITER) as session:
+        return session.put_commit(made, repository.objects.commit_locator(head.commit))
+
+
+def test_only_a_merge_moves_it(world: World) -> None:
+    protect(world, Limits(only_merge=True))
+    repository = world.fresh
+    head = repository.refs.head(DATASET, MAIN)
+    with pytest.raises(Conflict, match="only a merge moves it"):
+        commit(repository, {"x": b"x"})
+    with pytest.raises(Conflict, match="only a merge moves it"):
+        repository.refs.check_mover(head, "ann@lab")
+    repository.refs.check_mover(head, "ann@lab", merge=True)
+    on_top = commit_on(world, head)
+    assert isinstance(repository.refs.move(DATASET, MAIN, head, entry(on_top, action="merge")), Moved)
+    head = repository.refs.head(DATASET, MAIN)
+    before = repository.objects.commit(on_top)
+    merged = replace(before, parents=(on_top, world.commits[0]), message="two parents")
+    with Session.open(repository, WRITER) as session:
+        both = session.put_commit(merged, None)
+        assert isinstance(session.publish(DATASET, MAIN, head, entry(both, action="sync")), Moved)
+
+
+@pytest.mark.parametrize(
+    ("percent", "removed", "allowed"), [(25, 1, True), (24, 1, False), (0, 1, False), (0, 0, True)]
+)
+def test_no_move_removes_more_than_is_allowed(
+    world: World, percent: int, removed: int, allowed: bool
+) -> None:
+    """Of four paths."""
+    protect(world, Limits(max_removals=percent))
+    gone = tuple(f"f{number}" for number in range(removed))
+    if allowed:
+        commit(world.fresh, {"new": b"n", "f3": b"changed"}, gone)
+        return
+    with pytest.raises(Conflict, match=f"{removed} of 4 paths would be removed, more than {percent} %"):
+        commit(world.fresh, {"new": b"n"}, gone)
+
+
+def test_a_refused_session_is_over_for_gc(world: World) -> None:
+    """It has declared its commit, which gc would keep for as long as the session is open."""
+    protect(world, Limits(only_merge=True))
+
+    def sessions(part: str) -> int:
+        return sum(item.key.endswith(part) for item in world.store.list("sessions/"))
+
+    with pytest.raises(Conflict):
+        commit(world.fresh, {"x": b"x"})
+    repository = world.fresh
+    with pytest.raises(Conflict), naming(repository, WRITER, world.commits[0]):
+        repository.refs.move(DATASET, MAIN, repository.refs.head(DATASET, MAIN), entry(world.commits[0]))
+    assert sessions("/open") == sessions("/closed")
+
+
+def test_anyone_who_looked_before_the_rule_loses_the_race(world: World) -> None:
+    repository = world.fresh
+    head = repository.refs.head(DATASET, MAIN)
+    protect(world, Limits(only_merge=True))
+    lost = repository.refs.move(DATASET, MAIN, head, entry(commit_on(world, head)))
+    assert isinstance(lost, LostRace) and lost.winner.commit == head.commit
+    assert last_action(world) == "protect: only merges; agreed"
+
+
+def test_of_many_rules_at_once_one_is_the_next(world: World) -> None:
+    def done(percent: int) -> DsvError | None:
+        try:
+            protect(world, Limits(max_removals=percent))
+        except DsvError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(6) as pool:
+        ends = list(pool.map(done, range(6)))
+    assert None in ends and all(isinstance(end, Conflict) for end in ends if end is not None)
+    found = [key for item in world.store.list("refs/") if (key := keys.parse_branch_rule_key(item.key))]
+    assert sorted(number for *_, number in found) == list(range(ends.count(None)))
+    (limits,) = [item.limits for item in branches(world.context, DATASET)]
+    assert limits == world.fresh.refs.limits(DATASET, MAIN) is not None
+
+
+def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
+    world.create("x", 0)
+    bob = replace(world.context, writer=replace(world.context.writer, author="bob"))
+    protect_branch(bob, path("x"), Limits(who=("bob",)), "agreed")
+    delete_branch(replace(bob, override="no longer used"), path("x"), force=True)
+    with pytest.raises(Conflict, match="not among those"):
+        create_branch(world.context, path("x"), world.at(1))
+    create_branch(bob, path("x"), world.at(1))
+
+
+# --- costs and stores without rules
+
+
+class Asked(Wrapper):
+    """Remembers which keys were read, and which prefixes were listed."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.keys: list[str] = []
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        self.keys.append(key)
+        return self.inner.get(key, limit)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self.keys.append(prefix)
+        return self.inner.list(prefix, start_after)
+
+    def count(self, *parts: str) -> int:
+        return sum(all(part in key for part in parts) for key in self.keys)
+
+
+def test_a_store_without_rules_is_asked_nothing_more(world: World) -> None:
+    """One that has them: for the third and fourth entry of its format, the newest rule, and what may follow it."""
+
+    def asked(content: bytes) -> Asked:
+        store = Asked(world.store)
+        commit(Repository.open(store, None), {"cost": content})
+        return store
+
+    plain = asked(b"plain")
+    protect(world)
+    ruled = asked(b"ruled")
+    assert [each.count("rule") for each in (plain, ruled)] == [0, 2]
+    assert [each.count("format/") for each in (plain, ruled)] == [2, 4]
+    for each in (plain, ruled):  # one listing; the head, what may follow it, and what was written read back
+        assert sum(key.endswith("/") for key in each.keys if key.startswith("refs/")) == 1
+        assert each.count("refs/", "/f") <= 4
+
+
+def test_a_store_has_the_feature_from_its_first_rule_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not world.fresh.format.has("protected-branches")
+    protect(world)
+    protect_branch(world.context, MAIN_PATH, Limits(only_merge=True))
+    assert [len(entry.features) for entry in world.fresh.format.entries] == [1, 2]
+    older = repository_module.KNOWN_FEATURES - {"protected-branches"}
+    monkeypatch.setattr(repository_module, "KNOWN_FEATURES", older)
+    assert world.heads()["main"] == world.commits[3]  # which an older dsv can read
+    with pytest.raises(Unsupported, match="'protected-branches', which this dsv cannot write"):
+        commit(world.fresh, {"x": b"x"})
+
+
+def test_two_who_add_the_feature_at_once(world: World) -> None:
+    one, other = world.fresh, world.fresh
+    feature = Feature("protected-branches", FeatureRule.READ_ONLY)
+    assert one.add_feature(feature, author="a", tool="t")
+    assert not other.add_feature(feature, author="b", tool="t")
+    assert len(world.fresh.format.entries) == 2 == len(other.format.entries)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_rule_is_found_in_any_listing(world: World, ordered: bool) -> None:
+    """Below many moves, beside others' branches, and by somebody whose listing lags behind."""
+    for number in range(4):
+        protect(world, Limits(max_removals=number))
+        world.create(f"b{number}", number)
+
+    class Behind(MemoryStore):
+        def list(self, prefix: str, start_after: str | None = None):  # type: ignore[no-untyped-def]
+            rows = [
+                row for row in super().list(prefix, start_after) if "rule-fffffffffffffffc" not in row.key
+            ]
+            return iter(rows if ordered else reversed(rows))
+
+    behind = Behind()
+    behind.ordered_listing = ordered
+    for item in world.store.list(""):
+        behind.put_if_absent(item.key, world.store.get(item.key))
+    for refs in (Refs(behind), Refs(behind)):
+        refs.named = True
+        assert refs.limits(DATASET, MAIN) == Limits(max_removals=3)
+        assert [head.branch for head in refs.heads(DATASET)] == ["b0", "b1", "b2", "b3", "main"]
+    refs = Refs(behind)
+    refs.named = True
+    refs.heads(DATASET)
+    assert refs.limits(DATASET, MAIN) == Limits(max_removals=3)
+    assert refs.limits(DATASET, BranchName.parse("b1")) is None
+
+
+def test_a_rule_that_was_copied_from_another_branch_is_damage(world: World) -> None:
+    world.create("x", 0)
+    protect(world)
+    data = world.store.get(keys.branch_rule_key(DATASET, MAIN, 0))
+    world.store.put_if_absent(keys.branch_rule_key(DATASET, BranchName.parse("x"), 0), data)
+    with pytest.raises(IntegrityError, match="it was written for scans main 0, not for scans x 0"):
+        reset_branch(world.context, path("x"), world.at(1))
+
+
+def test_limits_that_make_no_sense_are_not_written(world: World) -> None:
+    for limits in (Limits(max_removals=101), Limits(who=("b", "a")), Limits(who=("",))):
+        rule = BranchRule(limits, Nonce.random(), 0, "a", "", DATASET, MAIN, 0)
+        with pytest.raises(ValueError, match=r"sorted|percent"):
+            rule.encode()
+
+
+# --- people with workspaces
+
+
+def test_sync_and_rollback_keep_to_the_rule(tmp_path: Path) -> None:
+    ann = Person(tmp_path / "ann", str(tmp_path / "store"))
+    ann.init()
+    ann.write({f"f{number}": b"%d" % number for number in range(30)})
+    ann.sync("first")
+    main = path("main")
+    protect_branch(ann.context(), main, Limits(who=("bob@lab",), max_removals=10), "agreed")
+    ann.write({"f0": b"changed"})
+    with pytest.raises(Conflict, match="ann@lab is not among those"):
+        ann.sync("mine")
+    bob = Person(ann.home, ann.store, "bob")
+    bob.sync("by bob")
+    for number in range(5):
+        (ann.workspace / f"f{number}").unlink()
+    with pytest.raises(Conflict, match="5 of 30 paths would be removed, more than 10 %"):
+        bob.sync("too many")
+    assert bob.context().workspace().base() is not None
+    sync(replace(bob.context(), override="they were empty"), SyncRequest(message="they were empty"))
+    with pytest.raises(Conflict, match="not among those"):
+        rollback(ann.context(), Target.parse("@main~1"))
+    rollback(bob.context(), Target.parse("@main~1"))
+    moves = list(reflog(bob.context(), None, 2))
+    assert [(move.action, move.forced) for move in moves] == [("rollback", False), ("sync", True)]
+    assert moves[1].message == "they were empty"

@@ -7,59 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsv.engines.guardian import processes_of
-from dsv.engines.registry import ENGINES
-from dsv.runs.control import ask_to_stop, is_here, wait_for_end
-from dsv.runs.marks import under_way
+from tests.cli.detached import await_file, await_log, detach, here, kill_with_guardian, mark, shown
 from tests.cli.runner import Dsv, assert_documented
-from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
+
+__all__ = ["here"]
 
 TRAPPED = (
     'trap "echo saving; echo x >> times; exit 7" TERM; echo up; touch ready; while :; do sleep 0.05; done'
 )
-
-
-@pytest.fixture
-def here(pets: Dsv) -> Iterator[Dsv]:
-    """Outside of the workspace, so that a job may write to its working directory. A test that fails leaves no run."""
-    folder = pets.home / "elsewhere"
-    folder.mkdir()
-    yield pets.at(folder)
-    for one in under_way(pets.home / ".local/state/dsv"):
-        if is_here(one) and not one.mark.is_dead():
-            ask_to_stop(one, 0)
-            wait_for_end(one)
-
-
-def detach(dsv: Dsv, script: str, *options: str) -> str:
-    started = dsv.process("run", "--detach", "pets@v1", *options, "--", "sh", "-c", script)
-    assert started.code == 0, started
-    return started.out.strip()
-
-
-def await_file(dsv: Dsv, name: str) -> None:
-    until((dsv.cwd / name).exists, f"the file {name} of the job")
-
-
-def await_log(dsv: Dsv, run: str, lines: set[str]) -> None:
-    """Until a job's output has come to the file that is read here."""
-    until(lambda: set(dsv.ok("logs", run).lines) == lines, "the job's output")
-
-
-def mark(dsv: Dsv, run: str) -> Any:
-    return json.loads((dsv.home / ".local/state/dsv/running" / run).read_text())
-
-
-def shown(dsv: Dsv, run: str) -> Any:
-    (item,) = dsv.ok("runs", run, "--json").json["items"]
-    return item
 
 
 def test_a_detached_run_is_followed_and_waited_for(here: Dsv) -> None:
@@ -253,11 +214,7 @@ def test_a_run_of_another_machine_is_left_to_it(here: Dsv) -> None:
 def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) -> None:
     run = detach(here, TRAPPED)
     await_file(here, "ready")
-    pid = mark(here, run)["process"][1]
-    for child in children(pid):
-        if b"guardian" in Path(f"/proc/{child}/cmdline").read_bytes():
-            os.kill(child, signal.SIGKILL)
-    os.kill(pid, signal.SIGKILL)
+    kill_with_guardian(here, run)
     assert processes_of(run)
     stopped = here("stop", run)
     assert (stopped.code, processes_of(run)) == (0, [])
@@ -291,58 +248,3 @@ def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
     assert (stopped["stopped"], stopped["state"], stopped["exit_code"]) == (True, "not-launched", 143)
     assert supervisor.wait(PATIENCE) == 143
     assert here("wait", run).code == 143
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.real) for name in ("docker", "podman")])
-def lab(request: pytest.FixtureRequest) -> ContainerEngine:
-    engine = request.getfixturevalue("docker_engine" if request.param == "docker" else "podman")
-    assert isinstance(engine, ContainerEngine)
-    return engine
-
-
-def test_a_detached_container_is_stopped_and_one_without_a_supervisor_is_cut_off(
-    here: Dsv, lab: ContainerEngine
-) -> None:
-    containers = here.at(here.cwd, **lab.env)
-    engine = Path(lab.program).name
-    job = 'trap "echo saving; exit 7" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
-    for end in ("stop", "kill"):
-        started = containers.process(
-            "run",
-            "-d",
-            "--json",
-            "pets@v1",
-            "--engine",
-            engine,
-            "--image",
-            lab.busybox,
-            "--",
-            "sh",
-            "-c",
-            job,
-        )
-        assert started.code == 0, started
-        run, out = (json.loads(started.out)[key] for key in ("run", "out"))
-        until((Path(out) / "ready").exists, "the container's start")
-        await_log(containers, run, {"up"})
-        if end == "stop":
-            assert containers("stop", run).code == 0
-            assert containers("wait", run).code == 7
-            assert containers.ok("logs", run).out == "up\nsaving\n"
-        else:
-            os.kill(mark(here, run)["process"][1], signal.SIGKILL)
-            assert containers("wait", run).code == 125
-        assert not ENGINES[engine](containers.environ).still_runs(run)
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(folder.name))
-    return found

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
-from dsv.engines.base import Mount, Plan, State
-from dsv.engines.container import ContainerEngine
-from dsv.engines.output import Output
-from dsv.engines.process import Process
 from dsv.engines.registry import ENGINES
+from tests.engines.durable import READY_THEN_WAIT, DurableJobs
 from tests.engines.harness import Bench
 from tests.waiting import until
 
-READY_THEN_WAIT = 'echo ready > "$OUT/ready"; while :; do sleep 0.1; done'
 WORDS = ("two words", "", "ünïcödé ☃", "--leading", "-x", "line\nbreak", "quote\"'`$HOME\\", "*", "a=b")
 
 
-def submit_and_wait(engine: str, environ: dict[str, str], plan: Plan) -> None:
-    """What dsv does, in a process that can be killed."""
-    over = threading.Event()
-    ENGINES[engine](environ).submit(plan, Output(None, None), over.set)
-    over.wait()
-
-
-class EngineConformance:
+class EngineConformance(DurableJobs):
     """Jobs are shell scripts, so an image needs `sh` and the usual small tools."""
 
     name: ClassVar[str]
-
-    def out(self, bench: Bench) -> tuple[Mount, dict[str, str]]:
-        mount = bench.mount("/out", writable=True)
-        return mount, {"OUT": bench.engine.place(mount)}
-
-    def ready(self, mount: Mount) -> None:
-        until((mount.source / "ready").exists, "the job's start")
 
     def test_is_the_registered_engine(self, bench: Bench) -> None:
         assert ENGINES[self.name] is type(bench.engine)
@@ -92,22 +72,6 @@ class EngineConformance:
         done = bench.run(bench.shell(script, env=env))
         assert done.stdout.decode().split("\0") == [*env.values(), ""]
 
-    @pytest.mark.parametrize(
-        ("script", "code"), [(READY_THEN_WAIT, 143), ("trap '' TERM; " + READY_THEN_WAIT, 137)]
-    )
-    def test_a_job_can_be_cancelled_by_the_id_of_its_run(self, bench: Bench, script: str, code: int) -> None:
-        mount, env = self.out(bench)
-        job = bench.shell(script, mounts=(mount,))
-        job = replace(job, env={**env, "DSV_RUN": job.run})
-        running = bench.start(job)
-        self.ready(mount)
-        another = ENGINES[self.name](bench.engine.environ)
-        assert another.still_runs(job.run)
-        another.cancel(job.run, 1.0)
-        assert not another.still_runs(job.run)
-        assert running.wait().ended.exit_code == code
-        another.cancel(job.run, 1.0)  # of a run that is over there is nothing to end
-
     def test_environment_values_are_not_in_argv(self, bench: Bench) -> None:
         env = {"TOKEN": "hunter2-hunter2", "HOME": "/hunter2-hunter2"}
         plan = bench.plan(bench.job("sh", env=env))
@@ -155,11 +119,9 @@ class EngineConformance:
         script = 'echo first; while [ ! -e "$OUT/go" ]; do sleep 0.05; done; echo second'
         running = bench.start(bench.shell(script, mounts=(out,), env=env), stdout=writer)
         assert os.read(reader, 100) == b"first\n"
-        assert running.handle.state is State.RUNNING
         (out.source / "go").touch()
         assert running.wait().ended.exit_code == 0
         assert os.read(reader, 100) == b"second\n"
-        assert running.handle.state is State.ENDED
         os.close(reader)
         os.close(writer)
 
@@ -273,21 +235,6 @@ class EngineConformance:
         last = (out.source / "alive").read_text()
         time.sleep(0.6)
         assert (out.source / "alive").read_text() == last
-
-    def test_a_job_ends_when_what_supervises_it_is_killed(self, bench: Bench) -> None:
-        out, env = self.out(bench)
-        job = bench.shell(READY_THEN_WAIT, mounts=(out,))
-        job = replace(job, env={**env, "DSV_RUN": job.run})
-        assert isinstance(bench.engine, Process | ContainerEngine)
-        supervisor = multiprocessing.get_context("spawn").Process(
-            target=submit_and_wait, args=(bench.engine.name, dict(bench.engine.environ), bench.plan(job))
-        )
-        supervisor.start()
-        self.ready(out)
-        assert bench.engine.still_runs(job.run)
-        supervisor.kill()
-        supervisor.join()
-        until(lambda: not bench.engine.still_runs(job.run), "the end of the job")
 
     def test_two_jobs_at_once(self, bench: Bench) -> None:
         jobs = [bench.shell(f"sleep 0.5; exit {code}") for code in (11, 12)]

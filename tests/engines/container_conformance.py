@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dsv.engines.base import State
+from dsv.engines.base import JobStatus
 from dsv.engines.container import ContainerEngine
+from dsv.engines.container_program import lives
 from dsv.engines.container_run import ContainerRun
+from dsv.engines.output import Output
 from dsv.errors import UsageError
-from tests.engines.conformance import READY_THEN_WAIT, EngineConformance
+from dsv.model.run import RunState
+from tests.engines.conformance import EngineConformance
+from tests.engines.durable import READY_THEN_WAIT, in_another_process
 from tests.engines.harness import Bench
+from tests.waiting import PATIENCE, until
 
 
 class ContainerConformance(EngineConformance):
@@ -114,7 +119,7 @@ class ContainerConformance(EngineConformance):
         shim.write_text(
             "#!/bin/sh\n"
             f"export PATH='{bench.engine.environ['PATH']}'\n"
-            f'if [ "$1" = run ]; then for a; do printf "%s\\0" "$a" >> {calls}; done; fi\n'
+            f'if [ "$1" = create ]; then for a; do printf "%s\\0" "$a" >> {calls}; done; fi\n'
             f'exec {bench.engine.name} "$@"\n'
         )
         shim.chmod(0o755)
@@ -126,15 +131,15 @@ class ContainerConformance(EngineConformance):
         job = bench.shell("exit 0", "a b", "--c", mounts=(data,), env={"A": "b c"})
         planned = bench.plan(job).argv
         assert bench.run(job).code == 0
-        assert (bench.engine.name, *calls.read_text().split("\0")[:-1]) == planned
+        assert planned[:2] == (bench.engine.name, "run")
+        assert tuple(calls.read_text().split("\0")[:-1]) == ("create", *planned[2:])
 
     def test_values_are_in_no_file_that_others_can_read(self, bench: Bench) -> None:
         out, env = self.out(bench)
         job = bench.shell(READY_THEN_WAIT, mounts=(out,), env={**env, "HOME": "/hunter2"})
         running = bench.start(job)
         self.ready(out)
-        files = [file for file in job.scratch.iterdir() if b"hunter2" in file.read_bytes()]
-        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600]
+        assert list(job.scratch.iterdir()) == []  # what the engine has read is removed
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and folder.name != str(os.getpid()):
                 assert b"/hunter2" not in _command_line(folder)
@@ -157,21 +162,71 @@ class ContainerConformance(EngineConformance):
             connection.close()
         assert (outcome.ended.exit_code, outcome.ended.launched) == (130, False)
 
-    def test_a_container_outlives_the_program_that_started_it(self, bench: Bench) -> None:
-        """As when its daemon starts anew and leaves containers alive."""
+    @pytest.mark.parametrize("ends", ["before", "after"])
+    def test_output_is_whole_if_the_program_that_delivers_it_dies(self, bench: Bench, ends: str) -> None:
+        """As when a daemon is restarted and leaves containers alive. Nothing is lost, and nothing comes twice."""
         out, env = self.out(bench)
-        script = 'echo ready > "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.1; done; exit 9'
+        script = (
+            'i=0; while [ $i -lt 300 ]; do i=$((i+1)); echo "out $i"; echo "err $i" >&2; '
+            '[ $i = 100 ] && echo ready > "$OUT/ready" && until [ -e "$OUT/go" ]; do sleep 0.1; done; '
+            "done; printf end; exit 9"
+        )
         job = bench.shell(script, mounts=(out,), env=env)
-        running = bench.start(job)
+        reader, writer = os.pipe()
+        running = bench.start(job, stdout=writer)
         self.ready(out)
-        handle = running.handle
-        assert isinstance(handle, ContainerRun)
-        handle._client.kill()
-        handle._client.wait()
-        assert handle.state is State.RUNNING and handle.ended is None
-        (out.source / "go").touch()
-        assert running.wait().ended.exit_code == 9
+        handle = running.handle._attached
+        assert isinstance(handle, ContainerRun) and handle._program is not None
+        if ends == "after":
+            handle._program.kill()
+            handle._program.wait()
+            (out.source / "go").touch()
+        else:
+            handle._program.send_signal(signal.SIGSTOP)
+            (out.source / "go").touch()
+            until(lambda: not lives(handle._engine.inspect(handle._id) or {}), "the container's end")
+            handle._program.kill()
+        ended = running.wait().ended
+        assert (ended.exit_code, ended.reason) == (9, None)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as file:
+            assert file.read() == b"".join(b"out %d\n" % number for number in range(1, 301)) + b"end"
         assert self.call(bench, "ps", "--all", "--quiet", "--filter", f"label=dsv.run={job.run}") == ""
+
+    def test_another_process_attaches_to_a_job_that_runs(self, bench: Bench) -> None:
+        """It gets the output from its first byte, and the exit code."""
+        out, env = self.out(bench)
+        script = 'echo first; echo ready > "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.1; done; echo last; exit 9'
+        with in_another_process(
+            bench, bench.plan(bench.shell(script, mounts=(out,), env=env)), "attached"
+        ) as one:
+            self.ready(out)
+            ref = self.written_down(bench)
+            reader, writer = os.pipe()
+            over = threading.Event()
+            output = Output(writer, None)
+            handle = self.another(bench).attach(ref, output, over.set)
+            (out.source / "go").touch()
+            assert over.wait(PATIENCE) and output.settled(PATIENCE)
+            os.close(writer)
+            with os.fdopen(reader, "rb") as file:
+                assert file.read() == b"first\nlast\n"
+            assert one.wait(PATIENCE) == 9
+        assert handle.ended is not None and handle.ended.exit_code in (0, 9)
+
+    def test_a_job_that_is_over_tells_its_exit_code(self, bench: Bench) -> None:
+        """To whoever asks, if the process that would have removed it is gone."""
+        engine = bench.engine
+        ref = engine.submit(
+            bench.plan(bench.shell("echo said; exit 7")), Output(None, None), threading.Event()
+        )
+        assert engine.status(ref) == JobStatus(RunState.SUBMITTED)
+        self.call(bench, "start", ref.id)
+        until(lambda: engine.status(ref) == JobStatus(RunState.ENDED, 7), "the end of the job")
+        log = self.another(bench).logs(ref, follow=True)
+        assert log is not None and b"".join(log) == b"said\n"
+        assert engine.cancel(ref, 0) == JobStatus(RunState.ENDED, 7)
+        assert engine.status(ref) == JobStatus(RunState.CUT_OFF)
 
     def test_an_answer_and_none_are_two_things(self, bench: Bench) -> None:
         assert isinstance(bench.engine, ContainerEngine)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tests.waiting import until
 
-# Files of its folder say how the world stands: `down` (no daemon answers), `deaf` (`wait` fails), `left` (what the
-# attached program exits with), `over` (the container's exit code), `gone` (there is no such container).
+# Files of its folder say how the world stands: `down` (no daemon answers), `unlogged` (`logs` fails), `left` (what the
+# attached program exits with), `over` (the container's exit code), `gone` (there is no such container), `log` (what
+# the engine keeps of the container's output).
 PROGRAM = r"""#!/bin/sh
 cd '{folder}' || exit 1
 echo "$*" >> calls
@@ -17,8 +18,8 @@ unreachable() {{ echo 'Cannot connect to the Docker daemon. Is it running?' >&2;
 await() {{ until [ -e "$1" ]; do sleep 0.05; done; }}
 case "$1" in
 info) echo '{{"ServerVersion": "27.0", "OSType": "linux", "InitBinary": "docker-init"}}'; exit ;;
-run)
-  while [ $# -gt 0 ]; do [ "$1" = --cidfile ] && echo deadbeefcafe > "$2"; shift; done
+create) echo deadbeefcafe; exit ;;
+start)
   echo $$ > pid; echo up; touch up; await left; echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
 esac
 [ -e down ] && unreachable
@@ -27,9 +28,15 @@ container)
   if [ -e gone ]; then echo 'Error response from daemon: No such container: deadbeefcafe' >&2; exit 1; fi
   running=true; code=0
   if [ -e over ]; then running=false; code=$(cat over); fi
+  [ -e pid ] || running=false
   state='"Running": '$running', "Pid": '$(cat pid)', "ExitCode": '$code', "StartedAt": "2026-01-01T00:00:00Z"'
   echo '[{{"Image": "sha256:1", "State": {{'$state'}}}}]' ;;
-wait) [ -e deaf ] && unreachable; await over ;;
+wait) await over ;;
+logs)
+  [ -e unlogged ] && {{ echo 'configured logging driver does not support reading' >&2; exit 1; }}
+  if [ -e log ]; then cat log; else echo up; fi
+  [ "$2" = --follow ] || exit 0
+  until [ -e over ] || [ -e down ]; do sleep 0.05; done ;;
 kill) echo $((128 + $3)) > over.new; mv over.new over ;;
 image) echo '[{{"Id": "sha256:1", "RepoDigests": []}}]' ;;
 rm) [ -e over ] || touch removed-alive ;;

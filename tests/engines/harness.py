@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.engines.base import Engine, Facts, Handle, Job, Mount, NoEngine, Plan
+from dsv.engines.base import Engine, Facts, Job, Mount, NoEngine, Plan
+from dsv.engines.foreground import Foreground
 from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.signals import Signals
 from dsv.engines.supervise import Outcome, supervise
+from dsv.model.run import JobRef
 from dsv.model.secrets import Masker
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,18 @@ class Finished:
 class Running:
     """A job under supervision in a thread."""
 
-    handle: Handle
+    handle: Foreground
     signals: Signals
+    refs: list[JobRef]
     notes: list[str] = field(default_factory=list)
     lost: str | None = None
     result: list[Outcome] = field(default_factory=list)
     thread: threading.Thread | None = None
+
+    @property
+    def ref(self) -> JobRef:
+        until(lambda: bool(self.refs), "the reference of the job")
+        return self.refs[0]
 
     def wait(self) -> Outcome:
         assert self.thread is not None
@@ -106,7 +114,7 @@ class Bench:
         with out.open("wb") as stdout, err.open("wb") as stderr:
             output = Output(stdout.fileno(), stderr.fileno(), keeper)
             signals = Signals()
-            handle = self.engine.submit(self.plan(job), output, signals.wake)
+            handle = Foreground(self.engine, self.plan(job), output, signals.wake, lambda ref: None)
             outcome = supervise(
                 handle, output, signals, lost=lambda: None, note=notes.append, grace=lambda: grace
             )
@@ -116,7 +124,9 @@ class Bench:
         """Under supervision, in the background."""
         signals = Signals()
         output = Output(stdout, None, LogKeeper(1 << 20))
-        running = Running(self.engine.submit(self.plan(job), output, signals.wake), signals)
+        refs: list[JobRef] = []
+        handle = Foreground(self.engine, self.plan(job), output, signals.wake, refs.append)
+        running = Running(handle, signals, refs)
 
         def watch() -> None:
             running.result.append(

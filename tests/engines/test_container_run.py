@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -31,17 +32,28 @@ def started(bench: Bench, docker: FakeDocker, grace: float = 300.0) -> Running:
     return running
 
 
-def test_a_container_that_outlives_its_program_is_waited_for(bench: Bench, docker: FakeDocker) -> None:
-    running = started(bench, docker)
-    docker.set("deaf")
+@pytest.mark.parametrize(
+    ("log", "lost"), [("up\nmore\n", False), ("another beginning\n", True), (None, True)]
+)
+def test_a_container_that_outlives_its_program_is_waited_for(
+    bench: Bench, docker: FakeDocker, log: str | None, lost: bool
+) -> None:
+    """Its output is taken up again, or it is said that it is lost."""
+    reader, writer = os.pipe()
+    running = bench.start(bench.job("train"), stdout=writer, grace=300)
+    docker.await_up()
+    docker.set("unlogged") if log is None else docker.set("log", log)
     docker.set("left", 125)
-    docker.await_calls("wait", 3)
+    docker.await_calls("logs", 1)
     assert running.handle.ended is None and not docker.calls("rm")
     docker.set("over", 7)
     ended = running.wait().ended
     assert (ended.exit_code, ended.launched, ended.seen) == (7, True, True)
-    assert ended.reason is not None and "ended before the container" in ended.reason
+    assert (ended.reason is not None and "what it wrote then is lost" in ended.reason) is lost
     assert docker.calls("rm") == 1 and not docker.removed_alive
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        assert file.read() == (b"up\n" if lost else b"up\nmore\n")
 
 
 def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeDocker) -> None:
@@ -60,7 +72,7 @@ def test_a_daemon_that_is_away_for_a_moment_ends_nothing(bench: Bench, docker: F
     docker.await_calls("container inspect", 4)
     assert running.handle.ended is None
     docker.clear("down")
-    docker.await_calls("wait", 1)
+    docker.await_calls("logs", 1)
     assert running.handle.ended is None
     docker.set("over", 3)
     assert (running.wait().ended.exit_code, docker.removed_alive) == (3, False)
@@ -75,7 +87,7 @@ def test_a_signal_reaches_a_container_that_outlived_its_program(
     if away:
         docker.set("down")
     docker.set("left", 125)
-    docker.await_calls("container inspect", 3) if away else docker.await_calls("wait", 1)
+    docker.await_calls("container inspect", 3) if away else docker.await_calls("logs", 1)
     running.signals.send(signal.SIGTERM)
     if away:
         until(lambda: docker.calls("kill") > 0, "passing the signal on")

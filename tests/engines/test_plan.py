@@ -32,10 +32,7 @@ JOB = Job(
     gpus=2,
     scratch=Path("/s"),
 )
-BEGIN = (
-    "--name dsv-20261120-132145-1f2e3d4c --label dsv.run=20261120-132145-1f2e3d4c --cidfile /s/container-id "
-    "--sig-proxy=false --init"
-)
+BEGIN = "--name dsv-20261120-132145-1f2e3d4c --label dsv.run=20261120-132145-1f2e3d4c --init"
 MOUNTS = (
     "--mount type=bind,source=/cache/x,target=/data,readonly "
     "--mount type=bind,source=/home/ada/src,target=/code,readonly "

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsv.engines.base import ALL_GPUS
+from dsv.engines.foreground import Foreground
 from dsv.engines.output import Output
 from dsv.engines.process import Process
 from dsv.engines.signals import Signals
@@ -105,7 +106,7 @@ class TestProcess(EngineConformance):
         reading.start()
         signals, output = Signals(), Output(writer, None)
         job = bench.shell("head -c 1000000 /dev/zero; exit 3")
-        handle = bench.engine.submit(bench.plan(job), output, signals.wake)
+        handle = Foreground(bench.engine, bench.plan(job), output, signals.wake, lambda ref: None)
         outcome = supervise(handle, output, signals, lost=lambda: None, note=lambda text: None, over=over.set)
         os.close(writer)
         reading.join(PATIENCE)

@@ -39,6 +39,7 @@ def test_every_registered_engine_has_a_conformance_suite() -> None:
 
 
 def test_engines_with_images_have_the_containers_suite() -> None:
+    _suites()  # imports them
     suites = {each.name for each in ContainerConformance.__subclasses__()}
     assert {name for name, make in ENGINES.items() if make({}).takes_image} == suites
 

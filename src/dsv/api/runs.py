@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.model.names import DatasetName
-from dsv.model.run import RunRecord
+from dsv.model.run import RunId, RunRecord
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.listing import RunView, run_log, show_run
+from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
 from dsv.runs.marks import Marks, record_cut_off
 from dsv.runs.place import LIVE_LOG, SPOOLS, run_folder
 
@@ -40,13 +42,20 @@ class Runs:
         if kept is not None:
             return kept
         try:
-            return (run_folder(self.state, record.dataset, record.run) / LIVE_LOG).read_bytes()
+            live = run_folder(self.state, record.dataset, record.run) / LIVE_LOG
+            return b"".join(islice(read_live(live, None), 2 * PART_SIZE // READ_SIZE + 2))
         except OSError:
             return None
 
-    def end_those_cut_off(self, environ: Mapping[str, str], warn: Callable[[str], None]) -> list[RunRecord]:
-        """Gives runs of this machine that nobody supervises any more the end of their record."""
-        return record_cut_off(self.marks, self.spool, self.runs, environ, warn)
+    def end_those_cut_off(
+        self,
+        environ: Mapping[str, str],
+        warn: Callable[[str], None],
+        stop: Mapping[RunId, float] | None = None,
+    ) -> list[RunRecord]:
+        """Gives runs of this machine that nobody supervises any more the end of their record. stop: of those runs
+        the jobs are ended, each with so many seconds of grace."""
+        return record_cut_off(self.marks, self.spool, self.runs, environ, warn, stop)
 
 
 @contextmanager

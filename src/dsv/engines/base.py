@@ -1,46 +1,34 @@
-"""What an engine is: something that starts a job, passes signals on, and says how it ended.
+"""What an engine is: something that takes a job, runs it, and answers questions about it later.
 
-    facts = engine.probe()                  what is there, once
-    plan = engine.plan(job, facts)          pure: what will be run, as a value that `--dry-run` prints
-    handle = engine.submit(plan, ...)       the one step with an effect
-    supervise(handle, ...)                  see supervise.py
-    engine.still_runs(run), cancel(run)     from any other process of this machine, later
+    facts = engine.probe()                     what is there, once
+    plan = engine.plan(job, facts)             pure: what will be run, as a value that `--dry-run` prints
+    ref = engine.submit(plan, ...)             the engine has the job, which has not begun
+    ...                                        the caller writes the reference down
+    handle = engine.attach(ref, ...)           the job begins; its output arrives
+    supervise(handle, ...)                     see supervise.py
+    status, logs, cancel, list                 by the reference, from any process, later
 
-A new engine implements `Engine` and `Handle`, is registered in registry.py, and joins the conformance suite.
+`Foreground` of foreground.py does submit, write down and attach. A new engine implements `Engine` and `Handle`, is
+registered in registry.py, and joins the conformance suite.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar, Final, Protocol
 
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
-from dsv.model.run import Usage
+from dsv.model.run import JobRef, RunState, Usage
 
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
 ALL_GPUS: Final = -1
-
-
-class State(Enum):
-    """Where a submitted job is."""
-
-    PENDING = "pending"
-    """Accepted; its command hasn't begun, for instance because its image is still being fetched."""
-    RUNNING = "running"
-    ENDED = "ended"
-    NOT_LAUNCHED = "not-launched"
-    """The command never began."""
-
-    @property
-    def is_terminal(self) -> bool:
-        return self in (State.ENDED, State.NOT_LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +81,14 @@ class Job(Task):
 class Facts:
     """What planning has to know about the machine and the engine on it.
 
-    rootless: the engine runs as the caller; remapped: root in its containers is nobody outside; init: the
-    options that put an init process into a container, none if there is no such program; keep_groups:
-    whether the caller's supplementary groups can be passed on by that name.
+    where: which daemon, kernel or cluster would hold the job, as in a `JobRef`; rootless: the engine runs as the
+    caller; remapped: root in its containers is nobody outside; init: the options that put an init process into a
+    container, none if there is no such program; keep_groups: whether the caller's supplementary groups can be passed
+    on by that name.
     """
 
     machine: Machine
+    where: str = ""
     version: str | None = None
     rootless: bool = False
     remapped: bool = False
@@ -115,7 +105,7 @@ class NoEngine:
 
 @dataclass(frozen=True, slots=True)
 class PrivateFile:
-    """A file that is written for the caller's eyes alone just before the launch, and removed at the end."""
+    """A file that only the caller can read, written just before the job is submitted and removed right after."""
 
     path: Path
     content: bytes = field(repr=False)
@@ -125,18 +115,17 @@ class PrivateFile:
 class Plan:
     """What will be run. `env` is added to the caller's environment: values are there, never in argv.
 
-    run: the id of the run; id_file: where the engine writes the container's id; init: whether the container has an
-    init process; notes: what a person should know before it starts.
+    argv: one command line that does the same when a person types it; where: as in `Facts`; notes: what a person
+    should know before it starts.
     """
 
     engine: str
     run: str
+    where: str = ""
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     cwd: Path | None = None
     files: tuple[PrivateFile, ...] = ()
-    id_file: Path | None = None
-    init: bool = False
     shm_bytes: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -169,11 +158,24 @@ class Ended:
     usage: Usage | None = None
 
 
-class Handle(Protocol):
-    """A submitted job. Methods may be called from any thread, in any state, and don't raise."""
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What an engine says of a job.
+
+    state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
+    no such job any more. exit_code: of a job that has ended, if the engine knows it.
+    """
+
+    state: RunState
+    exit_code: int | None = None
 
     @property
-    def state(self) -> State: ...
+    def lives(self) -> bool:
+        return not self.state.is_terminal
+
+
+class Handle(Protocol):
+    """Attached to a job. Methods may be called from any thread, in any state, and don't raise."""
 
     @property
     def ended(self) -> Ended | None:
@@ -181,7 +183,7 @@ class Handle(Protocol):
         ...
 
     def signal(self, number: int) -> None:
-        """Passes a signal on. One that ends programs also ends a launch that is still under way."""
+        """Passes a signal on, to a job that is just starting as soon as it can take one."""
         ...
 
     def kill(self) -> None:
@@ -190,7 +192,11 @@ class Handle(Protocol):
 
 
 class Engine(Protocol):
-    """A way of starting jobs."""
+    """A way of running jobs.
+
+    On one machine, a job ends with the process that is attached to it (see guard.py). In a cluster it doesn't: there
+    the cluster holds the job, and whoever attaches only looks on.
+    """
 
     name: ClassVar[str]
     takes_image: ClassVar[bool]
@@ -199,7 +205,7 @@ class Engine(Protocol):
     """What may help if a job with GPUs can't be started."""
 
     def probe(self) -> Facts | NoEngine:
-        """Asks whether the engine answers, for at most a few seconds."""
+        """Asks whether the engine answers, for at most a few seconds. A cluster: its API or its controller."""
         ...
 
     def place(self, mount: Mount) -> str:
@@ -207,22 +213,63 @@ class Engine(Protocol):
         ...
 
     def plan(self, job: Job, facts: Facts) -> Plan:
-        """What will be run. Pure. Raises `UsageError` and `LaunchError` for what can't be."""
-        ...
+        """What will be run. Pure. Raises `UsageError` and `LaunchError` for what can't be.
 
-    def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
-        """Starts it. What it writes goes to `output`; `on_end` is called once, by another thread, at the end.
-
-        A command that can't be started is an ended job; raises `LaunchError` if there is not even that.
+        A cluster: the manifest or the batch script is one of `files`, and `argv` is the command that submits it.
         """
         ...
 
-    def still_runs(self, run: str) -> bool:
-        """Whether a job of this run lives on this machine, whoever started it."""
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        """Gives the job to the engine, which holds it: it begins only when somebody attaches.
+
+        output: shows what the engine says meanwhile, for instance of an image that it fetches. Once `cancelled` is
+        set this ends soon, as an error. Raises `LaunchError`, and then nothing of the job is left.
+
+        A cluster submits it held (`sbatch --hold`, a Job with `suspend: true`), so that a process killed before the
+        reference is written down leaves a job that never begins, and that `list` shows.
+        """
         ...
 
-    def cancel(self, run: str, grace: float) -> None:
-        """Ends what lives of a run on this machine, whoever started it; it gets so many seconds to end by itself."""
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        """Lets the job begin if it hasn't, and stays with it. Its output from the beginning goes to `output`.
+
+        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raises
+        `LaunchError` if the job can't be attached to from here: a plain process can't from any process but the one
+        that submitted it.
+
+        A cluster releases the job, then follows its log and asks for its state until that is terminal, all by the
+        reference: any machine that reaches the cluster may attach, several may at once, and one that goes away
+        changes nothing. `signal` and `kill` are requests to the cluster.
+        """
+        ...
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        """What has become of the job. None without an answer: the engine is down, or this one doesn't hold the job.
+
+        A cluster: `QUEUED` while it waits for room. One that forgets its jobs after a while (Slurm without
+        accounting) reads the end from a file that the job leaves.
+        """
+        ...
+
+    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+        """What the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's end.
+
+        None if it keeps nothing: of a plain process, only the process that is attached has the output.
+        """
+        ...
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        """Ends the job if it lives, and removes what the engine keeps of it. The job gets so many seconds to end.
+
+        Returns how it ended; None without an answer. Of a job that is over already nothing but the rest is removed.
+        """
+        ...
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        """The jobs of dsv that the engine has, of one run or of all, whoever submitted them.
+
+        Raises `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
+        """
         ...
 
     def find_image(self, reference: str) -> ImageIdentity | None:

@@ -3,6 +3,9 @@
 Values of the job's environment are never in argv, which every user of the machine can read. They are in the
 environment of the docker or podman program, and argv only names them (`--env NAME`). A name that would change
 what that program itself does (PATH, HOME, DOCKER_HOST …) goes by a private file instead.
+
+A plan shows `docker run …`, which a person can type. dsv does the same in two steps, `docker create` with the same
+options and `docker start`, so that the container's id is known before its command begins.
 """
 
 from __future__ import annotations
@@ -11,17 +14,28 @@ import csv
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from shutil import which
+from threading import Event
 from typing import Any, ClassVar
 
-from dsv.engines.base import Facts, Handle, Job, Mount, NoEngine, Plan, PrivateFile
-from dsv.engines.container_program import CALL_SECONDS, ContainerProgram, first_line, load_json
+from dsv.engines.base import Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
+from dsv.engines.container_create import create
+from dsv.engines.container_program import (
+    CALL_SECONDS,
+    ContainerProgram,
+    first_line,
+    load_json,
+    status_of,
+)
 from dsv.engines.container_run import ContainerRun
+from dsv.engines.guard import Guard
 from dsv.engines.output import Output
-from dsv.errors import LaunchError, UsageError
+from dsv.errors import LaunchError, Unreachable, UsageError
+from dsv.model.run import JobRef, RunState
 
 PROBE_SECONDS = 5.0
+LABEL = "dsv.run"
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)
 _CLIENTS_OWN = re.compile(
@@ -36,6 +50,11 @@ class ContainerEngine(ContainerProgram):
 
     takes_image: ClassVar[bool] = True
     gpu_hint: ClassVar[str]
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__(environ)
+        self._guards: dict[JobRef, Guard] = {}
+        self._where: str | None = None
 
     @abstractmethod
     def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
@@ -73,17 +92,7 @@ class ContainerEngine(ContainerProgram):
             )
         shm_bytes = job.shm_bytes if job.shm_bytes is not None else facts.machine.memory_bytes // 2
         named, files = self._environment(job, facts)
-        id_file = job.scratch / "container-id"
-        options = [
-            "--name",
-            job.name,
-            "--label",
-            f"dsv.run={job.run}",
-            "--cidfile",
-            str(id_file),
-            "--sig-proxy=false",
-        ]
-        options += facts.init
+        options = ["--name", job.name, "--label", f"{LABEL}={job.run}", *facts.init]
         options += self.user_options(job, facts)
         if facts.machine.selinux:  # else it denies what is mounted; relabelling would write to the cache
             options += ["--security-opt", "label=disable"]
@@ -107,27 +116,73 @@ class ContainerEngine(ContainerProgram):
         return Plan(
             engine=self.name,
             run=job.run,
+            where=facts.where,
             argv=argv,
             env=named,
             files=files,
-            id_file=id_file,
-            init=bool(facts.init),
             shm_bytes=shm_bytes,
             notes=notes,
         )
 
-    def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
-        return ContainerRun(self, plan, output, on_end)
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        guard = Guard(plan.run, self.environ, container=self.name, files=[file.path for file in plan.files])
+        try:
+            container = create(self, plan, output, cancelled, guard.watch)
+        except BaseException:
+            guard.abandon()  # it removes what the engine may still be making
+            raise
+        ref = JobRef(self.name, plan.run, plan.where, container)
+        self._guards[ref] = guard
+        return ref
 
-    def still_runs(self, run: str) -> bool:
-        done = self.call("ps", "--quiet", "--filter", f"label=dsv.run={run}")
-        return done is not None and bool(done.stdout.strip())
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        guard = self._guards.pop(ref, None)
+        status = JobStatus(RunState.SUBMITTED) if guard is not None else self.status(ref)
+        if status is None or status.state is RunState.CUT_OFF:
+            raise LaunchError(f"{self.name} has no container {ref.id[:12]}", subject=ref.run)
+        if guard is None:
+            guard = Guard(ref.run, self.environ, container=self.name)
+        return ContainerRun(self, ref, guard, output, on_end, begin=status.state is RunState.SUBMITTED)
 
-    def cancel(self, run: str, grace: float) -> None:
-        done = self.call("ps", "--quiet", "--no-trunc", "--filter", f"label=dsv.run={run}")
-        for container in () if done is None else done.stdout.decode("ascii", "replace").split():
-            self.call("stop", "--time", str(int(grace)), container, seconds=grace + CALL_SECONDS)
-            self.call("rm", "--force", "--volumes", container)
+    def status(self, ref: JobRef) -> JobStatus | None:
+        details = self.inspect(ref.id)
+        if details:
+            return status_of(details)
+        gone = details is not None and self._identity() == ref.where
+        return JobStatus(RunState.CUT_OFF) if gone else None
+
+    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+        return self.read_logs(ref.id, follow)
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
+        status = self.status(ref)
+        self.call("rm", "--force", "--volumes", ref.id)
+        guard = self._guards.pop(ref, None)
+        if guard is not None:
+            guard.dismiss()
+        return status
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        wanted = LABEL if run is None else f"{LABEL}={run}"
+        done = self.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={wanted}")
+        where = None if done is None or done.returncode != 0 else self._identity()
+        if done is None or where is None:
+            raise Unreachable(f"{self.name} does not answer", subject=self.name)
+        ids = done.stdout.decode("ascii", "replace").split()
+        found = ((each, self.inspect(each) or {}) for each in ids)
+        return tuple(
+            JobRef(self.name, labels[LABEL], where, each)
+            for each, details in found
+            if LABEL in (labels := (details.get("Config") or {}).get("Labels") or {})
+        )
+
+    def _identity(self) -> str | None:
+        """Which engine it is that answers; None if it doesn't."""
+        if self._where is None:
+            facts = self.probe()
+            self._where = None if isinstance(facts, NoEngine) else facts.where
+        return self._where
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
         """What goes by the program's own environment, and what by a file."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from dsv.engines.base import ImageIdentity
+from dsv.engines.base import ImageIdentity, JobStatus
+from dsv.model.run import RunState
 
 CALL_SECONDS = 20.0
 
+_NEVER = "0001-01-01"  # how Go writes a time that was not set
 _NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
 
 
@@ -20,6 +23,7 @@ class ContainerProgram(ABC):
     """One program. environ: the caller's; PATH in it finds the program."""
 
     name: ClassVar[str]
+    start_options: ClassVar[tuple[str, ...]] = ("--attach",)
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -51,6 +55,36 @@ class ContainerProgram(ABC):
         except (OSError, subprocess.TimeoutExpired):
             return None
 
+    def open(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Starts the program with its output in two pipes, away from the terminal's signals. Raises `OSError`."""
+        return subprocess.Popen(
+            [self.name, *arguments],
+            env={**self.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def read_logs(self, container: str, follow: bool) -> Generator[bytes, None, None]:
+        """What the engine keeps of a container's output, both streams together."""
+        program = subprocess.Popen(
+            [self.name, "logs", *(("--follow",) if follow else ()), container],
+            env=dict(self.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert program.stdout is not None  # asked for above
+        with program.stdout as pipe:
+            try:
+                while data := os.read(pipe.fileno(), 1 << 16):
+                    yield data
+            finally:
+                program.kill()
+                program.wait()
+
     def inspect(self, container: str) -> dict[str, Any] | None:
         """What the engine knows about a container: empty if it says that there is none of that id.
 
@@ -60,6 +94,27 @@ class ContainerProgram(ABC):
         if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:
             return {}
         return _one(done)
+
+
+def status_of(details: Mapping[str, Any]) -> JobStatus:
+    """From what `inspect` answers. Its exit code means nothing before the container has ended."""
+    state = details.get("State") or {}
+    if lives(details):
+        return JobStatus(RunState.RUNNING)
+    if has_begun(details):
+        return JobStatus(RunState.ENDED, int(state.get("ExitCode", 0)))
+    failed = bool(state.get("Error")) or bool(state.get("ExitCode"))
+    return JobStatus(RunState.NOT_LAUNCHED if failed else RunState.SUBMITTED)
+
+
+def lives(details: Mapping[str, Any]) -> bool:
+    """Whether its command runs, or may go on."""
+    state = details.get("State") or {}
+    return bool(state.get("Running")) or state.get("Status") in ("paused", "restarting", "stopping")
+
+
+def has_begun(details: Mapping[str, Any]) -> bool:
+    return not str((details.get("State") or {}).get("StartedAt", _NEVER)).startswith(_NEVER)
 
 
 def load_json(data: bytes) -> object:

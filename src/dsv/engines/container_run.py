@@ -1,68 +1,80 @@
-"""A container of docker or podman, from its launch to its removal.
+"""A container of docker or podman, from its start to its removal.
 
-The program runs attached, without its own passing on of signals and away from the terminal's: those go to the
-container by id, which the program writes to a file as soon as there is one. So nobody else's container of the
-same name is ever touched.
+What counts is the container, and the engine's word on it. The program that starts it and delivers its output may end
+before it, for instance when a daemon is restarted, and the engine may have no answer for a while. Neither says that
+the job is over. Its output is then taken up again from the engine's own log of it.
 
-What counts is the container, and the engine's word on it. The program may end before it, when a daemon starts
-anew for instance, and the engine may have no answer for a while: neither says that the job is over.
+The program runs away from the terminal's signals: those go to the container by its id.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from signal import SIGKILL
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any, Final
 
-from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity, Plan, State
+from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity
 from dsv.engines.cgroup import CgroupSampler
-from dsv.engines.container_program import ContainerProgram
+from dsv.engines.container_create import why
+from dsv.engines.container_program import ContainerProgram, has_begun, lives
 from dsv.engines.guard import Guard
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.errors import LaunchError
-from dsv.model.run import Usage
-
-_PREFIX = re.compile(r"^(?:docker: )?(?:Error(?: response from daemon)?: )?")
-_NEVER = "0001-01-01"  # how Go writes a time that was not set
+from dsv.model.run import JobRef, Usage
 
 SILENCE: Final = 300.0
 """Seconds without an answer after which an engine is asked no more: it has time to be upgraded."""
 _WAIT: Final = 30.0
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
+_TICK: Final = 0.5
+
+_CODES = (
+    (
+        NOT_FOUND,
+        re.compile("executable file.* not found|command that was not found|no such file", re.IGNORECASE),
+    ),
+    (CANNOT_INVOKE, re.compile("permission denied|exec format error|is a directory", re.IGNORECASE)),
+)
+"""Why a command could not be started, as the engines' runtimes say it."""
 
 
 class ContainerRun:
-    """A `Handle`."""
+    """A `Handle`. begin: whether the container has to be started, or has been."""
 
     def __init__(
-        self, engine: ContainerProgram, plan: Plan, output: Output, on_end: Callable[[], None]
+        self,
+        engine: ContainerProgram,
+        ref: JobRef,
+        guard: Guard,
+        output: Output,
+        on_end: Callable[[], None],
+        *,
+        begin: bool,
     ) -> None:
         self._engine = engine
-        self._plan = plan
+        self._id = ref.id
+        self._guard = guard
         self._output = output
         self._on_end = on_end
         self._ended: Ended | None = None
         self._kills = 0
         self._untold: int | None = None  # a signal that should end the job, and has not reached it
-        self._guard = Guard(
-            plan.run, engine.environ, container=engine.name, files=[file.path for file in plan.files]
-        )
+        self._program: subprocess.Popen[bytes] | None = None
         try:
-            self._client = self._start()
-        except LaunchError:
-            self._guard.dismiss()
-            raise
-        self._guard.watch(self._client.pid)
+            self._open("start", *engine.start_options) if begin else self._open("logs", "--follow")
+        except OSError as error:
+            guard.abandon()
+            raise LaunchError(
+                f"{engine.name} can't be started: {error.strerror or error}", subject=engine.name
+            ) from error
         self._sampler = CgroupSampler(self._pid)
         Thread(target=self._watch, name="dsv-container", daemon=True).start()
 
@@ -70,81 +82,46 @@ class ContainerRun:
     def ended(self) -> Ended | None:
         return self._ended
 
-    @property
-    def state(self) -> State:
-        ended = self._ended
-        if ended is not None:
-            return State.ENDED if ended.launched else State.NOT_LAUNCHED
-        container = self._container()
-        status = {} if container is None else (self._engine.inspect(container) or {}).get("State") or {}
-        return State.RUNNING if status.get("Running") else State.PENDING
-
     def signal(self, number: int) -> None:
-        container = self._container()
-        if container is not None and self._kill(container, number):
-            return
-        if number in ENDING:  # no container yet, or not started: ends the fetching of its image
-            self._untold = number
-            self._end_client(force=False)
+        if not self._kill(number) and number in ENDING:
+            self._untold = number  # it is just starting, or the engine doesn't answer
 
     def kill(self) -> None:
         self._kills += 1
-        container = self._container()
-        killed = container is not None and self._kill(container, SIGKILL)
-        if not killed or self._kills > 1:
-            self._end_client(force=self._kills > 1)
+        if (not self._kill(SIGKILL) or self._kills > 1) and self._program is not None:
+            self._program.kill()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        try:
-            for file in self._plan.files:
-                _write_private(file.path, file.content)
-            client = subprocess.Popen(
-                self._plan.argv,
-                env={**self._engine.environ, **self._plan.env},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LaunchError(
-                f"{self._engine.name} can't be started: {error.strerror or error}", subject=self._engine.name
-            ) from error
-        assert client.stdout is not None and client.stderr is not None  # asked for above
-        self._output.attach(client.stdout, client.stderr)
-        return client
+    def _open(self, *arguments: str, again: bool = False) -> None:
+        program = self._engine.open(*arguments, self._id)
+        self._guard.watch(program.pid)
+        assert program.stdout is not None and program.stderr is not None  # asked for
+        self._output.attach(program.stdout, program.stderr, again=again)
+        self._program = program
 
     def _watch(self) -> None:
         try:
             self._sampler.start()
-            ended = self._conclude(self._client.wait())
+            ended = self._conclude()
         except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
             reason = f"{self._engine.name} said what dsv does not understand: {error!r}"
             ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
-        for file in self._plan.files:
-            with suppress(OSError):
-                file.path.unlink()
         self._guard.dismiss()
         self._ended = ended
         self._on_end()
 
-    def _conclude(self, code: int) -> Ended:
-        """code: of the program; that of the command, if all went well."""
-        container = self._container()
-        if container is None:
-            self._sampler.stop()
-            return self._not_launched(code, None)
-        details, outlived = self._await_end(container)
+    def _conclude(self) -> Ended:
+        code = self._end_of_program()
+        details, whole = self._await_end(code)
         self._sampler.stop()
         if not details:
-            return self._out_of_sight(code, container, gone=details is not None)
+            return self._out_of_sight(code, gone=details is not None)
         state: dict[str, Any] = details.get("State") or {}
         image = self._image(details)
-        self._engine.call("rm", "--force", "--volumes", container)
-        if str(state.get("StartedAt", _NEVER)).startswith(_NEVER):
-            return replace(self._not_launched(code, state.get("Error") or None), image=image)
+        self._engine.call("rm", "--force", "--volumes", self._id)
+        if not has_begun(details):
+            return replace(self._not_launched(code, details), image=image)
         reason = None
-        if outlived:
+        if not whole:
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
         if state.get("OOMKilled"):
             reason = "the engine ended it: out of memory"
@@ -153,86 +130,90 @@ class ContainerRun:
             exit_code=int(state.get("ExitCode", code)), launched=True, reason=reason, image=image, usage=usage
         )
 
-    def _await_end(self, container: str) -> tuple[dict[str, Any] | None, bool]:
-        """What the engine says of the container once that lives no more, as `inspect`; and whether it lived on
-        after the program. None if the engine had no answer for too long, or when the job was to be killed."""
-        outlived, answered, pause = False, monotonic(), _PAUSE
+    def _end_of_program(self) -> int:
+        assert self._program is not None  # one was started
         while True:
-            details = self._engine.inspect(container)
+            with suppress(subprocess.TimeoutExpired):
+                code = self._program.wait(_TICK)
+                self._guard.watch(None)
+                return code
+            self._tell()
+
+    def _await_end(self, code: int) -> tuple[dict[str, Any] | None, bool]:
+        """What the engine says of the container once that lives no more, as `inspect`; and whether all of its output
+        was taken. None if the engine had no answer for too long, or while the job was to be killed.
+
+        code: of the program, which is the container's own if it stayed to the end.
+        """
+        fits, answered, pause = True, monotonic(), _PAUSE
+        while True:
+            details = self._engine.inspect(self._id)
             if details is None:
                 if self._kills > 1 or monotonic() - answered > SILENCE:
-                    return None, outlived
-            elif not _lives(details):
-                return details, outlived
+                    return None, fits
+            elif not lives(details):
+                own = (details.get("State") or {}).get("ExitCode") == code or not has_begun(details)
+                return details, own or (fits and self._take_up(follow=False))
             else:
-                outlived, answered = True, monotonic()
-                self._tell(container)
-                done = self._engine.call("wait", container, seconds=_WAIT)
-                if done is not None and done.returncode == 0:
+                answered = monotonic()
+                self._tell()
+                if not fits:
+                    self._engine.call("wait", self._id, seconds=_WAIT)
+                elif self._take_up(follow=True):
                     pause = _PAUSE
+                fits = fits and self._output.fits
             sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _tell(self, container: str) -> None:
+    def _take_up(self, *, follow: bool) -> bool:
+        """Goes on with the container's output where it was left. False if the engine has no log that goes on there."""
+        while not self._output.was_read(_TICK):
+            if self._kills > 1:
+                return True
+        try:
+            self._open("logs", *(("--follow",) if follow else ()), again=True)
+        except OSError:
+            return False
+        taken = self._end_of_program() == 0
+        while taken and not self._output.was_read(_TICK) and not self._kills:
+            pass
+        return taken and self._output.fits
+
+    def _tell(self) -> None:
         """Passes on what didn't reach the container when it was sent."""
         if self._kills:
-            self._kill(container, SIGKILL)
-        elif self._untold is not None and self._kill(container, self._untold):
+            self._kill(SIGKILL)
+        elif self._untold is not None and self._kill(self._untold):
             self._untold = None
 
-    def _out_of_sight(self, code: int, container: str, *, gone: bool) -> Ended:
+    def _out_of_sight(self, code: int, *, gone: bool) -> Ended:
         """gone: the engine has no such container any more, so that the program's word is all that there is."""
         if gone and code >= 0 and code != CANNOT_LAUNCH:
             return Ended(exit_code=code, launched=True)
         name = self._engine.name
         what = f"{name} has no container" if gone else f"{name} did not answer when asked about container"
-        return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=f"{what} {container[:12]}")
+        return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=f"{what} {self._id[:12]}")
 
-    def _not_launched(self, code: int, error: str | None) -> Ended:
+    def _not_launched(self, code: int, details: dict[str, Any]) -> Ended:
         self._output.was_read(1.0)
-        reason = (
-            _PREFIX.sub("", error or self._output.last_line()) or f"{self._engine.name} ended with {code}"
-        )
+        state: dict[str, Any] = details.get("State") or {}
+        reason = why(str(state.get("Error") or self._output.last_line()))
+        told = CANNOT_LAUNCH
         # An init process says 126 and 127 itself, of the command alone; without one the engine does, and of more.
-        told = not self._plan.init and code in (CANNOT_INVOKE, NOT_FOUND)
-        return Ended(exit_code=code if told else CANNOT_LAUNCH, launched=False, reason=reason)
+        if not (details.get("HostConfig") or {}).get("Init"):
+            told = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
+        return Ended(
+            exit_code=told, launched=False, reason=reason or f"{self._engine.name} ended with {code}"
+        )
 
     def _image(self, details: dict[str, Any]) -> ImageIdentity | None:
         number = str(details.get("Image") or "")
         return self._engine.find_image(number) if number else None
 
-    def _container(self) -> str | None:
-        assert self._plan.id_file is not None  # planned for every container
-        try:
-            return self._plan.id_file.read_text().strip() or None
-        except OSError:
-            return None
-
     def _pid(self) -> int | None:
-        container = self._container()
-        state = {} if container is None else (self._engine.inspect(container) or {}).get("State") or {}
+        state = (self._engine.inspect(self._id) or {}).get("State") or {}
         return int(state.get("Pid") or 0) or None
 
-    def _kill(self, container: str, number: int) -> bool:
-        done = self._engine.call("kill", "--signal", str(int(number)), container)
+    def _kill(self, number: int) -> bool:
+        done = self._engine.call("kill", "--signal", str(int(number)), self._id)
         return done is not None and done.returncode == 0
-
-    def _end_client(self, *, force: bool) -> None:
-        if force:
-            self._client.kill()
-        else:
-            self._client.terminate()
-
-
-def _lives(details: dict[str, Any]) -> bool:
-    """Whether its command runs, or may go on; its exit code means nothing before it doesn't."""
-    state: dict[str, Any] = details.get("State") or {}
-    return bool(state.get("Running")) or state.get("Status") in ("paused", "restarting", "stopping")
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

@@ -26,6 +26,7 @@ class Docker(ContainerEngine):
         options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
         return Facts(
             machine=Machine.read(self.environ),
+            where=str(info.get("ID") or info.get("Name") or ""),
             version=str(info["ServerVersion"]) or None,
             rootless="name=rootless" in options,
             remapped="name=userns" in options,

@@ -30,7 +30,7 @@ class Guard:
         grace: float = GRACE,
     ) -> None:
         """run: its id, with which `DSV_RUN` or a label marks the job. container: the program of its engine; files:
-        what must not stay, whatever happens."""
+        what must not stay."""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
         order = {"run": run, "grace": grace, "container": container, "files": [str(path) for path in files]}
@@ -48,9 +48,9 @@ class Guard:
             )
             self._tell(json.dumps(order))
 
-    def watch(self, group: int) -> None:
-        """The job, or the program that waits for it, has begun, and leads this process group."""
-        self._tell(str(group))
+    def watch(self, group: int | None) -> None:
+        """The job, or the program that now works for it, leads this process group. A former one is forgotten."""
+        self._tell(json.dumps(group))
 
     def dismiss(self) -> None:
         """The job is over."""
@@ -59,6 +59,15 @@ class Guard:
         if process is not None:
             process.kill()
             process.wait()
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.close()
+
+    def abandon(self) -> None:
+        """Nobody waits for the job any more: ends it as if this process were gone, without waiting for that."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.close()

@@ -1,8 +1,8 @@
 """The program that ends a job if dsv is killed and can't do it. It imports nothing of dsv, so that it starts at once.
 
-dsv keeps the other end of its standard input open for as long as the job lives, and kills it after that. The input is
-JSON, one value a line: first the order, then the number of the process group, once there is one. Its end without that
-says that dsv is gone. SIGKILL, the kernel's when memory runs out for instance, leaves no other trace.
+dsv keeps the other end of its standard input open for as long as the job lives, and kills it after that. If the input
+ends before, dsv is gone: SIGKILL, for instance the kernel's when memory runs out, leaves no other trace. The input is
+JSON, one value a line: first the order, then whatever process group is to be ended from then on, or null.
 
     {"run": ID, "grace": SECONDS, "container": null or the engine's program, "files": [what to remove]}
     1234
@@ -27,30 +27,38 @@ def main() -> None:
     order = json.loads(lines.readline() or "null")
     if order is None:
         return
-    groups = [int(line) for line in lines if line.endswith(b"\n")]
+    told = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    groups = {group for group in told[-1:] if group is not None}
     for path in order["files"]:
         with suppress(OSError):
             os.unlink(path)  # noqa: PTH108
     if order["container"] is None:
         # Without a group dsv was killed while it started the job, whose first process leads a group of its own.
-        end_groups(set(groups or processes_of(order["run"])), order["grace"])
+        end_groups(groups or set(processes_of(order["run"])), order["grace"])
     else:
-        end_groups(set(groups), 0)  # the program that waits for the container, or fetches its image
+        end_groups(groups, 0)  # the program that fetches the image or delivers the output
         _end_containers(order["container"], order["run"], order["grace"])
 
 
 def processes_of(run: str) -> list[int]:
     """The processes of this user that have `DSV_RUN` of this run in their environment."""
-    wanted = f"DSV_RUN={run}".encode()
+    return [pid for pid, other in marked() if other == run]
+
+
+def marked() -> "list[tuple[int, str]]":
+    """The processes of this user that have `DSV_RUN` in their environment, each with the run's id."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib takes longer to import than all else here)
         if name.isdecimal() and int(name) != os.getpid():
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
-                    if wanted in file.read().split(b"\0"):
-                        found.append(int(name))
+                    values = file.read().split(b"\0")
             except OSError:
                 continue
+            runs = [
+                value[8:].decode("utf-8", "surrogateescape") for value in values if value[:8] == b"DSV_RUN="
+            ]
+            found += [(int(name), run) for run in runs]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -31,9 +32,13 @@ class KeptLog:
 
 
 class LogKeeper:
-    """Takes what a job writes, from several threads; keeps at most `limit` bytes of it (and of memory)."""
+    """Takes what a job writes, from several threads; keeps at most `limit` bytes of it (and of memory).
 
-    def __init__(self, limit: int = LOG_LIMIT) -> None:
+    live: is given all of it as well, in whole lines.
+    """
+
+    def __init__(self, limit: int = LOG_LIMIT, live: Callable[[bytes], None] | None = None) -> None:
+        self._live = live
         self._head_room = (limit - _ROOM_FOR_NOTE) // 2
         self._tail_room = limit - _ROOM_FOR_NOTE - self._head_room
         self._head = bytearray()
@@ -51,6 +56,8 @@ class LogKeeper:
             if len(data) - end < _LONGEST_LINE:
                 self._begun[stream] = data[end:]
                 data = data[:end]
+            if self._live is not None and data:
+                self._live(data)
             self._append(data)
 
     def _append(self, data: bytes) -> None:

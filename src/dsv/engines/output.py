@@ -1,8 +1,8 @@
 """What a job writes, on its way to the terminal and into the log.
 
-For each of its two streams one thread reads and one writes, with a bounded queue between them: a terminal
-that is slow slows the job, as a pipe would, but one that is stuck can be let go of, so that it keeps no job
-from ending. When the terminal's reader has gone (`| head`), the job goes on and its log stays whole.
+For each of the two streams one thread reads and one writes, with a bounded queue between them. A slow terminal slows
+the job, as a pipe does. A stuck one can be let go of, so that it keeps no job from ending. If the terminal's reader
+has gone (`| head`), the job goes on and its log stays whole.
 """
 
 from __future__ import annotations
@@ -19,44 +19,49 @@ from time import monotonic, sleep
 from typing import IO, Final
 
 from dsv.engines.log import LogKeeper
+from dsv.engines.rejoin import Rejoin
 
 READ_SIZE: Final = 1 << 16
 QUEUE_SIZE: Final = 4 << 20
 """Bytes of one stream that may wait for the terminal."""
 TAIL_SIZE: Final = 4 << 10
 LAST_READ: Final = 5.0
-"""Seconds for which a stream is read on once the job has ended and all that it wrote was read: what got away from
-the job may hold it open, and go on writing."""
+"""Seconds for which a stream is read on after the job's end, once all that the job wrote has been read: a process that
+got away from the job may hold it open, and go on writing."""
 
 
 class _Stream:
-    """One stream. sink: a descriptor of the caller's, None to drop it."""
+    """One stream, read from one source after another. sink: a descriptor of the caller's, None to drop it."""
 
-    def __init__(self, sink: int | None, log: LogKeeper | None) -> None:
+    def __init__(self, name: str, sink: int | None, log: LogKeeper | None) -> None:
         self.tail = b""
-        self._name = ""
+        self.rejoin = Rejoin(0, b"")
+        self._name = name
         self._sink = sink
         self._log = log
+        self._change = Condition()
         self._queue: deque[bytes] = deque()
         self._queued = 0
-        self._change = Condition()
-        self._reading = False
-        self._writing = False
         self._dropping = sink is None
-        self._full = False
-        self._left: int | None = None  # once it is over: bytes that the job has left in the pipe
-        self._in_hand = True  # and whether some of its bytes may be on their way from there into the queue
-        self._since = 0.0
-        self._reads = 0
-        self._seen = -1
+        self._writing = False
         self._source: IO[bytes] | None = None
+        self._given_up = False
+        self._count = 0  # bytes of the job's, since it was attached
+        self._taken = 0  # bytes out of all pipes
+        self._passed = 0  # those of them that are in the queue, or were dropped
+        self._owed: int | None = None  # once the job is over: how far what it wrote itself reaches
+        self._since = 0.0
 
-    def start(self, source: IO[bytes], name: str) -> None:
-        self._source = source
-        self._name = name
-        self._reading = self._writing = True
-        Thread(target=self._read, args=(source,), name=f"dsv-{name}-reader", daemon=True).start()
-        Thread(target=self._write, name=f"dsv-{name}-writer", daemon=True).start()
+    def start(self, source: IO[bytes], *, again: bool) -> None:
+        """again: the source begins with what was read before. The one before must have been read."""
+        self.rejoin = Rejoin(self._count, self.tail) if again else Rejoin(0, b"")
+        if not again:
+            self._count, self.tail = 0, b""
+        with self._change:
+            self._source, writing, self._writing = source, self._writing, True
+        Thread(target=self._read, args=(source,), name=f"dsv-{self._name}-reader", daemon=True).start()
+        if not writing:
+            Thread(target=self._write, name=f"dsv-{self._name}-writer", daemon=True).start()
 
     def let_go(self) -> None:
         with self._change:
@@ -68,57 +73,49 @@ class _Stream:
     def job_ended(self) -> None:
         with self._change:
             self._since = monotonic()
-            self._left = _waiting(self._source)
+            self._owed = self._taken + (0 if self._source is None else _waiting(self._source))
 
     def settled(self) -> bool:
         """Whether all of it was read, and written or dropped."""
         with self._change:
-            if self._reading and self._left is not None and self._ran_out():
-                self._reading = False
+            over = self._owed is not None and self._passed >= self._owed
+            if self._source is not None and over and monotonic() - self._since > LAST_READ:
+                self._given_up = True
                 self._change.notify_all()
-            return not self._reading and (not self._writing or self._dropping)
-
-    def _ran_out(self) -> bool:
-        """Whether the rest, if there will be any, is of something that got away from the job."""
-        if monotonic() - self._since <= LAST_READ:
-            return False
-        if self._all_came():
-            return True
-        # Seen twice: what has just left the pipe may not be in the queue yet.
-        quiet = not self._full and not _waiting(self._source)
-        seen, self._seen = self._seen, self._reads if quiet else -1
-        return quiet and seen == self._reads
-
-    def _all_came(self) -> bool:
-        return self._left is not None and self._left <= 0 and not self._in_hand
+            return self.was_read() and (not self._writing or self._dropping)
 
     def was_read(self) -> bool:
-        return not self._reading
+        return self._source is None or self._given_up
 
     def _read(self, source: IO[bytes]) -> None:
         with source:
-            while (data := os.read(source.fileno(), READ_SIZE)) and self._reading:
-                self._reads += 1
-                if self._log is not None:
-                    self._log.add(data, self._name)
-                self.tail = (self.tail + data)[-TAIL_SIZE:]
-                self._enqueue(data)
+            ready = select.poll()
+            ready.register(source, select.POLLIN)
+            while ready.poll() and (data := self._take(source)):
+                fresh = self.rejoin.take(data)
+                self._count += len(fresh)
+                self.tail = (self.tail + fresh)[-TAIL_SIZE:]
+                if self._log is not None and fresh:
+                    self._log.add(fresh, self._name)
+                self._enqueue(fresh, len(data))
         with self._change:
-            self._reading = False
+            self._source = None
             self._change.notify_all()
 
-    def _enqueue(self, data: bytes) -> None:
+    def _take(self, source: IO[bytes]) -> bytes:
+        """The next bytes, counted in the moment in which they leave the pipe: `job_ended` counts what is in it."""
         with self._change:
-            self._full = self._queued >= QUEUE_SIZE
+            data = b"" if self._given_up else os.read(source.fileno(), READ_SIZE)
+            self._taken += len(data)
+        return data
+
+    def _enqueue(self, data: bytes, taken: int) -> None:
+        with self._change:
             self._change.wait_for(lambda: self._dropping or self._queued < QUEUE_SIZE)
-            if self._full and not self._all_came():  # what comes after the job's own earns no more time
-                self._since = monotonic()
-            self._full = False
-            if self._in_hand:
-                self._in_hand = self._left is None
-            elif self._left is not None:
-                self._left -= len(data)
-            if not self._dropping:
+            if self._owed is not None and self._passed < self._owed:
+                self._since = monotonic()  # the job's own: what comes after that earns no more time
+            self._passed += taken
+            if not self._dropping and not self._given_up:
                 self._queue.append(data)
                 self._queued += len(data)
                 self._change.notify_all()
@@ -131,14 +128,13 @@ class _Stream:
                 OSError
             ):  # the terminal is gone, or its disk full: the job is worth more than the view of it
                 self.let_go()
-        with self._change:
-            self._writing = False
-            self._change.notify_all()
 
     def _next(self) -> bytes | None:
         with self._change:
-            self._change.wait_for(lambda: self._queue or not self._reading)
+            self._change.wait_for(lambda: self._queue or self.was_read())
             if not self._queue:
+                self._writing = False
+                self._change.notify_all()
                 return None
             data = self._queue.popleft()
             self._queued -= len(data)
@@ -159,13 +155,25 @@ class Output:
     """Where a job's stdout and stderr go. The descriptors stay the caller's."""
 
     def __init__(self, stdout: int | None, stderr: int | None, log: LogKeeper | None = None) -> None:
-        self._stdout = _Stream(stdout, log)
-        self._stderr = _Stream(stderr, log)
+        self._stdout = _Stream("stdout", stdout, log)
+        self._stderr = _Stream("stderr", stderr, log)
 
-    def attach(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Begins reading these two, which are closed when they end. Once only."""
-        self._stdout.start(stdout, "stdout")
-        self._stderr.start(stderr, "stderr")
+    def tell(self, stderr: IO[bytes]) -> None:
+        """Shows what an engine says before the job begins. To be called again only when that was read."""
+        self._stderr.start(stderr, again=False)
+
+    def attach(self, stdout: IO[bytes], stderr: IO[bytes], *, again: bool = False) -> None:
+        """Begins reading these two, which are closed when they end. Those before them must have been read.
+
+        again: both begin anew with the job's first byte, and what was read of it is passed over; see `fits`.
+        """
+        self._stdout.start(stdout, again=again)
+        self._stderr.start(stderr, again=again)
+
+    @property
+    def fits(self) -> bool:
+        """Whether what was attached again went on where the reading had ended; if not, nothing of it was taken."""
+        return self._stdout.rejoin.fits and self._stderr.rejoin.fits
 
     def let_go(self) -> None:
         """Waits for the terminal no more. The log still gets everything."""
@@ -192,10 +200,10 @@ class Output:
         return said[-1] if said else ""
 
 
-def _waiting(source: IO[bytes] | None) -> int:
+def _waiting(source: IO[bytes]) -> int:
     """How many bytes are in a pipe."""
     try:
-        answer = b"" if source is None else fcntl.ioctl(source, termios.FIONREAD, bytes(4))
+        answer = fcntl.ioctl(source, termios.FIONREAD, bytes(4))
     except (OSError, ValueError):  # closed meanwhile
         return 0
     return int.from_bytes(answer, sys.byteorder)

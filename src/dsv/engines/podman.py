@@ -22,6 +22,7 @@ _OTHER_INITS = ("catatonit", "docker-init", "tini-static")
 
 class Podman(ContainerEngine):
     name: ClassVar[str] = "podman"
+    start_options: ClassVar[tuple[str, ...]] = ("--attach", "--sig-proxy=false")
     gpu_hint: ClassVar[str] = (
         "install the NVIDIA Container Toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
     )
@@ -35,6 +36,7 @@ class Podman(ContainerEngine):
         runtime = str((host.get("ociRuntime") or {}).get("name", ""))
         return Facts(
             machine=machine,
+            where=f"{host.get('hostname', '')}:{(info.get('store') or {}).get('graphRoot', '')}",
             version=str((info.get("version") or {}).get("Version", "")) or None,
             rootless=rootless,
             init=self._init_options(),

@@ -1,4 +1,8 @@
-"""No engine at all: the command as a plain child process, with the caller's own Python and libraries."""
+"""No engine at all: the command as a plain child process, with the caller's own Python and libraries.
+
+The process is there from `submit` on, as the launcher, which waits for a word from the process that submitted it and
+then becomes the command. So its number is known before the command begins, and it ends if that process is killed.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,16 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import ClassVar, Final
 
+from dsv.engines import launcher
 from dsv.engines.base import (
     ALL_GPUS,
     CANNOT_INVOKE,
@@ -23,23 +30,36 @@ from dsv.engines.base import (
     Handle,
     ImageIdentity,
     Job,
+    JobStatus,
     Mount,
     NoEngine,
     Plan,
-    State,
 )
 from dsv.engines.gpu import pick
 from dsv.engines.guard import Guard
-from dsv.engines.guardian import end_groups, processes_of
+from dsv.engines.guardian import end_groups, marked, processes_of
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.session_memory import SessionMemory
 from dsv.errors import LaunchError, UsageError
-from dsv.model.run import Usage
+from dsv.fs.process import Fate, Watched
+from dsv.fs.process import Process as Known
+from dsv.model.run import JobRef, RunState, Usage
 
 _DYING: Final = 10.0
 """Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
 _PAUSE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A launcher that waits. order: where it is told what to become; problem: where it says why it could not."""
+
+    plan: Plan
+    process: subprocess.Popen[bytes]
+    order: int
+    problem: int
+    guard: Guard
 
 
 class Process:
@@ -51,9 +71,10 @@ class Process:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
+        self._held: dict[JobRef, _Held] = {}
 
     def probe(self) -> Facts | NoEngine:
-        return Facts(Machine.read(self.environ))
+        return Facts(Machine.read(self.environ), Known.here().kernel)
 
     def place(self, mount: Mount) -> str:
         return str(mount.source)
@@ -77,22 +98,91 @@ class Process:
         return Plan(
             engine=self.name,
             run=job.run,
+            where=facts.where,
             argv=job.command,
             env=env,
             cwd=Path(job.workdir) if job.workdir else None,
         )
 
-    def submit(self, plan: Plan, output: Output, on_end: Callable[[], None]) -> Handle:
-        return _ProcessRun(plan, self.environ, output, on_end)
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        if plan.cwd is not None and not plan.cwd.is_dir():
+            raise LaunchError(f"{plan.cwd} is no folder to work in", subject=str(plan.cwd))
+        guard = Guard(plan.run, self.environ)
+        (order, to_order), (from_problem, problem) = os.pipe(), os.pipe()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", launcher.__file__, str(order), str(problem)],
+                env=dict(self.environ),
+                cwd=plan.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(order, problem),
+                start_new_session=True,
+            )
+        except OSError as error:
+            guard.dismiss()
+            os.close(to_order)
+            os.close(from_problem)
+            raise LaunchError(f"no process can be started: {error.strerror or error}") from error
+        finally:
+            os.close(order)
+            os.close(problem)
+        guard.watch(process.pid)
+        watched = Watched(process.pid)
+        watched.close()
+        ref = JobRef(self.name, plan.run, plan.where, f"{process.pid}:{watched.process.start}")
+        self._held[ref] = _Held(plan, process, to_order, from_problem, guard)
+        return ref
 
-    def still_runs(self, run: str) -> bool:
-        return bool(processes_of(run))
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        held = self._held.pop(ref, None)
+        if held is None:
+            raise LaunchError(
+                f"the output of run {ref.run} goes to the process that started it",
+                subject=ref.run,
+                hint=f"dsv logs {ref.run}",
+            )
+        return _ProcessRun(held, {**self.environ, **held.plan.env}, output, on_end)
 
-    def cancel(self, run: str, grace: float) -> None:
-        end_groups(set(processes_of(run)), grace)
+    def status(self, ref: JobRef) -> JobStatus | None:
+        known = _known(ref)
+        fate = known.fate()
+        if fate is Fate.UNKNOWN:
+            return None
+        if fate is Fate.DEAD:
+            return JobStatus(RunState.ENDED)
+        return JobStatus(RunState.SUBMITTED if _is_launcher(known.pid) else RunState.RUNNING)
+
+    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+        return None
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        held = self._held.pop(ref, None)
+        if held is not None:
+            os.close(held.order)
+            os.close(held.problem)
+            held.process.wait()
+            held.guard.dismiss()
+        before = self.status(ref)
+        groups = {_known(ref).pid} if before is not None and before.lives else set()
+        end_groups(groups | set(processes_of(ref.run)), grace)
         deadline = monotonic() + _DYING
-        while processes_of(run) and monotonic() < deadline:
+        while processes_of(ref.run) and monotonic() < deadline:
             sleep(_PAUSE)
+        return self.status(ref)
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        """Of each session that a job leads; what it started in its own session belongs to it."""
+        found = []
+        for pid, other in marked():
+            with suppress(OSError):
+                if run in (None, other) and os.getsid(pid) == pid:
+                    watched = Watched(pid)
+                    watched.close()
+                    known = watched.process
+                    found.append(JobRef(self.name, other, known.kernel, f"{pid}:{known.start}"))
+        return tuple(found)
 
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
@@ -116,33 +206,18 @@ class _ProcessRun:
     """A process in a session of its own, so that signals reach all of it, and the terminal's none of it."""
 
     def __init__(
-        self, plan: Plan, environ: Mapping[str, str], output: Output, on_end: Callable[[], None]
+        self, held: _Held, environ: Mapping[str, str], output: Output, on_end: Callable[[], None]
     ) -> None:
         self._ended: Ended | None = None
         self._lock = Lock()  # held while the group is signalled, and while its number is given back
         self._gone = False
-        self._output = output
         self._on_end = on_end
-        self._guard = Guard(plan.run, environ)
-        try:
-            self._process = subprocess.Popen(
-                plan.argv,
-                env={**environ, **plan.env},
-                cwd=plan.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._guard.dismiss()
-            self._ended = _not_started(error, plan, {**environ, **plan.env})
-            self._gone = True
-            on_end()
-            return
-        self._guard.watch(self._process.pid)
+        self._held = held
+        self._process = held.process
         assert self._process.stdout is not None and self._process.stderr is not None  # asked for above
         output.attach(self._process.stdout, self._process.stderr)
+        self._before = _cpu_seconds(self._process.pid)
+        self._problem = _give(held, environ)
         self._memory = SessionMemory(self._process.pid)
         self._memory.start()
         Thread(target=self._watch, name="dsv-process", daemon=True).start()
@@ -150,13 +225,6 @@ class _ProcessRun:
     @property
     def ended(self) -> Ended | None:
         return self._ended
-
-    @property
-    def state(self) -> State:
-        ended = self._ended
-        if ended is None:
-            return State.RUNNING
-        return State.ENDED if ended.launched else State.NOT_LAUNCHED
 
     def signal(self, number: int) -> None:
         with self._lock:
@@ -168,11 +236,12 @@ class _ProcessRun:
 
     def _watch(self) -> None:
         try:
-            self._ended = self._reap()
+            ended = self._reap()
         except ChildProcessError:  # another thread has waited for any child, or the system for all
             reason = "its exit code went to somebody else in this process"
-            self._ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
-        self._guard.dismiss()
+            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+        self._held.guard.dismiss()
+        self._ended = ended if self._problem is None else self._problem
         self._on_end()
 
     def _reap(self) -> Ended:
@@ -189,7 +258,8 @@ class _ProcessRun:
             memory = self._memory.stop()
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
-        usage = Usage(memory, round(rusage.ru_utime + rusage.ru_stime, 3))
+        seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
+        usage = Usage(memory, round(seconds, 3))
         return Ended(exit_code=code if code >= 0 else 128 - code, launched=True, usage=usage)
 
     def _signal(self, number: int) -> None:
@@ -197,16 +267,46 @@ class _ProcessRun:
             os.killpg(self._process.pid, number)
 
 
-def _not_started(error: OSError, plan: Plan, environ: Mapping[str, str]) -> Ended:
+def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
+    """Has the launcher become the command; how that ended if it could not."""
+    argv = [os.fsencode(word) for word in held.plan.argv]
+    variables = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
+    data = b"\0".join([b"%d" % len(argv), *argv, *variables])
+    with os.fdopen(held.problem, "rb") as problem:
+        with suppress(BrokenPipeError), os.fdopen(held.order, "wb") as order:
+            order.write(b"%d\n" % len(data) + data)
+        answer = problem.read()
+    return None if not answer else _not_started(int(answer), held.plan, environ)
+
+
+def _not_started(number: int, plan: Plan, environ: Mapping[str, str]) -> Ended:
     """127 if there is no such command, 126 if it is there and can't be run, as in a shell."""
-    command = plan.argv[0]
-    if plan.cwd is not None and not plan.cwd.is_dir():
-        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{plan.cwd} is no folder to work in")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
+    command, why = plan.argv[0], os.strerror(number)
+    if number in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
         return Ended(exit_code=NOT_FOUND, launched=False, reason=f"command not found: {command}")
-    if error.errno in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN):
-        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{command}: {error.strerror}")
-    return Ended(exit_code=CANNOT_INVOKE, launched=False, reason=f"{command} can't be run: {error.strerror}")
+    if number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN):
+        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=f"{command}: {why}")
+    return Ended(exit_code=CANNOT_INVOKE, launched=False, reason=f"{command} can't be run: {why}")
+
+
+def _known(ref: JobRef) -> Known:
+    pid, _, start = ref.id.partition(":")
+    return Known(ref.where, int(pid), int(start))
+
+
+def _is_launcher(pid: int) -> bool:
+    try:
+        return os.fsencode(launcher.__file__) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What the launcher has taken, which is no time of the command's."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _is_there(command: str, cwd: Path | None, environ: Mapping[str, str]) -> bool:

@@ -125,6 +125,35 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRef:
+    """A job as its engine knows it: enough to find it again from another process, later.
+
+    run: the id of its run. where: which daemon, kernel or cluster holds it. id: the engine's own: of a container, of
+    a batch job; of a process its number and its start.
+    """
+
+    engine: str
+    run: str
+    where: str
+    id: str
+
+    def encode(self) -> bytes:
+        """A JSON object."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> JobRef:
+        """Raises `IntegrityError`."""
+        try:
+            return _JOB.decode(data)
+        except msgspec.DecodeError as error:
+            raise IntegrityError(f"this is no reference of a job: {error}") from error
+
+
+_JOB = msgspec.json.Decoder(JobRef)
+
+
+@dataclass(frozen=True, slots=True)
 class LogInfo:
     """bytes: what the job wrote; kept_bytes: what is kept of it, its head and its tail."""
 
@@ -147,6 +176,7 @@ class RunRecord:
     state: RunState
     engine: str
     engine_version: str | None = None
+    job: JobRef | None = None
     image: str | None = None
     image_id: str | None = None
     image_digest: str | None = None

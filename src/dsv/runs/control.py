@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from select import select
 from time import sleep
@@ -16,7 +15,6 @@ from dsv.fs.process import Process, Watched
 from dsv.runs.listing import matches, only_one
 from dsv.runs.marks import UnderWay, stop_request, under_way
 
-READ_SIZE: Final = 1 << 20
 _TICK: Final = 0.2
 
 
@@ -78,21 +76,6 @@ def wait_for_end(one: UnderWay) -> None:
                 select([watched.descriptor], [], [], _TICK)
     finally:
         watched.close()
-
-
-def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[bytes]:
-    """What a detached job has written so far; with `follow`, also what it goes on to write while that is true.
-
-    Raises `FileNotFoundError` if its record has been kept meanwhile, which has the log.
-    """
-    with path.open("rb", buffering=0) as file:
-        while True:
-            goes_on = follow is not None and follow()  # asked first: what is written after that is read below
-            while data := file.read(READ_SIZE):
-                yield data
-            if not goes_on:
-                return
-            sleep(_TICK)
 
 
 def _send(watched: Watched, number: int) -> None:

@@ -7,23 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from signal import Signals as SignalName
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
-from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Plan
+from dsv.engines.base import Engine, Plan
+from dsv.engines.foreground import Foreground
 from dsv.engines.gpu import GpuWatch, names_of
 from dsv.engines.guard import GRACE
-from dsv.engines.log import KeptLog, LogKeeper
+from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.registry import choose
 from dsv.engines.signals import Signals, spared
 from dsv.engines.supervise import Outcome, supervise
-from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
+from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
-from dsv.model.run import GpuUse, Json, LogInfo, RunId, RunRecord, RunState, Usage
+from dsv.model.run import GpuUse, JobRef, RunId, RunRecord, RunState
 from dsv.repo.repository import now_ms
 from dsv.runs.announce import announced
+from dsv.runs.ending import Executed, error_of, keep, metrics_of, no_log, salvaged, usage_of
 from dsv.runs.place import (
     Metrics,
     RunPlace,
@@ -31,7 +32,6 @@ from dsv.runs.place import (
     make_folder,
     make_skeleton,
     metrics_stamp,
-    read_metrics,
     remove_scratch,
     write_params,
 )
@@ -105,9 +105,9 @@ def run(
     gets to end after one, unless `dsv stop` names others.
 
     announce: told of the run, of its own folder among the user's state and of its output folder, once nothing is found
-    wrong and before any data is fetched. From then on it has a record, whatever happens, and its output goes to
-    `LIVE_LOG` in that folder, which is there until the record is kept. Raises `LaunchError` for what kept it from
-    being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
+    wrong and before any data is fetched. From then on it has a record, whatever happens, and its output goes to the
+    live log in that folder alone (see live_log.py), which is there until the record is kept. Raises `LaunchError` for
+    what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
     """
     check_spec(spec)
     watcher = progress if progress is not None else NoProgress()
@@ -116,19 +116,21 @@ def run(
         decided = _decide(spec, place, staging)
         for text in _notes(decided, place):
             watcher.note(text)
+        live = None
         if announce is not None:
-            stdout = stderr = stack.enter_context(announced(decided, records, announce))
+            stdout = stderr = None
+            live = stack.enter_context(announced(decided, records, announce))
         launch, held = _stage(decided, staging, watcher, leases)
-        log = LogKeeper() if spec.log else None
+        log = LogKeeper(live=None if live is None else live.add) if spec.log else None
         graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
         supervision = _Supervision(held, signals or Signals(), watcher.note, graced)
         with signals.caught() if signals is not None else nullcontext():
             done = _execute(launch, records, Output(stdout, stderr, log), log, supervision)
-            record, problem = _keep(launch, done, records)
+            record, problem = keep(launch, done, records)
         leases.close()  # sending the record may take its time
         sent = records.send() if problem is None else Sent(problem=problem)
         assert record.exit_code is not None  # it has ended
-        return RunResult(record, record.exit_code, launch.out, _error(launch, done.outcome), sent)
+        return RunResult(record, record.exit_code, launch.out, error_of(launch, done.outcome), sent)
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
@@ -175,21 +177,9 @@ def _stage(
     return replace(decided, staged=staged), held
 
 
-@dataclass(frozen=True, slots=True)
-class _Executed:
-    """What happened between the start and the end of a job."""
-
-    first: RunRecord
-    outcome: Outcome
-    ended_ms: int
-    usage: Usage | None
-    metrics: Metrics
-    log: KeptLog | None
-
-
 def _execute(
     launch: Launch, records: RunRecords, output: Output, log: LogKeeper | None, supervision: _Supervision
-) -> _Executed:
+) -> Executed:
     try:
         make_folder(launch.scratch)
         make_folder(launch.out)
@@ -198,34 +188,27 @@ def _execute(
         write_params(launch.out, launch.spec.params)
         before = metrics_stamp(launch.out)
         plan = launch.plan()
-        first = launch.record(plan, now_ms())
-        records.begin(first)
+        begun = _Begun(replace(launch.record(plan, now_ms()), state=RunState.SUBMITTED), records)
+        records.submit(begun.record)
         end = _End(_gpu_watch(launch))
-        outcome = supervision.run(launch.chosen.engine, plan, output, end.note)
+        outcome = supervision.run(launch.chosen.engine, plan, output, begun.note, end.note)
     finally:
         remove_scratch(launch.scratch)
-    metrics = _salvaged(lambda: _read_metrics(launch, before), lambda problem: Metrics(problem=problem))
-    kept = None if log is None else _salvaged(lambda: log.kept(launch.masker), _no_log)
-    return _Executed(first, outcome, end.time_ms, _usage(outcome.ended, end.gpus), metrics, kept)
+    metrics = salvaged(lambda: metrics_of(launch, before), lambda problem: Metrics(problem=problem))
+    kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
+    return Executed(begun.record, outcome, end.time_ms, usage_of(outcome.ended, end.gpus), metrics, kept)
 
 
-def _read_metrics(launch: Launch, before: tuple[int, int, int] | None) -> Metrics:
-    found = read_metrics(launch.out, before)
-    values = None if found.values is None else launch.masker.value(found.values)
-    return Metrics(cast("dict[str, Json] | None", values), _masked(launch, found.problem))
+@dataclass(slots=True)
+class _Begun:
+    """The moment in which the engine has the job and says how to find it again. The job begins after that."""
 
+    record: RunRecord
+    records: RunRecords
 
-def _no_log(problem: str) -> KeptLog:
-    return KeptLog(f"[dsv: the log is not kept: {problem}]\n".encode(), 0)
-
-
-def _salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
-    """A part of the record that is made of what the job left, which may be anything: that it can't be made costs
-    neither the rest of the record nor the job's exit code."""
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001 (told in the record, in place of that part)
-        return instead(f"dsv met an unexpected {type(error).__name__}")
+    def note(self, ref: JobRef) -> None:
+        self.record = replace(self.record, state=RunState.RUNNING, started_ms=now_ms(), job=ref)
+        self.records.begin(self.record)
 
 
 @dataclass(slots=True)
@@ -251,16 +234,22 @@ class _Supervision:
     note: Callable[[str], None]
     grace: Callable[[], float]
 
-    def run(self, engine: Engine, plan: Plan, output: Output, over: Callable[[], None]) -> Outcome:
-        """over: called when the job is over, before what is left of its output is delivered."""
-        try:
-            handle = engine.submit(plan, output, self.signals.wake)
-        except LaunchError as error:
-            over()
-            return Outcome(Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=error.message))
-        return supervise(
-            handle, output, self.signals, lost=self.lost, note=self.note, over=over, grace=self.grace
+    def run(
+        self,
+        engine: Engine,
+        plan: Plan,
+        output: Output,
+        known: Callable[[JobRef], None],
+        over: Callable[[], None],
+    ) -> Outcome:
+        """known: told of the job's reference before it begins; over: called when the job is over, before what is left
+        of its output is delivered."""
+        job = Foreground(engine, plan, output, self.signals.wake, known)
+        outcome = supervise(
+            job, output, self.signals, lost=self.lost, note=self.note, over=over, grace=self.grace
         )
+        job.check()
+        return outcome
 
     def lost(self) -> str | None:
         for lease in self.leases:
@@ -269,73 +258,12 @@ class _Supervision:
         return None
 
 
-def _keep(launch: Launch, done: _Executed, records: RunRecords) -> tuple[RunRecord, NoRoom | None]:
-    """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
-    ended, lost = done.outcome.ended, done.outcome.lost
-    state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
-    if lost is not None or not ended.seen:
-        state = RunState.CUT_OFF
-    record = replace(
-        done.first,
-        state=state,
-        image_id=None if ended.image is None else ended.image.id,
-        image_digest=None if ended.image is None else ended.image.digest,
-        ended_ms=done.ended_ms,
-        exit_code=ended.exit_code if lost is None else CANNOT_LAUNCH,
-        signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
-        error=_salvaged(lambda: _masked(launch, lost or ended.reason), lambda problem: problem),
-        usage=done.usage,
-        metrics=done.metrics.values,
-        metrics_error=done.metrics.problem,
-        log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
-    )
-    try:
-        records.finish(record, None if done.log is None else done.log.data)
-    except NoRoom as problem:
-        return record, problem
-    return record, None
-
-
-def _error(launch: Launch, outcome: Outcome) -> LaunchError | None:
-    if outcome.lost is not None:
-        return LaunchError(
-            f"run {launch.run} was ended: {outcome.lost}",
-            subject=launch.run,
-            hint=f"dsv run --again {launch.run}",
-        )
-    engine = launch.chosen.engine
-    if not outcome.ended.seen:
-        return LaunchError(
-            f"how run {launch.run} ended is not known, nor whether it did: {_masked(launch, outcome.ended.reason)}",
-            subject=launch.run,
-            hint=f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
-        )
-    if outcome.ended.launched or outcome.signal is not None:
-        return None
-    reason = _masked(launch, outcome.ended.reason)
-    return LaunchError(
-        f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
-        subject=launch.run,
-        hint=engine.gpu_hint if launch.spec.gpus is not None else None,
-    )
-
-
 def _gpu_watch(launch: Launch) -> GpuWatch | None:
     if launch.spec.gpus is None:
         return None
     watch = GpuWatch(names_of(launch.spec.gpus, launch.chosen.facts.machine))
     watch.start()
     return watch
-
-
-def _usage(ended: Ended, gpus: tuple[GpuUse, ...]) -> Usage | None:
-    if ended.usage is None:
-        return Usage(gpus=gpus) if gpus else None
-    return replace(ended.usage, gpus=gpus)
-
-
-def _masked(launch: Launch, text: str | None) -> str | None:
-    return None if text is None else launch.masker.text(text)
 
 
 def _targets(spec: JobSpec) -> dict[str, Target]:

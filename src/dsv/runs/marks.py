@@ -14,22 +14,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from dsv.engines.base import CANNOT_LAUNCH
-from dsv.engines.registry import ENGINES
-from dsv.errors import DsvError, NoRoom, UsageError
+from dsv.errors import DsvError, NoRoom, Unreachable, UsageError
 from dsv.fs.files import replace_file
 from dsv.fs.process import Fate, Process, host_name
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import RECORD, RunId, RunRecord, RunState
+from dsv.model.run import MAX_RECORD, RECORD, RunId, RunRecord, RunState
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.jobs import find_job
 from dsv.runs.place import remove_scratch, run_folder
 
-GONE = "dsv was killed or its machine went down before the job had ended"
+_MAX_MARK: Final = 2 * MAX_RECORD
+"""Bytes of a mark: a record as a string, and little else. A longer one is cut, and so can't be read."""
+_MAX_NUMBER: Final = 64
+GONE: Final = "dsv was killed or its machine went down before the job had ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ class Marks:
     def grace(self, run: RunId) -> float | None:
         """The seconds that whoever asked for its end gives the job; None if nobody did."""
         try:
-            return float(stop_request(self._folder, run).read_bytes())
+            with stop_request(self._folder, run).open("rb") as file:
+                return float(file.read(_MAX_NUMBER))
         except (OSError, ValueError):
             return None
 
@@ -150,7 +155,9 @@ def under_way(state: Path) -> list[UnderWay]:
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         with suppress(OSError, UsageError, msgspec.DecodeError):
-            found.append(UnderWay(folder, RunId.parse(path.name), _MARK.decode(path.read_bytes())))
+            with path.open("rb") as file:
+                mark = _MARK.decode(file.read(_MAX_MARK))
+            found.append(UnderWay(folder, RunId.parse(path.name), mark))
     return found
 
 
@@ -158,38 +165,56 @@ def stop_request(folder: Path, run: RunId) -> Path:
     return folder / f"{run}.stop"
 
 
-def cancel(record: RunRecord, environ: Mapping[str, str], grace: float) -> None:
-    """Ends the job of a run of this machine that nobody supervises any more."""
-    make = ENGINES.get(record.engine)
-    if make is not None:
-        make(environ).cancel(record.run, grace)
-
-
 def record_cut_off(
-    marks: Marks, spool: Spool, runs: RunStore, environ: Mapping[str, str], warn: Callable[[str], None]
+    marks: Marks,
+    spool: Spool,
+    runs: RunStore,
+    environ: Mapping[str, str],
+    warn: Callable[[str], None],
+    stop: Mapping[RunId, float] | None = None,
 ) -> list[RunRecord]:
     """Runs of this store that nobody supervises any more get the end of their record, and are returned.
 
-    A run whose job lives on, because what should have ended it was killed too, stays as it is; that is told.
+    A run whose job lives on, because what should have ended it was killed too, stays as it is, and so does one whose
+    engine doesn't answer; both are told. stop: runs whose jobs are ended first, each with its seconds of grace.
     """
     done = []
     for dataset, run in marks.of_the_dead():
         begun = _begun(dataset, run, spool, runs) or marks.early(run)
         if begun is not None and not begun.state.is_terminal:
-            make = ENGINES.get(begun.engine)
-            if make is not None and make(environ).still_runs(run):
-                warn(f"the dsv of run {run} is gone, and its job still runs; end it by: dsv stop {run}")
+            error = _what_became_of(begun, environ, warn, (stop or {}).get(run))
+            if error is None:
                 continue
-            begun = replace(begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=GONE)
+            begun = replace(begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=error)
             try:
                 spool.keep(dataset, run, RECORD, begun.encode())
-            except OSError as error:
-                raise NoRoom(f"the record of run {run} can't be kept: {error}", subject=run) from error
+            except OSError as problem:
+                raise NoRoom(f"the record of run {run} can't be kept: {problem}", subject=run) from problem
             with suppress(DsvError, OSError):  # it waits here, and is shown so
                 spool.send(runs, only=run)
             done.append(begun)
         marks.clear(dataset, run)
     return done
+
+
+def _what_became_of(
+    record: RunRecord, environ: Mapping[str, str], warn: Callable[[str], None], grace: float | None
+) -> str | None:
+    """What to record of a run whose supervisor is gone. None if its job lives, or may live."""
+    try:
+        job = find_job(record, environ)
+    except Unreachable as error:
+        warn(
+            f"the dsv of run {record.run} is gone, and whether its job still runs is not known: {error.message}"
+        )
+        return None
+    if job is None:
+        return GONE
+    if job.status.state in (RunState.QUEUED, RunState.RUNNING) and grace is None:
+        warn(f"the dsv of run {record.run} is gone, and its job still runs; end it by: dsv stop {record.run}")
+        return None
+    ended = job.cancel(grace or 0.0)
+    return GONE if ended.exit_code is None else f"{GONE}; the job's exit code was {ended.exit_code}"
 
 
 def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:

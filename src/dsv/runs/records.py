@@ -46,13 +46,17 @@ class RunRecords:
         self._live = live
         self._mark(record)
 
+    def submit(self, record: RunRecord) -> None:
+        """The engine is about to be given the job."""
+        self._mark(record)
+
     def asked_to_stop(self, run: RunId, otherwise: float) -> float:
         """The seconds that whoever stops the run gives it; the other ones if nobody said."""
         asked = None if self._marks is None else self._marks.grace(run)
         return otherwise if asked is None else asked
 
     def begin(self, record: RunRecord) -> None:
-        """Keeps the start, and sends it while the job is starting. Raises `NoRoom`."""
+        """Keeps the start, before the job begins, and sends it while that does. Raises `NoRoom`."""
         self._mark(record)
         self._keep(record, START, record.encode())
         self.begun = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +13,10 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.errors import NotFound, UsageError
-from dsv.runs.control import find_under_way, is_here, read_live
+from dsv.runs.control import find_under_way, is_here
+from dsv.runs.jobs import find_job
 from dsv.runs.listing import ended_here
+from dsv.runs.live_log import read_live
 from dsv.runs.marks import UnderWay
 from dsv.runs.place import SPOOLS
 
@@ -32,8 +36,9 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
     """Print what a run writes, or wrote.
 
     RUN is a run's id, four characters or more that only its id begins or ends with, or its --name; a run that is under
-    way here comes first. Of a detached run that has not ended this is all that it has written so far, as it is; of one
-    that has ended it is what its record keeps: without secrets, and of a very long log the head and the tail.
+    way here comes first. Of a detached run that has not ended this is what it has written so far, at least the last
+    16 MiB; of one that has ended it is what its record keeps, of a very long log the head and the tail. Secrets are
+    hidden in both.
     """
     if call.json:
         raise UsageError("a log is no document", hint="leave out --json")
@@ -47,6 +52,8 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
                 subject=one.run,
                 hint=f"dsv wait {one.run}",
             )
+    if one is not None and is_here(one) and _write_engines(call, one, follow):
+        return
     kept = ended_here(call.settings.state / SPOOLS, run if one is None else one.run)
     if kept is not None and kept[1] is not None:
         call.out.write(kept[1])
@@ -56,10 +63,24 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
         _write_kept(call, found, run if one is None else one.run)
 
 
+def _write_engines(call: Call, one: UnderWay, follow: bool) -> bool:
+    """What its engine keeps of a run that lives on without a supervisor. False if there is no such job."""
+    record = one.mark.known()
+    job = None if record is None else find_job(record, call.around.environ)
+    if job is None or not job.status.lives or (log := job.logs(follow)) is None:
+        return False
+    call.warn(
+        f"the dsv of run {one.run} is gone: this is {job.engine.name}'s log, and secrets are not hidden in it"
+    )
+    with closing(log):
+        for data in log:
+            call.out.write(data)
+            call.out.publish()
+    return True
+
+
 def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
     """False if the run has ended meanwhile, so that its record has the log."""
-    from pathlib import Path
-
     mark = one.folder / one.run
     try:
         live = read_live(

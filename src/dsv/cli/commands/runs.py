@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -13,6 +13,7 @@ from dsv.cli.declare import command, whole
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
+from dsv.model.run import RunId
 from dsv.runs.listing import RunView, list_runs
 from dsv.runs.query import Filter, choose_runs, differences
 
@@ -71,6 +72,7 @@ Log = Annotated[
         "items.state": "submitted, queued, staging, running, ended, not-launched, or cut-off",
         "items.engine": "what started it",
         "items.engine_version": "the engine's version",
+        "items.job": "the job as the engine knows it: engine, run, where, id; null before it has it",
         "items.image": "the image as it was named",
         "items.image_id": "the engine's id of the image",
         "items.image_digest": "the registry's digest of it",
@@ -202,9 +204,9 @@ def _listed(
     return choose_runs(views, filters, sort, reverse, limit) if ordered else views
 
 
-def warn_of_cut_off(call: Call, found: Runs) -> None:
-    """First, so that what is shown of them is true."""
-    for record in found.end_those_cut_off(call.around.environ, call.warn):
+def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None = None) -> None:
+    """First, so that what is shown of them is true. stop: runs to be ended, with their seconds of grace."""
+    for record in found.end_those_cut_off(call.around.environ, call.warn, stop):
         call.warn(f"run {record.run} was cut off: {record.error}")
 
 

@@ -16,7 +16,6 @@ from dsv.model.run import RunRecord
 from dsv.model.units import parse_duration
 from dsv.runs.control import ask_to_stop, find_under_way, wait_for_end
 from dsv.runs.listing import ended_here
-from dsv.runs.marks import cancel
 from dsv.runs.place import SPOOLS
 
 Grace = Annotated[
@@ -63,9 +62,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
             return
     with call.context() as context, open_runs(context) as found:
         record = found.show(run if one is None else one.run).record
-        if one is not None and one.mark.is_dead() and not record.state.is_terminal:
-            cancel(record, call.around.environ, seconds)  # what was to end it was killed too, or is at it
-        warn_of_cut_off(call, found)
+        warn_of_cut_off(call, found, stop={record.run: seconds})
         record = found.show(record.run).record
     if not record.state.is_terminal:
         raise Unsupported(

@@ -1,0 +1,111 @@
+"""What becomes of a run once its job is over: the rest of its record, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from signal import Signals as SignalName
+from typing import TypeVar, cast
+
+from dsv.engines.base import CANNOT_LAUNCH, Ended
+from dsv.engines.log import KeptLog
+from dsv.engines.supervise import Outcome
+from dsv.errors import LaunchError, NoRoom
+from dsv.model.run import GpuUse, Json, LogInfo, RunRecord, RunState, Usage
+from dsv.runs.place import Metrics, read_metrics
+from dsv.runs.plan import Launch
+from dsv.runs.records import RunRecords
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What happened between the start and the end of a job."""
+
+    first: RunRecord
+    outcome: Outcome
+    ended_ms: int
+    usage: Usage | None
+    metrics: Metrics
+    log: KeptLog | None
+
+
+def metrics_of(launch: Launch, before: tuple[int, int, int] | None) -> Metrics:
+    found = read_metrics(launch.out, before)
+    values = None if found.values is None else launch.masker.value(found.values)
+    return Metrics(cast("dict[str, Json] | None", values), _masked(launch, found.problem))
+
+
+def no_log(problem: str) -> KeptLog:
+    return KeptLog(f"[dsv: the log is not kept: {problem}]\n".encode(), 0)
+
+
+def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
+    """A part of the record that is made of what the job left, which may be anything: that it can't be made costs
+    neither the rest of the record nor the job's exit code."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (told in the record, in place of that part)
+        return instead(f"dsv met an unexpected {type(error).__name__}")
+
+
+def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord, NoRoom | None]:
+    """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
+    ended, lost = done.outcome.ended, done.outcome.lost
+    state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
+    if lost is not None or not ended.seen:
+        state = RunState.CUT_OFF
+    record = replace(
+        done.first,
+        state=state,
+        image_id=None if ended.image is None else ended.image.id,
+        image_digest=None if ended.image is None else ended.image.digest,
+        ended_ms=done.ended_ms,
+        exit_code=ended.exit_code if lost is None else CANNOT_LAUNCH,
+        signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
+        error=salvaged(lambda: _masked(launch, lost or ended.reason), lambda problem: problem),
+        usage=done.usage,
+        metrics=done.metrics.values,
+        metrics_error=done.metrics.problem,
+        log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
+    )
+    try:
+        records.finish(record, None if done.log is None else done.log.data)
+    except NoRoom as problem:
+        return record, problem
+    return record, None
+
+
+def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:
+    if outcome.lost is not None:
+        return LaunchError(
+            f"run {launch.run} was ended: {outcome.lost}",
+            subject=launch.run,
+            hint=f"dsv run --again {launch.run}",
+        )
+    engine = launch.chosen.engine
+    if not outcome.ended.seen:
+        return LaunchError(
+            f"how run {launch.run} ended is not known, nor whether it did: {_masked(launch, outcome.ended.reason)}",
+            subject=launch.run,
+            hint=f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
+        )
+    if outcome.ended.launched or outcome.signal is not None:
+        return None
+    reason = _masked(launch, outcome.ended.reason)
+    return LaunchError(
+        f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
+        subject=launch.run,
+        hint=engine.gpu_hint if launch.spec.gpus is not None else None,
+    )
+
+
+def usage_of(ended: Ended, gpus: tuple[GpuUse, ...]) -> Usage | None:
+    if ended.usage is None:
+        return Usage(gpus=gpus) if gpus else None
+    return replace(ended.usage, gpus=gpus)
+
+
+def _masked(launch: Launch, text: str | None) -> str | None:
+    return None if text is None else launch.masker.text(text)

@@ -1,0 +1,109 @@
+"""Detached runs in real containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dsv.engines.registry import ENGINES
+from tests.cli.detached import await_log, here, kill_with_guardian, mark, shown
+from tests.cli.runner import Dsv
+from tests.labs.docker_engine import ContainerEngine
+from tests.waiting import PATIENCE, until
+
+__all__ = ["here"]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.real) for name in ("docker", "podman")])
+def lab(request: pytest.FixtureRequest) -> ContainerEngine:
+    engine = request.getfixturevalue("docker_engine" if request.param == "docker" else "podman")
+    assert isinstance(engine, ContainerEngine)
+    return engine
+
+
+def test_a_detached_container_is_stopped_and_one_without_a_supervisor_is_cut_off(
+    here: Dsv, lab: ContainerEngine
+) -> None:
+    containers = here.at(here.cwd, **lab.env)
+    engine = Path(lab.program).name
+    job = 'trap "echo saving; exit 7" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
+    for end in ("stop", "kill"):
+        started = containers.process(
+            "run",
+            "-d",
+            "--json",
+            "pets@v1",
+            "--engine",
+            engine,
+            "--image",
+            lab.busybox,
+            "--",
+            "sh",
+            "-c",
+            job,
+        )
+        assert started.code == 0, started
+        run, out = (json.loads(started.out)[key] for key in ("run", "out"))
+        until((Path(out) / "ready").exists, "the container's start")
+        await_log(containers, run, {"up"})
+        if end == "stop":
+            assert containers("stop", run).code == 0
+            assert containers("wait", run).code == 7
+            assert containers.ok("logs", run).out == "up\nsaving\n"
+        else:
+            os.kill(mark(here, run)["process"][1], signal.SIGKILL)
+            assert containers("wait", run).code == 125
+        assert not ENGINES[engine](containers.environ).list(run)
+
+
+def test_a_container_that_lost_its_supervisor_and_guardian_is_followed_and_stopped(
+    here: Dsv, lab: ContainerEngine
+) -> None:
+    """By the reference in its record: `logs` and `stop` ask the engine."""
+    containers = here.at(here.cwd, **lab.env)
+    engine = Path(lab.program).name
+    job = 'trap "echo saving; exit 7" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
+    started = containers.process(
+        "run", "-d", "--json", "pets@v1", "--engine", engine, "--image", lab.busybox, "--", "sh", "-c", job
+    )  # fmt: skip
+    assert started.code == 0, started
+    run, out = (json.loads(started.out)[key] for key in ("run", "out"))
+    until((Path(out) / "ready").exists, "the container's start")
+    item = shown(containers, run)
+    assert item["state"] == "running"
+    assert (item["job"]["engine"], item["job"]["run"]) == (engine, run)
+    kill_with_guardian(here, run)
+    live = containers("logs", run)
+    assert (live.code, live.out) == (0, "up\n") and f"this is {engine}'s log" in live.err
+    assert "its job still runs" in containers.ok("runs", run).err
+    following = containers.start("logs", "-f", run)
+    assert following.stdout is not None and following.stdout.readline() == b"up\n"
+    stopped = containers("stop", run)
+    assert (stopped.code, following.communicate(timeout=PATIENCE)[0]) == (0, b"saving\n")
+    item = shown(containers, run)
+    assert (item["state"], item["exit_code"]) == ("cut-off", 125)
+    assert item["error"].endswith("; the job's exit code was 7")
+    assert not ENGINES[engine](containers.environ).list(run)
+
+
+def test_an_engine_that_does_not_answer_ends_no_run(here: Dsv, lab: ContainerEngine) -> None:
+    """Whether its job lives is not known, so nothing is recorded."""
+    if Path(lab.program).name != "docker":
+        pytest.skip("podman has no daemon that could be away")
+    containers = here.at(here.cwd, **lab.env)
+    job = "touch /out/ready; while :; do sleep 0.1; done"
+    options = ["--engine", "docker", "--image", lab.busybox]
+    started = containers.process("run", "-d", "--json", "pets@v1", *options, "--", "sh", "-c", job)
+    run, out = (json.loads(started.out)[key] for key in ("run", "out"))
+    until((Path(out) / "ready").exists, "the container's start")
+    kill_with_guardian(here, run)
+    away = here.at(here.cwd, **{**lab.env, "DOCKER_HOST": f"unix://{here.home}/none"})
+    looked = away.ok("runs", run, "--json")
+    assert looked.json["items"][0]["state"] == "running"
+    assert "whether its job still runs is not known: docker does not answer" in looked.err
+    assert containers("stop", run, "--grace", "0").code == 0
+    assert shown(containers, run)["state"] == "cut-off"

@@ -1,0 +1,197 @@
+"""What becomes of a job whose submitter is another process, or is killed: for every engine, on the real thing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dsv.engines.base import Engine, Job, JobStatus, Mount, Plan
+from dsv.engines.registry import ENGINES
+from dsv.model.run import JobRef, RunState
+from tests.engines.harness import Bench
+from tests.waiting import PATIENCE, until
+
+READY_THEN_WAIT = 'echo ready > "$OUT/ready"; while :; do sleep 0.1; done'
+
+SUBMITTER = """
+import os, sys, threading
+from pathlib import Path
+import msgspec
+from dsv.engines.base import Plan
+from dsv.engines.foreground import Foreground
+from dsv.engines.output import Output
+from dsv.engines.registry import ENGINES
+plan = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
+step, note = sys.argv[2], Path(sys.argv[3])
+def stop_here():
+    print("here", flush=True)
+    threading.Event().wait()
+def known(ref):
+    if step == "created":
+        stop_here()
+    note.write_bytes(ref.encode())
+    if step == "recorded":
+        stop_here()
+engine = ENGINES[plan.engine](os.environ)
+over = threading.Event()
+output = Output(1 if step == "attached" else None, None)
+job = Foreground(engine, plan, output, over.set, known)
+over.wait()
+output.settled(60)
+sys.exit(job.ended.exit_code)
+"""
+
+
+def in_another_process(bench: Bench, plan: Plan, step: str) -> subprocess.Popen[bytes]:
+    """A process that submits this, waits for good at the step, and can be killed."""
+    (bench.folder / "plan").write_bytes(msgspec.msgpack.encode(plan, enc_hook=str))
+    argv = [sys.executable, "-c", SUBMITTER, str(bench.folder / "plan"), step, str(bench.folder / "ref")]
+    return subprocess.Popen(
+        argv,
+        env=dict(bench.engine.environ),  # type: ignore[attr-defined]
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+class DurableJobs:
+    """Part of the conformance suite."""
+
+    name: str
+
+    def out(self, bench: Bench) -> tuple[Mount, dict[str, str]]:
+        mount = bench.mount("/out", writable=True)
+        return mount, {"OUT": bench.engine.place(mount)}
+
+    def ready(self, mount: Mount) -> None:
+        until((mount.source / "ready").exists, "the job's start")
+
+    def another(self, bench: Bench) -> Engine:
+        """As another process has it."""
+        return ENGINES[self.name](bench.engine.environ)  # type: ignore[attr-defined]
+
+    def marked(self, job: Job, **env: str) -> Job:
+        """With the variable by which dsv finds a process."""
+        return replace(job, env={**job.env, **env, "DSV_RUN": job.run})
+
+    def written_down(self, bench: Bench) -> JobRef:
+        """The reference, as a process has written it down."""
+        until((bench.folder / "ref").exists, "the reference")
+        until(lambda: (bench.folder / "ref").stat().st_size > 0, "the reference")
+        return JobRef.decode((bench.folder / "ref").read_bytes())
+
+    def ends(self, engine: Engine, ref: JobRef) -> None:
+        def over() -> bool:
+            status = engine.status(ref)
+            return status is not None and not status.lives and not engine.list(ref.run)
+
+        until(over, "the end of the job")
+
+    @pytest.mark.parametrize(
+        ("script", "code"), [(READY_THEN_WAIT, 143), ("trap '' TERM; " + READY_THEN_WAIT, 137)]
+    )
+    def test_a_job_can_be_cancelled_by_its_reference(self, bench: Bench, script: str, code: int) -> None:
+        mount, env = self.out(bench)
+        running = bench.start(self.marked(bench.shell(script, mounts=(mount,)), **env))
+        self.ready(mount)
+        another, ref = self.another(bench), JobRef.decode(running.ref.encode())
+        assert (another.status(ref), another.list(ref.run)) == (JobStatus(RunState.RUNNING), (ref,))
+        ended = another.cancel(ref, 1.0)
+        assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, code)
+        assert running.wait().ended.exit_code == code
+        assert another.list(ref.run) == ()
+        again = another.cancel(ref, 1.0)  # of a job that is over there is nothing to end
+        assert again is not None and not again.lives
+
+    def test_a_reference_of_another_engine_says_nothing(self, bench: Bench) -> None:
+        """Neither that its job runs, nor that it doesn't."""
+        running = bench.start(bench.shell("exit 0"))
+        ref = running.ref
+        running.wait()
+        there = replace(ref, where="another", id="0" * 64 if ":" not in ref.id else "1:1")
+        assert bench.engine.status(there) is None
+
+    def test_a_job_is_known_to_another_process(self, bench: Bench) -> None:
+        """Its reference, its state and its output, while the process that submitted it goes on."""
+        out, env = self.out(bench)
+        script = (
+            'echo first; touch "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.05; done; echo last; exit 4'
+        )
+        job = self.marked(bench.shell(script, mounts=(out,)), **env)
+        with in_another_process(bench, bench.plan(job), "attached") as submitter:
+            self.ready(out)
+            ref = self.written_down(bench)
+            assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
+            assert ref in bench.engine.list() and bench.engine.list(ref.run) == (ref,)
+            log = bench.engine.logs(ref, follow=True)
+            (out.source / "go").touch()
+            if log is not None:
+                assert b"".join(log) == b"first\nlast\n"
+            assert submitter.communicate(timeout=PATIENCE)[0] == b"first\nlast\n"
+            assert submitter.returncode == 4
+        self.ends(bench.engine, ref)
+
+    @pytest.mark.parametrize("step", ["created", "recorded"])
+    def test_a_submitter_that_is_killed_before_the_job_begins(self, bench: Bench, step: str) -> None:
+        """Its job never begins, nothing of it stays, and what is written down names it."""
+        out, env = self.out(bench)
+        job = self.marked(bench.shell(READY_THEN_WAIT, mounts=(out,)), **env)
+        with in_another_process(bench, bench.plan(job), step) as submitter:
+            assert submitter.stdout is not None and submitter.stdout.readline() == b"here\n"
+            if step == "recorded":
+                assert bench.engine.status(self.written_down(bench)) == JobStatus(RunState.SUBMITTED)
+            submitter.kill()
+            submitter.wait()
+        if step == "recorded":
+            self.ends(bench.engine, self.written_down(bench))
+        else:
+            assert not (bench.folder / "ref").exists()
+        until(lambda: bench.engine.list(job.run) == (), "the removal of the job")
+        assert not (out.source / "ready").exists()
+
+    def test_a_job_ends_if_the_process_that_supervises_it_is_killed(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        job = self.marked(bench.shell(READY_THEN_WAIT, mounts=(out,)), **env)
+        with in_another_process(bench, bench.plan(job), "attached") as submitter:
+            self.ready(out)
+            ref = self.written_down(bench)
+            assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
+            submitter.kill()
+            submitter.wait()
+        self.ends(bench.engine, ref)
+
+    def test_a_job_that_lost_its_guardian_too_is_ended_by_its_reference(self, bench: Bench) -> None:
+        out, env = self.out(bench)
+        job = self.marked(bench.shell(f"echo first; {READY_THEN_WAIT}", mounts=(out,)), **env)
+        with in_another_process(bench, bench.plan(job), "attached") as submitter:
+            self.ready(out)
+            ref = self.written_down(bench)
+            for pid in _guardians_of(submitter.pid):
+                os.kill(pid, signal.SIGKILL)
+            submitter.kill()
+            submitter.wait()
+        assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
+        log = bench.engine.logs(ref, follow=False)
+        assert log is None or b"".join(log) == b"first\n"
+        ended = bench.engine.cancel(ref, 20.0)
+        assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, 143)
+        assert bench.engine.list(job.run) == ()
+
+
+def _guardians_of(pid: int) -> list[int]:
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            with suppress(OSError):  # one that has ended just now
+                if b"guardian" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found

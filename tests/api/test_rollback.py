@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dsv.model.names import Target
 from dsv.repo.refs import Refs
 from dsv.repo.repository import Repository
 from tests.api.people import SCANS, Files, Person
+from tests.killing import run_killed
 
 FIRST: Files = {"a": b"1", "d/b": b"1", "d/c": b"1"}
 SECOND: Files = {"a": b"2", "d/b": b"1", "new": b"2"}
@@ -134,3 +136,42 @@ def test_a_commit_that_the_store_has_not_is_no_place_to_go_back_to(
     with pytest.raises(NotFound):
         back_to(ann, "nosuch")
     assert ann.files() == SECOND
+
+
+def test_killed_at_any_step_a_pull_finishes_it(
+    ann: Person, commits: tuple[CommitId, CommitId], tmp_path: Path
+) -> None:
+    """Whether it was killed before the branch moved, just after it, or while it wrote files."""
+    first, second = commits
+    mine: Files = {"mine": b"by the user"}
+    ann.write(mine)
+    saved = tmp_path / "saved"
+    for name in ("ann", "store"):
+        shutil.copytree(tmp_path / name, saved / name, symlinks=True)
+    steps = run_killed(lambda: back_to(ann, first), None, inside=ann.workspace)
+    assert steps > 10
+    published_only = 0
+    for step in range(1, steps + 1):
+        for name in ("ann", "store"):
+            shutil.rmtree(tmp_path / name)
+            shutil.copytree(saved / name, tmp_path / name, symlinks=True)
+        run_killed(lambda: back_to(ann, first), step, inside=ann.workspace)
+        said = status(ann.context()).differences
+        assert (said.added, len(said)) == ([b"mine"], 1), f"killed before step {step}"
+        (action, head), *_ = history(ann)
+        pulled = pull(ann.context())
+        assert pulled.commit == head
+        if action == "rollback":
+            published_only += pulled.before == second
+            assert ann.files() == {**FIRST, **mine}, f"killed before step {step}"
+        else:
+            assert (head, ann.files()) == (second, {**SECOND, **mine}), f"killed before step {step}"
+        done = ann.sync()
+        assert done.commit is not None and (done.parent, done.added, done.changed, done.removed) == (
+            head,
+            1,
+            0,
+            0,
+        )
+        assert ann.read(done.commit) == ann.files()
+    assert published_only, "no step lies between the branch's move and the base's"

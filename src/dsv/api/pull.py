@@ -61,6 +61,7 @@ def pull(context: Context) -> Pulled:
                 head,
                 lambda: baseline.changes_to(after),
                 "to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
+                there=f"{str(head)[:12]} by {opened.author(newest)}",
             )
             made = check_out(opened, baseline, goal)
         return Pulled(

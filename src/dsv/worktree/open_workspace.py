@@ -83,10 +83,16 @@ class OpenWorkspace:
             hint=f"dsv sync --new-branch {name} makes it",
         )
 
+    def author(self, head: Head) -> str:
+        """Who moved the branch there, and how long ago."""
+        seconds = (self.repository.clock() - head.entry.time_ms) / 1000
+        ago = "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
+        return f"{head.entry.author}, {ago}"
+
     def _where(self, head: Head, commit: CommitId, base: CommitId | None) -> tuple[str, str]:
         """Where a branch is, seen from a base, and what to do about it."""
         objects, name = self.repository.objects, f"{head.branch} of {self.workspace.dataset}"
-        last = f"last: {head.entry.author}, {self._ago(head)}"
+        last = f"last: {self.author(head)}"
         pull = "dsv pull brings them here; dsv sync --new-branch NAME publishes beside them"
         if base is None:
             return f"{name} has commits that this workspace has not ({last})", pull
@@ -110,10 +116,6 @@ class OpenWorkspace:
             f"{name} is at {_short(commit)}, which does not descend from the base {_short(base)} here ({last})",
             f"dsv clone {self.workspace.dataset}@{head.branch} DIR; dsv sync --new-branch NAME publishes what is here",
         )
-
-    def _ago(self, head: Head) -> str:
-        seconds = (self.repository.clock() - head.entry.time_ms) / 1000
-        return "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
 
 
 def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:

@@ -44,8 +44,9 @@ class Goal:
     """What a command makes of a workspace.
 
     paths: those that it is about; none for the whole workspace, whose base becomes `commit`. hint: what to do about
-    conflicts. may_overwrite: paths at which even what no commit has may be overwritten. ready: called when there is no
-    conflict and nothing is written yet; if it raises, nothing is written.
+    conflicts. there: the other side of conflicts, for their message. may_overwrite: paths at which even what no commit
+    has may be overwritten. ready: called when there is no conflict and nothing is written yet; if it raises, nothing is
+    written.
     """
 
     command: str
@@ -54,6 +55,7 @@ class Goal:
     hint: str
     paths: tuple[bytes, ...] = ()
     may_overwrite: OverwritePolicy = NEVER
+    there: str = ""
     ready: Callable[[], None] = lambda: None
 
 
@@ -70,9 +72,10 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     plan = writer.plan()
     if plan.conflicts:
         conflicts = _listed([f"{show(path)} {reason}" for path, reason in plan.conflicts])
+        there = f" (there: {goal.there})" if goal.there else ""
         raise Conflict(
             f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
-            f"{scan.root}:{conflicts}",
+            f"{scan.root}{there}:{conflicts}",
             subject=str(scan.root),
             hint=goal.hint,
         )

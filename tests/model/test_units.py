@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from dsv.errors import UsageError
@@ -9,6 +11,7 @@ from dsv.model.units import (
     format_count,
     format_duration,
     parse_duration,
+    parse_moment,
     parse_size,
     rfc3339,
 )
@@ -134,3 +137,19 @@ def test_counts() -> None:
 )
 def test_every_number_is_a_time(time_ms: float, text: str) -> None:
     assert rfc3339(time_ms) == text
+
+
+def test_moments_are_days_times_or_so_long_ago() -> None:
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000
+    assert parse_moment("2h", noon) == noon - 7_200_000
+    assert parse_moment("2026-11-20T14:00:00+02:00", 0) == noon
+    day = parse_moment("2026-11-20", 0)
+    assert day == datetime(2026, 11, 20).timestamp() * 1000
+    assert parse_moment("2026-11-20 01:30", 0) == day + 5_400_000
+    assert parse_moment("2026-11-20", 0, end=True) == parse_moment("2026-11-21", 0) - 1
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "20", "-1d", "2026-11-20T25:00"])
+def test_what_is_no_moment_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_moment(text, 0)

@@ -2,41 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
 from dsv.api.context import Context
+from dsv.api.follow import Step, follow
+from dsv.errors import NotFound
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName, Rev, Target
+from dsv.model.names import BranchName, DatasetName, Rev, TagName, Target
+from dsv.model.path_set import PathSet
+from dsv.model.paths import show as quote
+from dsv.model.records import TagValue
+from dsv.model.renames import Difference, Found, differences, find_renames
+from dsv.repo import history
+from dsv.repo.commits_ahead import CommitsAhead
+from dsv.repo.path_history import PathHistory
+from dsv.repo.recipes import read_chunks
+from dsv.repo.refs import Head
 from dsv.repo.repository import Repository
+from dsv.repo.tree_diff import diff_trees
+from dsv.repo.trees import TreeReader
+from dsv.store.together import together
+
+_AT_ONCE = 16
+"""Commits that are looked at together if the store must be asked."""
+_LATE = 5
+"""Commits before `since`, one after the other, behind which none after it is expected: clocks differ a little."""
+Entry = tuple[CommitId, Commit]
 
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """A commit of a history, with the branches and tags that name it now."""
+    """A commit of a history, with the branches and tags that name it now.
+
+    shown: whether it is one that was asked for; others are needed to draw the graph. found: its change against its
+    first parent, if that was asked for. step: what became of the file that is followed.
+    """
 
     id: CommitId
     commit: Commit
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    shown: bool = True
+    found: Found | None = None
+    step: Step | None = None
 
 
-def log(context: Context, target: Target, limit: int | None = None) -> Iterator[LogItem]:
-    """The commit that `target` means and its first-parent ancestors, newest first.
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which commits of a history to give. paths: only those that changed something there, as the dataset has them.
 
-    In a workspace a target that names neither dataset nor revision means the head of the workspace's branch.
+    author, text: part of the author and of the message, in any case. hidden: give those that don't fit too, unless
+    they come behind the last one. stat: with its change. follow: of one file, under the names that it had.
     """
+
+    limit: int | None = None
+    paths: tuple[bytes, ...] = ()
+    since_ms: float | None = None
+    until_ms: float | None = None
+    author: str | None = None
+    text: str | None = None
+    first_parent: bool = False
+    stat: bool = False
+    follow: bytes | None = None
+    hidden: bool = False
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether each commit of the history fits."""
+        asked = (self.since_ms, self.until_ms, self.author, self.text, self.follow)
+        return not self.paths and all(value is None for value in asked)
+
+    def fits(self, commit: Commit) -> bool:
+        """As far as the commit alone can tell."""
+        return (
+            (self.since_ms is None or commit.time_ms >= self.since_ms)
+            and (self.until_ms is None or commit.time_ms <= self.until_ms)
+            and (self.author is None or self.author.casefold() in commit.author.casefold())
+            and (self.text is None or self.text.casefold() in commit.message.casefold())
+        )
+
+
+def log(context: Context, target: Target, query: Query | None = None) -> Iterator[LogItem]:
+    """The commit that `target` means and its ancestors, newest first, and none before one of its children.
+
+    In a workspace a target that names neither dataset nor revision means the head of the workspace's branch. Raises
+    `NotFound` for a path that neither that commit nor one of its ancestors has.
+    """
+    query = query or Query()
     with context.repository(_named(context, target)) as repository:
-        start = _start(context, repository, target)
+        start, branch = _start(context, repository, target)
         dataset = target.dataset or context.workspace().dataset
-        names = names_of_commits(repository, dataset)
-        current: CommitId | None = start
-        shown = 0
-        while current is not None and (limit is None or shown < limit):
-            commit = repository.objects.commit(current)
-            yield LogItem(current, commit, tuple(names.get(current, ())))
+        heads, tags = repository.refs.names(dataset)
+        names = _by_commit(heads, tags)
+        head = next((one for one in heads if one.branch == branch), None)
+        most = query.limit if query.takes_all else None
+        commits = CommitsAhead(repository.objects, repository.refs, head, most)
+        for item in _items(repository, commits, start, query):
+            found = None
+            if query.stat and item.shown:
+                found = _change(repository, item, PathSet.of(query.paths))
+            yield replace(item, names=tuple(names.get(item.id, ())), found=found)
+
+
+def _items(repository: Repository, commits: CommitsAhead, start: CommitId, query: Query) -> Iterator[LogItem]:
+    steps: Iterable[LogItem]
+    if query.follow is not None:
+        made = follow(repository.objects, start, query.follow)
+        steps = (LogItem(one.id, one.commit, shown=query.fits(one.commit), step=one) for one in made)
+    else:
+        walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
+        steps = _chosen(repository, commits, _until_too_old(walked, query.since_ms), query)
+    shown, waiting = 0, list[LogItem]()
+    for item in steps:
+        if item.shown:
+            yield from waiting
+            waiting = []
+            yield item
             shown += 1
-            current = commit.parents[0] if commit.parents else None
+            if shown == query.limit:
+                return
+        elif query.hidden:
+            waiting.append(item)
+
+
+def _line(commits: CommitsAhead, start: CommitId) -> Iterator[Entry]:
+    current: CommitId | None = start
+    while current is not None:
+        commit = commits.commit(current)
+        yield current, commit
+        current = commit.parents[0] if commit.parents else None
+
+
+def _until_too_old(walked: Iterable[Entry], since_ms: float | None) -> Iterator[Entry]:
+    late = 0
+    for commit_id, commit in walked:
+        late = late + 1 if since_ms is not None and commit.time_ms < since_ms else 0
+        if late > _LATE:
+            return
+        yield commit_id, commit
+
+
+def _chosen(
+    repository: Repository, commits: CommitsAhead, walked: Iterable[Entry], query: Query
+) -> Iterator[LogItem]:
+    """Each commit of the walk with whether it fits."""
+    if not query.paths:
+        for commit_id, commit in walked:
+            yield LogItem(commit_id, commit, shown=query.fits(commit))
+        return
+    scope = PathSet.of(query.paths)
+    looked = PathHistory(repository.objects, scope)
+    waiting = deque[Entry]()
+    source = iter(walked)
+    any_change = False
+    while True:
+        # One at a time if all is at hand, as then nothing is gained by several.
+        waiting.extend(islice(source, _AT_ONCE if looked.asked_store else 1))
+        if not waiting:
+            break
+        looked.asked_store = False
+        calls = [partial(_touches, commits, looked, one, query) for one in waiting]
+        for (commit_id, commit), touches in zip(waiting, together(calls), strict=True):
+            any_change = any_change or touches
+            yield LogItem(commit_id, commit, shown=touches and query.fits(commit))
+        waiting.clear()
+    if not any_change and query.since_ms is None and query.until_ms is None:
+        raise NotFound(
+            f"no commit has {' or '.join(map(quote, query.paths))}",
+            subject=query.paths[0].decode("utf-8", "backslashreplace"),
+            hint="dsv ls TARGET lists the paths of a commit",
+        )
+
+
+def _touches(commits: CommitsAhead, looked: PathHistory, one: Entry, query: Query) -> bool:
+    """Whether a commit differs at the paths from each of its parents; a merge that took one side as it was does not."""
+    _, commit = one
+    if not commit.parents:
+        return looked.differs(None, one)
+    parents = commit.parents[:1] if query.first_parent else commit.parents
+    return all(looked.differs((parent, commits.commit(parent)), one) for parent in parents)
+
+
+def _change(repository: Repository, item: LogItem, scope: PathSet) -> Found:
+    objects = repository.objects
+    parent = item.commit.parents[0] if item.commit.parents else None
+    before = None if parent is None else TreeReader(objects, parent)
+    changes: Iterable[Difference] = differences(diff_trees(before, TreeReader(objects, item.id), scope))
+    if before is None:
+        return Found(tuple(changes))
+    return find_renames(changes, lambda entries: read_chunks(objects, entries))
 
 
 def _named(context: Context, target: Target) -> Target:
@@ -46,19 +204,24 @@ def _named(context: Context, target: Target) -> Target:
     return target
 
 
-def _start(context: Context, repository: Repository, target: Target) -> CommitId:
+def _start(context: Context, repository: Repository, target: Target) -> tuple[CommitId, BranchName | None]:
+    """The commit to begin with, and the branch that it is the head of, if it was named by one."""
     workspace = context.workspace_or_none()
     if target.dataset is None and target.rev is None and workspace is not None:
         head = repository.refs.head_or_none(workspace.dataset, workspace.branch)
         if head is not None and head.commit is not None:
-            return head.commit
-    return context.resolve(repository, target).commit
+            return head.commit, head.branch
+    resolved = context.resolve(repository, target)
+    return resolved.commit, resolved.branch
 
 
-def names_of_commits(repository: Repository, name: DatasetName) -> dict[CommitId, list[str]]:
+def names_of_commits(repository: Repository, dataset: DatasetName) -> dict[CommitId, list[str]]:
     """The branches and tags that name each commit now."""
+    return _by_commit(*repository.refs.names(dataset))
+
+
+def _by_commit(heads: Iterable[Head], tags: Iterable[tuple[TagName, TagValue]]) -> dict[CommitId, list[str]]:
     found: dict[CommitId, list[str]] = {}
-    heads, tags = repository.refs.names(name)
     for head in heads:
         if head.commit is not None:
             found.setdefault(head.commit, []).append(str(head.branch))

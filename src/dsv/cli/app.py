@@ -187,9 +187,7 @@ _HINTS = {
     ("config", "-l"): "dsv config",
     ("config", "--get"): "dsv config KEY",
     ("config", "--global"): "dsv config KEY VALUE",
-    ("log", "--stat"): "dsv log shows how many files a commit has; dsv ls -l TARGET lists them",
-    ("log", "-p"): "dsv ls -l TARGET lists a commit's files",
-    ("log", "--graph"): "dsv log --oneline",
+    ("log", "-p"): "dsv log --stat sums up what each commit changed; dsv show TARGET --name-status lists it",
     ("tag", "-d"): "dsv tag --delete NAME",
     ("tag", "-l"): "dsv tag",
 }

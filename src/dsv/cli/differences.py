@@ -12,7 +12,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import whole
 from dsv.cli.output import printable
 from dsv.cli.style import CHANGES, Ink, Style
-from dsv.cli.table import Column
+from dsv.cli.table import Column, width
 from dsv.model.diff import What
 from dsv.model.entry import Entry, Kind
 from dsv.model.renames import Difference
@@ -157,6 +157,24 @@ def write_folders(call: Call, rows: Sequence[FolderSums], total: Sums) -> None:
     call.table(columns, cells)
 
 
+def folder_lines(rows: Sequence[FolderSums]) -> list[str]:
+    """As `write_folders`, a line for each folder, for where no table fits."""
+    names = [printable(row.folder) if row.folder != OTHERS else "others" for row in rows]
+    widest = max(map(width, names), default=0)
+    return [
+        f"{name}{' ' * (widest - width(name))}  {counts(row.sums)}"
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def rename(one: Difference) -> str:
+    """`renamed from PATH (97%)`, or the word for another difference."""
+    if one.what is not What.RENAMED:
+        return str(one.what.value)
+    similar = "" if one.similarity == 100 else f" ({one.similarity}%)"
+    return f"renamed from {printable(one.old_path or b'')}{similar}"
+
+
 def counts(total: Sums) -> str:
     """`2 added, 1 renamed; +1.20 kB`, or `no differences`."""
     told = [
@@ -164,7 +182,11 @@ def counts(total: Sums) -> str:
         for name in ("added", "changed", "renamed", "removed")
         if getattr(total, name)
     ]
-    return f"{', '.join(told)}; {signed(total.net_bytes)}" if told else "no differences"
+    if told:
+        return f"{', '.join(told)}; {signed(total.net_bytes)}"
+    return (
+        signed(total.net_bytes) if total.net_bytes else "no differences"
+    )  # files were moved out of a folder
 
 
 def unsearched(count: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from dsv.errors import UsageError
@@ -13,6 +13,7 @@ LONGEST: Final = 36525 * 86400
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", re.ASCII)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
 _PLAIN = 1_000_000  # from so many on a number without a unit is one of bytes
 _EARLIEST, _LATEST = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((1000, 1, 2), (9999, 12, 30)))
@@ -30,6 +31,25 @@ def parse_duration(text: str) -> int:
             f"{text!r} is longer than 100 years", subject=text, hint="say less, or leave the limit out"
         )
     return seconds
+
+
+def parse_moment(text: str, now_ms: float, *, end: bool = False) -> float:
+    """Milliseconds since 1970 of `2026-11-20`, `2026-11-20 14:30`, or of a time so long ago as `2w`.
+
+    Without a zone a time is one of this machine's. end: a day alone means its end. Raises `UsageError`.
+    """
+    stripped = text.strip()
+    if _DURATION.fullmatch(stripped):
+        return now_ms - 1000 * parse_duration(stripped)
+    try:
+        moment = datetime.fromisoformat(stripped)
+        if end and _DAY.fullmatch(stripped):
+            moment += timedelta(days=1, milliseconds=-1)
+        return moment.timestamp() * 1000
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r} is not a time", subject=text, hint="write it like 2026-11-20, '2026-11-20 14:30' or 2w"
+        ) from None
 
 
 def parse_size(text: str) -> int:

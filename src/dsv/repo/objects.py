@@ -108,6 +108,12 @@ class Objects:
             return None
         return decoded(Commit.decode, data, "commit", commit_id)
 
+    def is_at_hand(self, commit_id: CommitId) -> bool:
+        """Whether the commit can be given without a request."""
+        return (
+            commit_id in self._stored or self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None
+        )
+
     def stored(self, commit_id: CommitId, data: bytes | None) -> None:
         """Takes what `get_commit` has just said, so that `stored_commit` need not ask."""
         self._stored[commit_id] = data
@@ -145,14 +151,14 @@ class Objects:
             yield decoded(Node.decode, found.data, "node", node_id)
 
     def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
-        found = self._metadata_object(ObjectKind.SEGMENT, segment_id, where)
+        found = self.metadata_object(ObjectKind.SEGMENT, segment_id, where)
         return decoded(Segment.decode, found.data, "segment", segment_id), found.locator
 
     def recipe(
         self, recipe_id: RecipeId, where: Location | None = None, said: tuple[int, int] | None = None
     ) -> tuple[Recipe, Locator | None]:
         """said: the level and the bytes of content that the recipe above gives it. Raises `IntegrityError`."""
-        found = self._metadata_object(ObjectKind.RECIPE, recipe_id, where)
+        found = self.metadata_object(ObjectKind.RECIPE, recipe_id, where)
         recipe = decoded(Recipe.decode, found.data, "recipe", recipe_id)
         if said is not None and said != (recipe.level, recipe.size):
             raise IntegrityError(
@@ -229,8 +235,9 @@ class Objects:
                     tried.add(where)
                     yield where
 
-    def _metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located:
-        found = self._local(kind, object_id)
+    def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located:
+        """A node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index says."""
+        found = self.local(kind, object_id)
         if found is not None:
             return found
         locator: Locator | None = None
@@ -277,7 +284,8 @@ class Objects:
             self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), encoded)
         return data, locator
 
-    def _local(self, kind: ObjectKind, object_id: Id) -> Located | None:
+    def local(self, kind: ObjectKind, object_id: Id) -> Located | None:
+        """The local copy of a node, segment or recipe, checked, if there is one."""
         data = self._metadata.get(kind.name.lower(), str(object_id), OBJECT_LIMITS[kind])
         if data is None:
             return None
@@ -314,7 +322,7 @@ class Objects:
         remote: list[tuple[Location, Named]] = []
         held = 0
         for object_id, where in window:
-            found = self._local(kind, object_id) if held <= _METADATA_HELD else None
+            found = self.local(kind, object_id) if held <= _METADATA_HELD else None
             if found is not None:
                 ready[object_id] = found
                 held += len(found.data)
@@ -326,7 +334,7 @@ class Objects:
                     ready[object_id] = Located(*self._accept(kind, object_id, place, stored))
         for object_id, _ in window:
             found = ready.pop(object_id, None)
-            yield object_id, found or self._metadata_object(kind, object_id, None)
+            yield object_id, found or self.metadata_object(kind, object_id, None)
 
 
 def get_commit(store: Store, commit_id: CommitId) -> bytes | None:

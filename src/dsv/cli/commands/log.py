@@ -2,105 +2,193 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from dsv.api.log import LogItem
+from dsv.api.context import Context
+from dsv.api.log import LogItem, Query
 from dsv.api.log import log as read_log
+from dsv.cli import differences as told
 from dsv.cli.call import Call
-from dsv.cli.declare import command, whole
-from dsv.cli.output import local_time, printable, rfc3339, to_json
-from dsv.cli.style import Ink, Style
+from dsv.cli.commits import COMMIT_KEYS, commit_item, commit_line, commit_lines
+from dsv.cli.declare import PATHS, command, text, whole
+from dsv.cli.graph import Graph
+from dsv.cli.output import printable, to_json
+from dsv.cli.paths import dataset_paths
 from dsv.cli.targets import Offline, commit_target, one_of
-from dsv.model.units import format_bytes
+from dsv.errors import UsageError
+from dsv.model.names import Target
+from dsv.model.summary import Summary
+from dsv.model.units import parse_moment
+
+FOLDERS = 20
+"""Folders that --stat tells one by one for each commit; the others share a row."""
+Limit = Annotated[
+    int | None,
+    typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show at most N commits."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="TIME", help="Commits from then on: 2026-11-20, or 2w for two weeks ago."
+    ),
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Commits up to then.")]
+Author = Annotated[
+    str | None,
+    typer.Option("--author", parser=text, metavar="TEXT", help="Commits of whose author this is part."),
+]
+Grep = Annotated[
+    str | None, typer.Option("--grep", parser=text, metavar="TEXT", help="Commits whose message has this.")
+]
+FirstParent = Annotated[
+    bool, typer.Option("--first-parent", help="Of a merge, follow the branch that was merged into.")
+]
+Follow = Annotated[
+    str | None,
+    typer.Option("--follow", metavar="PATH", help="Where a file's content comes from, through renames."),
+]
 
 
 @command(
     "log",
+    words=PATHS,
     examples=[
         ("dsv log", "the branch of this workspace"),
         ("dsv log chest-xray@v1 -n 5", "five commits, from a tag backwards"),
-        ("dsv log chest-xray --oneline", ""),
+        ("dsv log --oneline --graph", "what was merged with what"),
+        ("dsv log --stat -- train labels.csv", "what changed there, and in which commit"),
+        ("dsv log --follow train/1.png", "since when a file has its content, and from which path it came"),
+        ("dsv log chest-xray --since 2w --author ann", ""),
         ("dsv log --offline", "as far as is known here, without the store"),
         ("dsv log --json | jq -r '.items[0].commit'", "the newest commit's id"),
     ],
     result={
-        "items.commit": "its id",
-        "items.parents": "ids of the commits before it",
-        "items.author": "who made it",
-        "items.time": "when, in UTC",
-        "items.message": "why",
-        "items.files": "how many files it has",
-        "items.bytes": "their size",
+        **{f"items.{key}": meaning for key, meaning in COMMIT_KEYS.items()},
+        "items.names": "branches and tags that name it now",
+        "items.folders": "with --stat: its change, as the folders of 'dsv diff --stat --json'; else null",
+        "items.path": "with --follow: the path of the file in this commit; else null",
+        "items.change": "with --follow: added, changed, renamed or retyped; else null",
+        "items.old_path": "with --follow: the path in the commit before; else null",
+        "items.similarity": "with --follow: percent of the content that a renamed file kept; else null",
+        "items.present": "with --follow: whether the file has its content since this commit; else null",
     },
 )
 def log(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="[TARGET]")] = "",
-    limit: Annotated[
-        int | None,
-        typer.Option("-n", "--limit", parser=whole(1), metavar="N", help="Show at most N commits."),
-    ] = None,
+    limit: Limit = None,
+    since: Since = None,
+    until: Until = None,
+    author: Author = None,
+    grep: Grep = None,
+    follow: Follow = None,
+    first_parent: FirstParent = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw what was merged with what.")] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Sum up by folder what each commit changed.")] = False,
     oneline: Annotated[bool, typer.Option("--oneline", help="One line for each commit.")] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One JSON object a line, for each commit.")] = False,
     offline: Offline = False,
 ) -> None:
     """Show the commits of a branch.
 
-    Newest first, from TARGET backwards: [DATASET][@REV], or the branch of this workspace where it is left out.
+    Newest first, from TARGET backwards: [DATASET][@REV], or the branch of this workspace if it is left out. With paths,
+    only the commits that changed something there. Case does not matter to --author and --grep.
     """
     one_of(json=call.json, jsonl=jsonl, oneline=oneline)
+    one_of(json=call.json, jsonl=jsonl, graph=graph)
+    one_of(follow=follow, graph=graph)
     wanted = commit_target("log", target)
     with call.context(offline=offline) as context:
-        items = read_log(context, wanted, limit)
+        query = Query(
+            limit,
+            dataset_paths(context, call.words, [wanted]),
+            _moment(context, since),
+            _moment(context, until, end=True),
+            author,
+            grep,
+            first_parent,
+            stat,
+            _followed(call, context, follow, wanted),
+            graph,
+        )
+        items = read_log(context, wanted, query)
         if jsonl:
             for item in items:
                 call.out.line(to_json(_item(item)))
         elif call.json:
             call.items(map(_item, items))
-        elif oneline:
-            for item in items:
-                call.out.line(_short(item, call.around.stdout_ink))
         else:
-            for number, item in enumerate(items):
-                if number:
-                    call.line("")
-                _write(call, item)
+            _write(call, items, Graph() if graph else None, oneline=oneline)
+
+
+def _followed(call: Call, context: Context, path: str | None, target: Target) -> bytes | None:
+    if path is None:
+        return None
+    if call.words:
+        raise UsageError("--follow is of one file, and takes no paths behind --", subject="--follow")
+    (found,) = dataset_paths(context, [path], [target])
+    return found
+
+
+def _moment(context: Context, typed: str | None, *, end: bool = False) -> float | None:
+    return None if typed is None else parse_moment(typed, context.clock(), end=end)
 
 
 def _item(item: LogItem) -> dict[str, object]:
-    commit = item.commit
+    step = None if item.step is None else item.step.difference
+    followed = told.item(step) if step is not None else {}
+    folders = None if item.found is None else Summary(item.found.differences).by_folder()
     return {
-        "commit": str(item.id),
-        "parents": [str(parent) for parent in commit.parents],
-        "author": commit.author,
-        "time": rfc3339(commit.time_ms),
-        "message": commit.message,
-        "files": commit.files,
-        "bytes": commit.bytes,
+        **commit_item(item.id, item.commit),
+        "names": list(item.names),
+        "folders": None if folders is None else list(map(told.folder_item, folders)),
+        "path": followed.get("path"),
+        "change": followed.get("change"),
+        "old_path": followed.get("old_path"),
+        "similarity": followed.get("similarity"),
+        "present": None if item.step is None else item.step.present,
     }
 
 
-def _short(item: LogItem, ink: Ink) -> str:
-    first = printable(item.commit.message.partition("\n")[0])
-    return f"{ink.paint(Style.COMMIT, str(item.id)[:12])}{_names(item, ink)} {first}".rstrip()
+def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline: bool) -> None:
+    """With a graph each line of text has its part of the drawing before it."""
+    first = True
+    for item in items:
+        lines = _lines(call, item, oneline=oneline) if item.shown else []
+        if lines and not oneline and not first and graph is None:
+            lines.insert(0, "")
+        if graph is None:
+            for line in lines:
+                call.out.line(line)
+        else:
+            if lines and not oneline:
+                lines.append("")
+            drawn = graph.draw(item.id, item.commit.parents, len(lines))
+            for number, before in enumerate(drawn):
+                call.out.line(f"{before} {lines[number]}".rstrip() if number < len(lines) else before)
+        first = False
 
 
-def _names(item: LogItem, ink: Ink) -> str:
-    """The branches and tags of a commit, in parentheses."""
-    names = ", ".join(ink.paint(Style.REF, printable(str(name))) for name in item.names)
-    return f" ({names})" if names else ""
-
-
-def _write(call: Call, item: LogItem) -> None:
-    commit = item.commit
+def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
     ink = call.around.stdout_ink
-    call.out.line(ink.paint(Style.COMMIT, f"commit {item.id}") + _names(item, ink))
-    call.line(f"Author: {commit.author}")
-    call.line(f"Date:   {local_time(commit.time_ms)}")
-    call.line(f"Files:  {commit.files:,}, {format_bytes(commit.bytes)}")
-    if commit.message:
-        call.line("")
-        for line in commit.message.splitlines():
-            call.line(f"    {line}")
+    if oneline:
+        lines = [commit_line(item.id, item.commit, item.names, ink)]
+    else:
+        lines = commit_lines(item.id, item.commit, item.names, ink)
+    if item.step is not None:
+        one = item.step.difference
+        since = ", and its content is the same since" if item.step.present else ""
+        lines.append(f"    {printable(one.path)}: {told.rename(one)}{since}")
+        if not oneline:
+            lines.insert(-1, "")
+    if item.found is not None:
+        summary = Summary(item.found.differences)
+        indent = "  " if oneline else "    "
+        if not oneline:
+            lines.append("")
+        lines += [f"{indent}{line}" for line in told.folder_lines(summary.by_folder(None, FOLDERS))]
+        lines.append(f"{indent}{told.counts(summary.total)}")
+    return lines

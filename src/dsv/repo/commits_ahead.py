@@ -1,0 +1,56 @@
+"""Reading the commits of a long history with few round trips."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId
+from dsv.repo.objects import Objects
+from dsv.repo.refs import Head, Refs
+from dsv.store.together import together
+
+_SINGLY = 4
+"""Commits that are read one after the other before others are read ahead: short histories are not worth it."""
+_MOST = 128
+
+
+class CommitsAhead:
+    """Commits as `Objects.commit` gives them. The moves of a branch name the commits that will be asked for next.
+
+    most: how many commits will be asked for at most.
+    """
+
+    def __init__(self, objects: Objects, refs: Refs, head: Head | None, most: int | None = None) -> None:
+        self._objects = objects
+        self._refs = refs
+        self._head = head
+        self._next = 0 if head is None else head.number  # moves below this one were not read
+        self._asked = 0
+        self._window = 8
+        self._left = most
+
+    def commit(self, commit_id: CommitId) -> Commit:
+        """Raises `IntegrityError`."""
+        if self._left is not None:
+            self._left = max(0, self._left - 1)
+        if self._objects.is_at_hand(commit_id):
+            return self._objects.commit(commit_id)
+        self._asked += 1
+        if self._asked <= _SINGLY or self._head is None or not self._next or self._left == 0:
+            return self._objects.commit(commit_id)
+        self._read_ahead(commit_id)
+        return self._objects.commit(commit_id)
+
+    def _read_ahead(self, commit_id: CommitId) -> None:
+        """The commits before this one, by the moves before its own. One that can't be read is not asked for yet."""
+        assert self._head is not None
+        count = self._window if self._left is None else min(self._window, self._left + 1)
+        self._window = min(2 * self._window, _MOST)
+        first = max(0, self._next - count)
+        read = partial(self._refs.entry, self._head.dataset, self._head.branch)
+        moves = together([partial(read, number) for number in range(first, self._next)])
+        self._next = first
+        named = {move.commit for move in moves if move is not None and move.commit is not None}
+        wanted = [one for one in {*named, commit_id} if not self._objects.is_at_hand(one)]
+        together([partial(self._objects.commit_or_none, one) for one in wanted])

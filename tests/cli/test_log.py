@@ -1,0 +1,176 @@
+"""dsv log: which commits, and how they are shown."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.repo.tree_edit import write_tree
+from dsv.repo.trees import TreeReader
+from dsv.store.directory import DirectoryStore
+from dsv.transfer.upload import Uploader
+from tests.cli.runner import Dsv, Result, assert_documented, write_files
+from tests.repo import worlds
+
+DAY = 86_400_000
+MONDAY = 1_790_000_000_000  # 2026-09-21
+Files = dict[str, bytes]
+
+
+class History:
+    """Dataset `scans` with a merge. commits: by the letter that is each one's message."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository: Repository = worlds.create(DirectoryStore(folder, create=True))
+        self.commits: dict[str, CommitId] = {}
+
+    def add(
+        self, letter: str, parents: str, files: Files, removed: tuple[str, ...] = (), author: str = "Ann"
+    ) -> None:
+        above = tuple(self.commits[each] for each in parents)
+        head = self.repository.refs.head(worlds.DATASET, worlds.MAIN)
+        with Session.open(self.repository, worlds.WRITER) as session, Uploader(session) as uploader:
+            base = TreeReader(self.repository.objects, above[0]) if above else None
+            names = sorted({*files, *removed})
+            changes = [worlds.change(uploader, name, files.get(name), name in removed) for name in names]
+            tree = write_tree(uploader, base, changes)
+            uploader.finish()
+            time_ms = MONDAY + len(self.commits) * DAY
+            made = Commit(
+                root=tree.root, level=tree.level, parents=above, author=author, time_ms=time_ms,
+                message=f"{letter}\n\nmore of {letter}", files=tree.files, bytes=tree.bytes, entries=tree.entries,
+            )  # fmt: skip
+            named = self.repository.named(made, worlds.DATASET, worlds.MAIN)
+            self.commits[letter] = session.put_commit(named, tree.locator)
+            worlds.publish(session, head, self.commits[letter])
+
+
+BIG = random.Random(4).randbytes(4 << 20)
+
+
+@pytest.fixture
+def scans(dsv: Dsv) -> Dsv:
+    """A - B - D (merges B and C) - E, outside of a workspace. C is made on top of A."""
+    made = History(dsv.home / "store")
+    made.add("A", "", {"train/1": b"one", "train/2": b"two", "big": BIG, "README": b"r"})
+    made.add("B", "A", {"train/1": b"ONE"}, author="Bo <bo@example.org>")
+    made.add("C", "A", {"val/1": b"v"}, ("big",))
+    made.add("D", "BC", {"val/1": b"v", "big2": BIG + b"more"}, ("big",))
+    made.add("E", "D", {"val/2": b"two"}, ("train/2",))
+    return dsv.at(dsv.home, DSV_STORE=str(dsv.home / "store"))
+
+
+def letters(done: Result) -> str:
+    assert done.code == 0, done
+    return "".join(line.split()[-1] for line in done.lines)
+
+
+def test_a_merge_is_followed_to_both_sides(scans: Dsv) -> None:
+    assert letters(scans("log", "scans", "--oneline")) == "EDCBA"
+    assert letters(scans("log", "scans", "--oneline", "--first-parent")) == "EDBA"
+    assert letters(scans("log", "scans@main~1", "--oneline", "-n", "2")) == "DC"
+
+
+def test_a_graph_shows_what_was_merged(scans: Dsv) -> None:
+    drawn = [line.translate({ord(c): None for c in "0123456789abcdef"}) for line in
+             scans.ok("log", "scans", "--oneline", "--graph").lines]  # fmt: skip
+    assert drawn == ["*  (min) E", "*  D", "|\\", "| *  C", "* |  B", "|/", "*  A"]
+    full = scans.ok("log", "scans", "--graph").lines
+    assert full[0].startswith("* commit ") and full[1].startswith("| Author: ")
+    assert any(line.startswith("| Merge:  ") for line in full)
+    with_paths = scans.ok("log", "scans", "--oneline", "--graph", "--", "train/1").lines
+    assert [line.split()[-1] for line in with_paths if "*" in line] == ["B", "A"]
+
+
+def test_with_paths_only_the_commits_that_changed_them(scans: Dsv) -> None:
+    assert letters(scans("log", "scans", "--oneline", "--", "train")) == "EBA"
+    assert letters(scans("log", "scans", "--oneline", "--", "train/2")) == "EA"
+    assert letters(scans("log", "scans", "--oneline", "--", "val", "README")) == "ECA"
+    assert letters(scans("log", "scans", "--oneline", "--first-parent", "--", "val")) == "ED"
+    assert letters(scans("log", "scans", "--oneline", "-n", "1", "--", "train")) == "E"
+    nowhere = scans("log", "scans", "--", "nowhere")
+    assert (nowhere.code, nowhere.out) == (3, "") and "no commit has 'nowhere'" in nowhere.err
+
+
+def test_by_time_author_and_message(scans: Dsv) -> None:
+    assert letters(scans("log", "scans", "--oneline", "--author", "BO@")) == "B"
+    assert letters(scans("log", "scans", "--oneline", "--grep", "more of c")) == "C"
+    assert letters(scans("log", "scans", "--oneline", "--since", "2026-09-24T12:00:00Z")) == "ED"
+    assert letters(scans("log", "scans", "--oneline", "--until", "2026-09-22T23:59:00Z")) == "BA"
+    wrong = scans("log", "scans", "--since", "yesterday")
+    assert wrong.code == 2 and "is not a time" in wrong.err
+
+
+def test_what_each_commit_changed(scans: Dsv) -> None:
+    lines = scans.ok("log", "scans", "--oneline", "--stat", "-n", "2").lines
+    assert lines[1:4] == [
+        "  train/  -3 B",
+        "  val/    1 renamed; +3 B",
+        "  1 renamed; 0 B",
+    ]
+    assert lines[5:] == [
+        "  ./    1 renamed; +4 B",
+        "  val/  1 added; +1 B",
+        "  1 added, 1 renamed; +5 B",
+    ]
+    items = scans.ok("log", "scans", "--stat", "--json").json["items"]
+    assert [row["folder"] for row in items[0]["folders"]] == ["train/", "val/"]
+    only = scans.ok("log", "scans", "--oneline", "--stat", "-n", "1", "--", "val").lines
+    assert only[1:] == ["  val/  1 added; +3 B", "  1 added; +3 B"]
+
+
+def test_where_a_file_and_its_content_come_from(scans: Dsv) -> None:
+    items = scans.ok("log", "scans", "--json", "--follow", "big2").json["items"]
+    told = [(one["message"][0], one["path"], one["change"], one["old_path"], one["present"]) for one in items]
+    assert told == [("D", "big2", "renamed", "big", True), ("A", "big", "added", None, False)]
+    assert 50 <= items[0]["similarity"] < 100
+    items = scans.ok("log", "scans", "--json", "--follow", "train/1").json["items"]
+    assert [(one["message"][0], one["present"]) for one in items] == [("B", True), ("A", False)]
+    items = scans.ok("log", "scans", "--json", "--follow", "val/1").json["items"]
+    assert [(one["message"][0], one["change"]) for one in items] == [("C", "added")]
+    assert_documented("log", {"schema": 1, "items": items})
+    gone = scans("log", "scans", "--follow", "train/2")
+    assert (gone.code, gone.out) == (3, "") and "is no file of" in gone.err
+
+
+def test_follow_tells_of_a_rename_in_words(scans: Dsv) -> None:
+    lines = scans.ok("log", "scans", "--oneline", "--follow", "big2").lines
+    assert lines[1].startswith("    big2: renamed from big (") and lines[1].endswith(
+        "%), and its content is the same since"
+    )
+    assert lines[3] == "    big: added"
+
+
+def test_in_a_workspace_paths_are_relative_to_the_working_folder(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"train/1": b"1", "val/1": b"1"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync", "-m", "A")
+    write_files(dsv.cwd, {"train/1": b"2"})
+    dsv.ok("sync", "-m", "B")
+    write_files(dsv.cwd, {"val/1": b"2"})
+    dsv.ok("sync", "-m", "C")
+    below = dsv.at(dsv.cwd / "train")
+    assert letters(below("log", "--oneline", "--", ".")) == "BA"
+    assert letters(below("log", "--oneline", "--", "../val")) == "CA"
+    assert letters(dsv("log", "--oneline", "--offline", "--", "train")) == "BA"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["scans", "train"], "hint: dsv log scans -- train"),
+        (["scans", "--graph", "--jsonl"], "exclude each other"),
+        (["scans", "--follow", "x", "--", "y"], "--follow is of one file"),
+        (["scans", "-n", "0"], "no whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(scans: Dsv, arguments: list[str], said: str) -> None:
+    done = scans("log", *arguments)
+    assert (done.code, done.out) == (2, ""), done
+    assert said in done.err

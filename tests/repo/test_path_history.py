@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv.model import tree as model_tree
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId
+from dsv.model.path_set import PathSet
+from dsv.repo.commits_ahead import CommitsAhead
+from dsv.repo.path_history import PathHistory
+from dsv.repo.repository import Repository
+from dsv.repo.tree_diff import diff_trees
+from dsv.repo.trees import TreeReader
+from dsv.store.counting import Counting
+from dsv.store.memory import MemoryStore
+from tests.repo.worlds import DATASET, MAIN, commit, create
+
+FILES = 6_000
+
+
+def name(number: int) -> str:
+    return f"d{number // 500:02}/f{number:05}"
+
+
+def grow(repository: Repository, rounds: Iterable[dict[str, bytes | None]]) -> list[CommitId]:
+    """A history: first all files, then edits; None removes."""
+    made = [commit(repository, {name(number): b"x" for number in range(FILES)})]
+    for edit in rounds:
+        removed = tuple(path for path, content in edit.items() if content is None)
+        made.append(commit(repository, {p: c for p, c in edit.items() if c is not None}, removed))
+    return made
+
+
+def loaded(repository: Repository, commit_id: CommitId) -> tuple[CommitId, Commit]:
+    return commit_id, repository.objects.commit(commit_id)
+
+
+numbers = st.integers(0, FILES - 1)
+edits = st.dictionaries(
+    st.tuples(numbers, st.sampled_from(["", "", "-new"])).map(lambda pair: name(pair[0]) + pair[1]),
+    st.one_of(st.none(), st.binary(min_size=1, max_size=2)),
+    min_size=1,
+    max_size=40,
+)
+scopes = st.lists(
+    st.sampled_from([b"d00", b"d03", b"d11", b"d05/f02500", b"d05/f02501", b"nowhere"]), max_size=3
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(edits, min_size=1, max_size=4), scopes)
+def test_it_says_of_every_two_commits_what_a_diff_of_their_trees_says(
+    rounds: list[dict[str, bytes | None]], paths: list[bytes]
+) -> None:
+    gone = set[str]()
+    for edit in rounds:  # what is not there can't be removed
+        for path in [p for p, content in edit.items() if content is None and (p in gone or "-new" in p)]:
+            edit[path] = b"y"
+        gone |= {path for path, content in edit.items() if content is None}
+        gone -= {path for path, content in edit.items() if content is not None}
+    repository = create(MemoryStore())
+    made = grow(repository, rounds)
+    scope = PathSet.of(paths)
+    history = PathHistory(repository.objects, scope)
+    for one in made:
+        for other in made:
+            left, right = (TreeReader(repository.objects, each) for each in (one, other))
+            expected = next(diff_trees(left, right, scope), None) is not None
+            pair = loaded(repository, one), loaded(repository, other)
+            assert history.differs(*pair) == expected
+    nothing = next(diff_trees(None, TreeReader(repository.objects, made[-1]), scope), None) is None
+    assert history.differs(None, loaded(repository, made[-1])) == (not nothing)
+
+
+def test_trees_of_other_heights_are_compared() -> None:
+    repository = create(MemoryStore())
+    small = commit(repository, {"d00/f00000": b"x", "d03/only": b"1"})
+    large = commit(repository, {name(number): b"x" for number in range(FILES)})
+    for path, expected in ((b"d00/f00000", False), (b"d03/only", False), (b"d03", True), (b"zzz", False)):
+        history = PathHistory(repository.objects, PathSet.of([path]))
+        assert history.differs(loaded(repository, small), loaded(repository, large)) == expected
+
+
+@pytest.fixture
+def low_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes with few children, so that a small tree has levels as one of millions of files."""
+    monkeypatch.setattr(model_tree, "MIN_ENTRIES", 8)
+    monkeypatch.setattr(model_tree, "MAX_ENTRIES", 16)
+
+
+@pytest.mark.usefixtures("low_nodes")
+def test_a_high_tree_is_read_on_the_way_to_the_paths_alone(tmp_path: Path) -> None:
+    store = Counting(MemoryStore())
+    writer = create(store)
+    edits = [
+        {name(n): b"%d" % n for n in random.Random(seed).sample(range(1_000, FILES), 5)} for seed in range(10)
+    ]
+    made = grow(writer, [*edits, {name(7): b"changed"}])
+    height = writer.objects.commit(made[-1]).level
+    assert height >= 3
+    for cold in (True, False):
+        repository = Repository.open(store, lambda _: tmp_path / "metadata", writer.clock)
+        history = PathHistory(repository.objects, PathSet.of([b"d00"]))
+        before = store.counts
+        changed = [
+            history.differs(loaded(repository, parent), loaded(repository, child))
+            for parent, child in pairwise(made)
+        ]
+        assert changed == [False] * 10 + [True]
+        asked = store.counts - before
+        if cold:
+            # The commit, its locator, and the nodes on the way; once the list of indexes and what they say.
+            assert asked.requests <= (3 + height) * len(made) + 2 * len(made) + 5
+        else:
+            assert asked.requests == 0
+
+
+def test_commits_of_a_long_history_are_read_together() -> None:
+    store = Counting(MemoryStore())
+    writer = create(store)
+    made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
+    repository = Repository.open(store, None, writer.clock)
+    head = repository.refs.head(DATASET, MAIN)
+    singly: list[int] = []
+    original = repository.objects.commit_or_none
+    ahead = CommitsAhead(repository.objects, repository.refs, head)
+    before = store.counts
+    for commit_id in reversed(made):
+        at_hand = repository.objects.is_at_hand(commit_id)
+        assert ahead.commit(commit_id) == original(commit_id)
+        singly += [] if at_hand else [1]
+    assert len(singly) <= 4 + 4  # four one by one, then 8, 16, 32 at a time
+    assert (store.counts - before).gets <= 2 * len(made) + 4
+
+
+def test_no_more_commits_are_read_than_asked_for() -> None:
+    store = Counting(MemoryStore())
+    writer = create(store)
+    made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
+    for most in (3, 6):
+        repository = Repository.open(store, None, writer.clock)
+        ahead = CommitsAhead(repository.objects, repository.refs, repository.refs.head(DATASET, MAIN), most)
+        before = store.counts
+        for commit_id in made[: -most - 1 : -1]:
+            ahead.commit(commit_id)
+        assert (store.counts - before).gets <= most + 4

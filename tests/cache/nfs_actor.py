@@ -18,14 +18,14 @@ from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.intents import Intent
 from dsv.cache.claims.leases import Lease, visible_identity
 from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.cli.main import main
 
 ROOT = Path("/mnt/nfs") / sys.argv[1]
 OUT = Path("/mnt/out")
-ALL = Wish(everything=True)
+ALL = EvictionRequest(everything=True)
 
 
 class Line:

@@ -19,7 +19,7 @@ from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict, preview
 from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
@@ -136,7 +136,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(everything=st.booleans())
     def evict(self, everything: bool) -> None:
-        wish = Wish(everything=everything)
+        wish = EvictionRequest(everything=everything)
         expected = {
             place(number)
             for number, model in self.model.items()
@@ -152,7 +152,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(keep=st.integers(0, 2))
     def evict_by_number_of_files(self, keep: int) -> None:
-        result = evict(self.root, CacheSettings(limits=Limits(max_files=keep)), Wish())
+        result = evict(self.root, CacheSettings(limits=Limits(max_files=keep)), EvictionRequest())
         self.went([one.candidate.place for one in result.evicted])
         left = sum(model.visible for model in self.model.values())
         assert bool(result.exceeded) is (left > keep)

@@ -19,7 +19,7 @@ from dsv.cache.eviction import remembered
 from dsv.cache.eviction.ensure_room import RoomMaker, ensure_room
 from dsv.cache.eviction.evict import evict, evict_from, take_stock
 from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.fill_state.room import Need
 from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
@@ -169,7 +169,7 @@ def test_evict_with_nothing_due_reads_the_claims_of_each_commit_once(root: Cache
     places = [place(number) for number in range(40)]
     for one in places:
         publish(root, one, {"a": b"1"})
-    assert evict(root, CacheSettings(), Wish()).evicted == []
+    assert evict(root, CacheSettings(), EvictionRequest()).evicted == []
     assert sorted(looks.at_claims) == sorted(places)
 
 
@@ -177,10 +177,10 @@ def test_a_commit_that_was_filled_anew_since_it_was_read_is_not_evicted_for_its_
     root: CacheRoot,
 ) -> None:
     publish(root, place(1), {"a": b"1"}, age=50)
-    before = take_stock(root, Wish())
-    evict(root, CacheSettings(), Wish(everything=True))
+    before = take_stock(root, EvictionRequest())
+    evict(root, CacheSettings(), EvictionRequest(everything=True))
     anew = publish(root, place(1), {"a": b"1"}, age=50)
-    (kept,) = evict_from(root, CacheSettings(), Wish(everything=True), before).kept
+    (kept,) = evict_from(root, CacheSettings(), EvictionRequest(everything=True), before).kept
     assert kept.reason == "cached anew at this moment" and anew.exists()
 
 
@@ -194,7 +194,7 @@ def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheR
             shared = root.trash / f"{0:032x}/{other}"
             shared.touch()
             (folder / f"shared-{other}").hardlink_to(shared)
-    swept = evict(root, CacheSettings(), Wish(everything=True))
+    swept = evict(root, CacheSettings(), EvictionRequest(everything=True))
     assert swept.leftovers.files == 60 + 20
     assert [one for one in root.trash.iterdir() if one != root.spare_folder] == []
 
@@ -202,7 +202,7 @@ def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheR
 def test_a_lease_that_expired_goes_and_the_place_is_read_again(root: CacheRoot) -> None:
     publish(root, place(1), {"a": b"1"})
     Lease.take(root, place(1), "hold", ttl=-1.0)
-    evict(root, CacheSettings(), Wish())
+    evict(root, CacheSettings(), EvictionRequest())
     assert read_claims(root, place(1)).leases == ()
     (item,) = take_inventory(root).visible
     assert item.claims.leases == ()

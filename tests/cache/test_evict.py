@@ -22,7 +22,7 @@ from dsv.cache.eviction import sweep
 from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.eviction.evict import Evicted, disk_now, evict, preview
 from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.fill_state.room import Need
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
@@ -30,7 +30,7 @@ from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cac
 from dsv.cache.usage import Extent
 from dsv.errors import Denied, NoRoom, Unsupported, UsageError
 
-ALL = Wish(everything=True)
+ALL = EvictionRequest(everything=True)
 
 
 @pytest.fixture
@@ -61,7 +61,9 @@ def test_oldest_use_goes_first_until_the_limit_holds(root: CacheRoot) -> None:
     for number in range(4):
         publish(root, place(number), {"a": bytes(100_000)}, age=(4 - number) * 100)
     heard: list[Evicted] = []
-    result = evict(root, CacheSettings(limits=Limits(max_size=210_000)), Wish(), on_evicted=heard.append)
+    result = evict(
+        root, CacheSettings(limits=Limits(max_size=210_000)), EvictionRequest(), on_evicted=heard.append
+    )
     assert (
         [one.candidate.place for one in result.evicted]
         == [place(0), place(1)]
@@ -77,7 +79,7 @@ def test_a_dry_run_says_exactly_what_evicting_frees(root: CacheRoot) -> None:
     first = publish(root, place(1), {**shared, "x": os.urandom(9000)}, age=300)
     second = publish(root, place(2), {**shared, "y": os.urandom(13000)}, age=200, links=first)
     publish(root, place(3), {**dict(list(shared.items())[:5]), "z": b"1"}, age=100, links=second)
-    some = Wish(only=frozenset({place(1), place(2)}))
+    some = EvictionRequest(only=frozenset({place(1), place(2)}))
     dry = preview(root, CacheSettings(), some)
     assert evict(root, CacheSettings(), some).evicted == dry.evicted
     frees = [one.freed for one in dry.evicted]
@@ -113,8 +115,8 @@ def test_the_sum_of_all_accounts_is_what_the_disk_holds(
         assert sum((item.room for item in items), Extent()) == Extent(
             sum(found.st_blocks * 512 for found in files.values()), len(files)
         )
-        dry = preview(root, CacheSettings(), Wish(only=frozenset({chosen})))
-        assert evict(root, CacheSettings(), Wish(only=frozenset({chosen}))).freed == dry.freed
+        dry = preview(root, CacheSettings(), EvictionRequest(only=frozenset({chosen})))
+        assert evict(root, CacheSettings(), EvictionRequest(only=frozenset({chosen}))).freed == dry.freed
     assert nothing_is_left(root)
 
 
@@ -136,7 +138,7 @@ os._exit(9)
 """
         assert subprocess.run([sys.executable, "-c", script], cwd=Path.cwd()).returncode == 9
     assert root.visible(place(1)).exists() and not root.visible(place(2)).exists()
-    result = evict(root, CacheSettings(), Wish())
+    result = evict(root, CacheSettings(), EvictionRequest())
     assert result.evicted == [] and result.leftovers == Extent(8192 + 4096, 2)
     assert list(root.trash.iterdir()) == [root.spare_folder]
     assert [item.place for item in take_inventory(root).items] == [place(1)]
@@ -152,10 +154,10 @@ def test_what_an_evictor_of_another_host_does_is_left_to_it_for_a_while(
     intent.file.unlink()
     elsewhere = Owner(id=intent.owner.id, kernel="another", pid=1, start=1)
     root.write_once(intent.file, msgspec.json.encode(IntentRecord(owner=elsewhere, at=root.now())))
-    evict(root, CacheSettings(), Wish())
+    evict(root, CacheSettings(), EvictionRequest())
     assert intent.folder.is_dir()
     monkeypatch.setattr(sweep, "ABANDONED", -1.0)
-    evict(root, CacheSettings(), Wish())
+    evict(root, CacheSettings(), EvictionRequest())
     assert not intent.folder.exists() and not intent.file.exists()
 
 
@@ -170,9 +172,9 @@ def test_two_evicts_at_once_are_safe_and_count_each_commit_once(root: CacheRoot)
 from pathlib import Path
 from dsv.cache.eviction.evict import evict
 from dsv.cache.root import CacheRoot
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
-result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), Wish(everything=True))
+result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
 assert not result.failures, result.failures
 print(len(result.evicted), result.freed.bytes)
 """
@@ -193,7 +195,7 @@ def test_a_commit_used_since_the_plan_was_made_stays(root: CacheRoot) -> None:
         with Lease.take(root, place(2), "run") as lease:
             assert lease.confirm()
 
-    result = evict(root, CacheSettings(), Wish(), on_evicted=use_the_second)
+    result = evict(root, CacheSettings(), EvictionRequest(), on_evicted=use_the_second)
     assert [one.candidate.place for one in result.evicted] == [place(1)] and not visible.exists()
     assert [one.reason for one in result.kept] == ["used at this moment"]
 
@@ -220,16 +222,16 @@ def test_nothing_is_due_of_50_commits(root: CacheRoot) -> None:
     """What it costs is held in tests/counts/test_system_calls.py."""
     for number in range(50):
         publish(root, place(number), {"a": b"1"}, age=number)
-    assert evict(root, CacheSettings(), Wish()).evicted == []
+    assert evict(root, CacheSettings(), EvictionRequest()).evicted == []
 
 
 def test_an_older_dsv_reads_a_newer_cache_but_does_not_write_it(root: CacheRoot) -> None:
     publish(root, place(1), {"a": b"1"}, age=1e6)
     root.settings_file.write_text('protocol = 2\nsomething_new = "x"\n')
     found = load_settings(root)
-    assert preview(root, found, Wish()).evicted != []
+    assert preview(root, found, EvictionRequest()).evicted != []
     with pytest.raises(Unsupported, match="protocol 2"):
-        evict(root, found, Wish())
+        evict(root, found, EvictionRequest())
     with pytest.raises(Unsupported):
         prepare_cache(root)
 
@@ -388,7 +390,7 @@ def test_a_cache_that_may_only_be_read_says_so(open_folder: Path) -> None:
             os.setuid(65534)
             assert len(take_inventory(root).visible) == 1
             try:
-                evict(root, CacheSettings(), Wish())
+                evict(root, CacheSettings(), EvictionRequest())
             except Denied:
                 code = 0
         finally:

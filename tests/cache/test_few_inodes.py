@@ -14,7 +14,7 @@ from tests.inputs.small_disk import SmallDisk, small_disk
 from dsv.cache.claims.leases import Lease
 from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.eviction.evict import disk_now, evict, preview
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.fill_state import room
 from dsv.cache.fill_state.room import Need
 from dsv.cache.filling.context import FillRequest, FillResult
@@ -102,7 +102,7 @@ def test_what_evicting_frees_is_what_the_file_system_says(disk: SmallDisk, root:
     free = disk_now(root).free_files
     assert free == os.statvfs(disk.path).f_favail
     assert free is not None
-    assert evict(root, CacheSettings(), Wish(only=frozenset([place(1)]))).freed.files == OLD
+    assert evict(root, CacheSettings(), EvictionRequest(only=frozenset([place(1)]))).freed.files == OLD
     assert (disk_now(root).free_files or 0) >= free + OLD
 
 
@@ -110,7 +110,7 @@ def test_where_a_file_system_tells_no_number_there_is_no_limit(disk: SmallDisk, 
     disk.limit()
     assert os.statvfs(disk.path).f_files == 0, "as a tmpfs without a limit says"
     assert disk_now(root).free_files is None
-    assert preview(root, CacheSettings(), Wish(need=Extent(0, 10**9))).exceeded == []
+    assert preview(root, CacheSettings(), EvictionRequest(need=Extent(0, 10**9))).exceeded == []
 
 
 def test_folders_are_counted_before_anything_is_fetched(

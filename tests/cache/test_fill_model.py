@@ -7,7 +7,7 @@ way all the time. Anybody may be taken for dead at any moment, and the commit ma
 any moment too.
 
 What must hold: a visible commit has every file, whole; and nothing in it changes while it is visible, not even a file
-for an equal one. And nobody who has filled a commit finds another's in the way and takes it for a stranger's.
+for an equal one. And no process that has filled a commit finds another's in the way and takes it for a foreign one.
 """
 
 from __future__ import annotations

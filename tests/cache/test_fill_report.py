@@ -26,8 +26,8 @@ class Notes(NoProgress):
         self.notes.append(message)
 
 
-def other(beat: float) -> Worker:
-    return Worker(owner=Owner(id="0" * 32, host="gpu7", user="ann"), beat=beat)
+def other(heard: float) -> Worker:
+    return Worker(owner=Owner(id="0" * 32, host="gpu7", user="ann"), heard=heard)
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def reporter(tmp_path: Path, notes: Notes) -> Reporter:
 
 
 def test_who_is_at_work_is_told_with_an_estimate(reporter: Reporter, notes: Notes) -> None:
-    reporter.wait({"0": other(beat=96.0)}, 1, 100.0)
+    reporter.wait({"0": other(heard=96.0)}, 1, 100.0)
     (note,) = notes.notes
     assert note.startswith("waiting for ann@gpu7 to fill xrays@")
     assert "1 of 2 parts, time left" in note
 
 
 def test_of_whom_nothing_is_heard_it_is_told_when_others_take_over(reporter: Reporter, notes: Notes) -> None:
-    reporter.wait({"0": other(beat=80.0)}, 1, 100.0)
+    reporter.wait({"0": other(heard=80.0)}, 1, 100.0)
     (note,) = notes.notes
     assert note.startswith("nothing heard from ann@gpu7 for 20 s: ")
     assert "after 40 s of silence" in note

@@ -22,7 +22,7 @@ from dsv.cache.claims.pins import pin
 from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, prepare_cache
@@ -236,16 +236,17 @@ class TestSeveralUsers:
             prepare_cache(shared)
             with Lease.take(shared, place(1), "run") as lease:
                 assert lease.confirm()
-            assert [one.reason[:7] for one in evict(shared, CacheSettings(), Wish(everything=True)).kept] == [
-                "held by"
-            ]
+            assert [
+                one.reason[:7]
+                for one in evict(shared, CacheSettings(), EvictionRequest(everything=True)).kept
+            ] == ["held by"]
             publish(shared, place(2), {"a": b"1"}, age=1e6)
             publish(shared, place(2, "others"), {"a": b"1"}, age=1e6)
 
         def ann_again() -> None:
             (hold,) = own_holds(shared, [place(1)])
             end_lease(shared, hold)
-            assert len(evict(shared, CacheSettings(), Wish(everything=True)).evicted) == 3
+            assert len(evict(shared, CacheSettings(), EvictionRequest(everything=True)).evicted) == 3
 
         as_user(ANN, 0o077, ann)
         as_user(BOB, 0o027, bob)
@@ -276,7 +277,7 @@ class TestSeveralUsers:
         as_user(ANN, 0o022, lambda: publish(_prepared(shared), place(1), {"a": b"1"}) and None, groups=())
         for path in shared.path.rglob("*"):
             assert not path.lstat().st_mode & 0o077 or path == shared.settings_file, path
-        as_user(EVE, 0o022, lambda: _is_denied(lambda: evict(shared, CacheSettings(), Wish())))
+        as_user(EVE, 0o022, lambda: _is_denied(lambda: evict(shared, CacheSettings(), EvictionRequest())))
 
     def test_who_may_only_read_reads_and_is_told_so(self, shared: CacheRoot) -> None:
         as_user(ANN, 0o022, lambda: publish(_prepared(shared), place(1), {"a": b"1"}, age=1e6) and None)
@@ -284,7 +285,7 @@ class TestSeveralUsers:
         def eve() -> None:
             prepare_cache(shared)
             assert len(take_inventory(shared).visible) == 1
-            _is_denied(lambda: evict(shared, CacheSettings(), Wish()))
+            _is_denied(lambda: evict(shared, CacheSettings(), EvictionRequest()))
             with pytest.raises(PermissionError):
                 Lease.take(shared, place(1), "run")
 
@@ -307,7 +308,7 @@ def _prepared(root: CacheRoot) -> CacheRoot:
 
 
 def _evicts(root: CacheRoot, count: int) -> None:
-    result = evict(root, CacheSettings(), Wish())
+    result = evict(root, CacheSettings(), EvictionRequest())
     assert len(result.evicted) == count, (result.kept, result.failures)
 
 

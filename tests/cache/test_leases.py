@@ -22,11 +22,11 @@ from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import Lease
 from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 
-ALL = Wish(everything=True)
+ALL = EvictionRequest(everything=True)
 EVICTIONS = 8
 
 
@@ -229,9 +229,9 @@ def test_the_last_use_of_a_run_that_died_is_kept(root: CacheRoot, clock: Clock) 
     lease = Lease.take(root, place(), "run", ttl=3600)
     assert lease.confirm()
     clock.move(3601)
-    assert evict(root, CacheSettings(), Wish()).evicted == []
+    assert evict(root, CacheSettings(), EvictionRequest()).evicted == []
     assert read_claims(root, place()).leases == (), "the sweep removed it"
-    assert evict(root, CacheSettings(), Wish()).evicted == [], "but knows that it was used"
+    assert evict(root, CacheSettings(), EvictionRequest()).evicted == [], "but knows that it was used"
 
 
 def test_a_hold_belongs_to_a_person(root: CacheRoot) -> None:

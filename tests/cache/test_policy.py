@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dsv.cache.eviction.policy import Candidate, Disk, Planner, Wish, plan_eviction
+from dsv.cache.eviction.policy import Candidate, Disk, EvictionRequest, Planner, plan_eviction
 from dsv.cache.layout import Place
 from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
 from dsv.cache.usage import Extent
@@ -86,7 +86,7 @@ def test_files_are_a_limit_of_their_own() -> None:
 def test_free_inodes_are_room_too() -> None:
     few = replace(ROOMY, free_files=94, reserved=Extent(0, 20))
     full = [replace(candidate(n, 100 - n), room=Extent(1, 10)) for n in range(4)]
-    wish = Wish(need=Extent(1, 35), dataset="xrays")
+    wish = EvictionRequest(need=Extent(1, 35), dataset="xrays")
     plan = plan_eviction(full, settings(), few, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == full[:3] and plan.exceeded == []
     assert plan.evicted[0][0].reason == "94 files can still be made, 119 are needed"
@@ -116,7 +116,7 @@ def test_a_dataset_has_its_own_limits() -> None:
 
 def test_making_room_is_no_reason_to_go_by_age_and_keeps_its_donors() -> None:
     entries = [candidate(1, 3 * DAY), candidate(2, 2 * DAY), candidate(3, DAY * 1.5)]
-    wish = Wish(need=Extent(50, 1), dataset="xrays", keep=frozenset([entries[0].place]))
+    wish = EvictionRequest(need=Extent(50, 1), dataset="xrays", keep=frozenset([entries[0].place]))
     assert plan_eviction(entries, settings(unused_for=DAY, max_size=1000), ROOMY, NOW, wish).evicted == []
     plan = plan_eviction(entries, settings(unused_for=DAY, max_size=300), ROOMY, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == [entries[1]]
@@ -130,7 +130,7 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
         candidate(1, 50, 100, "scans", claim="pinned by ann"), candidate(2, 40, 100, "scans", claim="in use"),
         candidate(3, 30, 100), candidate(4, 20, 100),
     ]  # fmt: skip
-    room = Wish(need=Extent(100, 1), dataset="xrays")
+    room = EvictionRequest(need=Extent(100, 1), dataset="xrays")
     plan = plan_eviction(entries, owner, ROOMY, NOW, room)
     assert plan.evicted == [] and plan.exceeded == []
     assert plan_eviction(entries, owner, ROOMY, NOW).exceeded == ["scans takes 200 B, its max_size is 150 B"]
@@ -148,7 +148,7 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
 
 def test_a_datasets_max_size_counts_for_its_first_commit_too() -> None:
     owner = CacheSettings(datasets={"scans": DatasetRule(max_size=150)})
-    wish = Wish(need=Extent(200, 1), dataset="scans")
+    wish = EvictionRequest(need=Extent(200, 1), dataset="scans")
     assert plan_eviction([], owner, ROOMY, NOW, wish).exceeded == ["scans takes 200 B, its max_size is 150 B"]
     assert plan_eviction([], owner, ROOMY, NOW, replace(wish, need=Extent(150, 1))).exceeded == []
 
@@ -172,11 +172,13 @@ def test_a_flag_is_a_limit_beside_the_owners_and_never_hides_it(
 
 def test_named_and_everything() -> None:
     entries = [candidate(1, 10), candidate(2, 20, claim="pinned by ann"), candidate(3, 30)]
-    named = plan_eviction(entries, settings(), ROOMY, NOW, Wish(only=frozenset(e.place for e in entries[:2])))
+    named = plan_eviction(
+        entries, settings(), ROOMY, NOW, EvictionRequest(only=frozenset(e.place for e in entries[:2]))
+    )
     assert [d.candidate for d, _ in named.evicted] == [entries[0]] and [d.candidate for d in named.kept] == [
         entries[1]
     ]
-    everything = plan_eviction(entries, settings(), ROOMY, NOW, Wish(everything=True))
+    everything = plan_eviction(entries, settings(), ROOMY, NOW, EvictionRequest(everything=True))
     assert [d.candidate for d, _ in everything.evicted] == [entries[2], entries[0]]
 
 

@@ -17,7 +17,7 @@ from dsv.cache.claims.pins import pin, unpin
 from dsv.cache.eviction import remembered
 from dsv.cache.eviction.evict import evict, preview
 from dsv.cache.eviction.inventory import Inventory, take_inventory
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.eviction.remembered import SETTLED, WORTH_KEEPING, Remembered
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
@@ -61,7 +61,7 @@ def settle(root: CacheRoot, number: int, seconds: float = 2 * SETTLED) -> None:
 
 
 def evict_nothing(root: CacheRoot) -> None:
-    assert evict(root, CacheSettings(), Wish()).evicted == []
+    assert evict(root, CacheSettings(), EvictionRequest()).evicted == []
 
 
 def test_what_has_not_changed_is_not_read_again(root: CacheRoot, reads: list[Place]) -> None:
@@ -100,7 +100,7 @@ def test_what_was_used_since_stays(root: CacheRoot) -> None:
         settle(root, number)
     evict_nothing(root)
     used_until(root, old[0], root.now())
-    result = evict(root, CacheSettings(limits=Limits(unused_for=DAY / 4)), Wish())
+    result = evict(root, CacheSettings(limits=Limits(unused_for=DAY / 4)), EvictionRequest())
     assert {one.candidate.place for one in result.evicted} == set(old[1:])
 
 
@@ -127,7 +127,7 @@ def test_a_preview_writes_nothing_and_few_places_are_not_worth_a_file(tmp_path: 
     assert not root.inventory.exists()
     publish(root, place(WORTH_KEEPING), {"a": b"1"})
     settle(root, WORTH_KEEPING)
-    preview(root, CacheSettings(), Wish())
+    preview(root, CacheSettings(), EvictionRequest())
     assert not root.inventory.exists()
     evict_nothing(root)
     assert root.inventory.exists()
@@ -149,7 +149,7 @@ def test_a_file_that_means_nothing_counts_as_missing(
 
 def test_what_has_gone_is_forgotten(root: CacheRoot) -> None:
     evict_nothing(root)
-    evict(root, CacheSettings(), Wish(everything=True))
+    evict(root, CacheSettings(), EvictionRequest(everything=True))
     for number in range(2000, 2000 + MANY):
         publish(root, place(number), {"a": b"1"})
         settle(root, number)
@@ -186,9 +186,9 @@ def act(root: CacheRoot, what: str, number: int) -> None:
     if what == "fill" and not there:
         publish(root, one, {"a": b"1"})
     elif what == "evict":
-        evict(root, CacheSettings(), Wish(only=frozenset({one})))
+        evict(root, CacheSettings(), EvictionRequest(only=frozenset({one})))
     elif what == "look":
-        evict(root, CacheSettings(), Wish())
+        evict(root, CacheSettings(), EvictionRequest())
     elif there:
         if what == "use":
             used_until(root, one, root.now())

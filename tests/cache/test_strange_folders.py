@@ -17,7 +17,7 @@ from dsv.cache.bindings import bind
 from dsv.cache.eviction.ensure_room import ensure_room
 from dsv.cache.eviction.evict import evict
 from dsv.cache.eviction.inventory import take_inventory
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.fill_state.room import Need
 from dsv.cache.filling.context import FillRequest, FillResult
 from dsv.cache.filling.fill import fill
@@ -105,7 +105,7 @@ def test_what_is_cached_is_listed_and_evicted_beside_them(root: CacheRoot, world
         report = cached(root.path)
         assert [one.commit for one in report.items] == [commit]
         assert report.foreign == PROFILES
-        assert len(evict(root, CacheSettings(), Wish(everything=True)).evicted) == 1
+        assert len(evict(root, CacheSettings(), EvictionRequest(everything=True)).evicted) == 1
 
     as_nobody(person)
     assert all((root.path / name).is_dir() for name in PROFILES)
@@ -125,7 +125,7 @@ def test_a_dataset_whose_owner_closed_it_counts_and_stays(root: CacheRoot, world
         world.check(commit, cache_it(root, world, commit).path)
         closed = next(one for one in take_inventory(root).visible if one.place.dataset == "theirs")
         assert closed.room == next(one for one in opened if one.visible).room
-        result = evict(root, CacheSettings(limits=Limits(max_size=1)), Wish())
+        result = evict(root, CacheSettings(limits=Limits(max_size=1)), EvictionRequest())
         assert [one.candidate.dataset for one in result.evicted] == ["xrays"]
         assert [(one.candidate.dataset, one.reason) for one in result.kept] == [
             ("theirs", "in a folder that may not be read")

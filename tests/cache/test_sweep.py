@@ -9,11 +9,11 @@ from tests.cache.places import make_root, place
 
 from dsv.cache.eviction import sweep
 from dsv.cache.eviction.evict import evict
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
 from dsv.fs.attributes import PROBE
 
-ALL = Wish(everything=True)
+ALL = EvictionRequest(everything=True)
 
 
 def test_what_somebody_left_who_died_asking_for_the_time_goes(
@@ -39,5 +39,5 @@ def test_the_folder_of_a_fill_in_which_only_that_is_left_goes(tmp_path: Path) ->
     home = root.fill(place())
     root.make_directory(home)
     (home / f"{PROBE}0123").touch()
-    evict(root, CacheSettings(), Wish())
+    evict(root, CacheSettings(), EvictionRequest())
     assert list((root.dot / "fill").iterdir()) == []

@@ -12,7 +12,7 @@ from dsv.api.claims import ClaimItem, opened_cache, pin, release, unpin
 from dsv.api.context import Context
 from dsv.cache.disk import explain
 from dsv.cache.eviction import evict as _evict
-from dsv.cache.eviction.policy import Due, Wish
+from dsv.cache.eviction.policy import Due, EvictionRequest
 from dsv.cache.eviction.sweep import Stuck
 from dsv.cache.layout import Place
 from dsv.cache.root import CacheRoot
@@ -25,7 +25,7 @@ from dsv.model.units import format_bytes, format_count
 
 @dataclass(frozen=True, slots=True)
 class EvictedItem:
-    """A commit that went, or would go. bytes, files: of its content. freed_bytes: what its going left free.
+    """A commit that was evicted, or would be. bytes, files: of its content. freed_bytes: room that is free now.
 
     foreign: files in it that no fill had put there; foreign_paths: some of them.
     """
@@ -62,8 +62,8 @@ class FailedItem:
 
 @dataclass(frozen=True, slots=True)
 class StuckItem:
-    """What an earlier eviction left in the trash, and this one could not delete either. of: the commit that it was of,
-    None where that isn't known. bytes, files: room on disk that it takes.
+    """What an earlier eviction left in the trash, and this one could not delete either. of: its commit;
+    None if that isn't known. bytes, files: room on disk that it takes.
     """
 
     path: Path
@@ -75,8 +75,8 @@ class StuckItem:
 
 @dataclass(frozen=True, slots=True)
 class EvictionReport:
-    """exceeded: the limits that do not hold even now; `exit_code` is 7 then, and that of the first error where
-    something failed. freed_bytes: leftovers of what was killed included."""
+    """exceeded: the limits that do not hold even now; `exit_code` is 7 then, and that of the first error if
+    something failed. freed_bytes: with what killed processes had left."""
 
     evicted: tuple[EvictedItem, ...]
     kept: tuple[KeptItem, ...]
@@ -120,16 +120,18 @@ def evict(
     limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
     with opened_cache(context, folder) as (root, finder):
         settings = load_settings(root).tightened(limits)
-        wish = Wish(everything=everything)
+        request = EvictionRequest(everything=everything)
         if targets:
             check_writable(root, settings)
-            wish = Wish(only=frozenset(place for target in targets for place in finder.find_cached(target)))
-            _refuse(root, _evict.preview(root, settings, wish, exact=False).kept)
+            request = EvictionRequest(
+                only=frozenset(place for target in targets for place in finder.find_cached(target))
+            )
+            _refuse(root, _evict.preview(root, settings, request, exact=False).kept)
         if dry_run:
-            result = _evict.preview(root, settings, wish)
+            result = _evict.preview(root, settings, request)
         else:
             result = _evict.evict(
-                root, settings, wish, on_evicted=lambda one: on_evicted(_evicted(root, one))
+                root, settings, request, on_evicted=lambda one: on_evicted(_evicted(root, one))
             )
         if targets and not result.evicted and not result.failures:
             _refuse(root, result.kept)
@@ -140,7 +142,9 @@ def evict(
         exceeded=tuple(result.exceeded),
         dry_run=dry_run,
         failed=tuple(
-            FailedItem(root.visible(place), _dataset(place), place.commit, error, place in result.halved)
+            FailedItem(
+                root.visible(place), _dataset(place), place.commit, error, place in result.half_removed
+            )
             for place, error in result.failures.items()
         ),
         stuck=tuple(_stuck(one) for one in result.stuck),
@@ -148,7 +152,7 @@ def evict(
 
 
 def _refuse(root: CacheRoot, kept: Sequence[Due]) -> None:
-    """What was named and may not go is refused, before anything else goes."""
+    """Refuses targets that must stay, before anything is evicted."""
     if kept:
         place = kept[0].candidate.place
         raise Conflict(

@@ -29,9 +29,7 @@ _TRIES = 10  # a tenth of a second apart, for the record of what has just become
 
 @dataclass(frozen=True, slots=True)
 class WrongItem:
-    """A path, as shown to people, and what is wrong about it. links: other names of the same file in the
-    cache.
-    """
+    """A path, as shown to people, and what is wrong with it. links: other names of the same file in the cache."""
 
     path: str
     problem: str
@@ -67,7 +65,7 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """5 where something is still wrong."""
+        """5 if something is still wrong."""
         return IntegrityError.exit_code if any(one.still_wrong for one in self.items) else 0
 
 
@@ -76,8 +74,8 @@ def check(
 ) -> CheckReport:
     """Reads all that is cached, or the targets, and replaces what is wrong by what the store has.
 
-    Raises `NotFound` for a target that is not cached, `Unreachable` where the store does not answer,
-    `Denied` where something is wrong that this user may not replace.
+    Raises `NotFound` for a target that is not cached, `Unreachable` if the store does not answer,
+    `Denied` if something is wrong that this user may not replace.
     """
     root = CacheRoot(folder)
     refuse_symlinks(root)
@@ -97,7 +95,7 @@ def check(
 def _check(
     context: Context, finder: Targets, place: Place, known: dict[object, Path], *, repair: bool
 ) -> CheckedItem | None:
-    """None where it went in the meantime."""
+    """None if it was evicted in the meantime."""
     root = finder.root
     dataset = place.dataset_name
     record, there = _look(root, place, dataset)
@@ -120,7 +118,8 @@ def _check(
 
 
 def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled | None, bool]:
-    """Its record, and whether it is there: it becomes visible first and is recorded then, and goes as it came."""
+    """Its record, and whether it is visible: it becomes visible before it is recorded, and is moved away before its
+    record is removed."""
     for attempt in range(_TRIES):
         record = read_record(root, place)
         there = record is not None or place in find_places(root, dataset)

@@ -1,6 +1,6 @@
 """Making a commit appear in a cache under a claim: what `cache` and `run` share.
 
-What fills is imported when something is to be filled: a hit is answered in less time than that takes.
+The modules that fill are imported only for a fill: a hit takes less time than importing them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CacheItem:
 
     fetched_bytes: read from the store by this call. linked_files: taken from other cached commits. hit: it
     was there already. hold, held_until: the id and the end of the hold that was asked for; may_go: without one,
-    when it may be evicted for not being used; None where that never happens. Times are seconds since 1970.
+    when it may be evicted for not being used; None if that never happens. Times are seconds since 1970.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class CacheItem:
 
 
 class NoLease:
-    """Stands for a lease where the commit is pinned for good, and the caller may not write to the cache."""
+    """Stands for a lease if the commit is pinned for good, and the caller may not write to the cache."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
@@ -86,9 +86,7 @@ class NoLease:
 
 
 class Stager:
-    """Stages targets into one cache; `close` it at the end. jobs: processes on this host, None for what
-    suits it.
-    """
+    """Stages targets into one cache; `close` it at the end. jobs: processes on this host; None: as many as suit it."""
 
     def __init__(
         self, context: Context, root: CacheRoot, *, offline: bool = False, jobs: int | None = None
@@ -234,8 +232,7 @@ def cache(
 ) -> list[CacheItem]:
     """Makes every target appear below `folder`, in the order given.
 
-    hold: seconds that this user keeps them, whatever becomes of this process; job: the batch job that
-    wants it.
+    hold: seconds for which this user keeps them, whatever becomes of this process. job: the batch job that wants it.
     offline: the store is not asked. jobs: processes on this host that fill. Raises what `Stager.cache`
     raises, and `UsageError` for no target.
     """
@@ -250,7 +247,7 @@ def cache(
 class Claim:
     """A lease for as long as a block lasts, unless `keep` takes it out.
 
-    optional: where the cache may not be written to, or is full, what is there already may be used without.
+    optional: if the cache may not be written to, or is full, what is cached already may be used without one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From a target to a place in a cache: by what the cache itself knows where that will do, else by asking
+"""From a target to a place in a cache: by what the cache itself knows if that is enough, else by asking
 the store.
 """
 
@@ -97,7 +97,7 @@ class Targets:
         """For claims and evictions: what is cached of a target, by what the cache knows, else by asking
         the store.
 
-        A target without a path means all that is cached of its commit. Raises `NotFound` where nothing is,
+        A target without a path means all that is cached of its commit. Raises `NotFound` if nothing is,
         and `Conflict` for a symlink in its place.
         """
         from dsv.cache.eviction.inventory import find_places
@@ -126,7 +126,7 @@ class Targets:
     def find_exactly(self, target: Target) -> Place:
         """What `find_cached` finds, but the whole commit alone for a target without a path, and not its parts.
 
-        Raises `NotFound` where that is not cached.
+        Raises `NotFound` if that is not cached.
         """
         places = self.find_cached(target)
         for place in places:
@@ -149,7 +149,7 @@ class Targets:
         return StoreSource(lambda: self.repository)
 
     def helper(self) -> HelperSpec | None:
-        """How a helper process reaches the same store; None where only this process can."""
+        """How a helper process reaches the same store; None if only this process can."""
         choice = self._context.settings.store()
         if choice.url.startswith("memory:"):
             return None
@@ -158,14 +158,14 @@ class Targets:
         return HelperSpec("dsv.api.cache_targets:open_source", arguments)
 
     def bind(self, found: Found) -> None:
-        """Makes the dataset's visible paths this store's. Raises `Conflict` where they are another's."""
+        """Makes the dataset's visible paths this store's. Raises `Conflict` if they are another's."""
         try:
             bind(self.root, found.dataset, found.store)
         except OSError as error:
             raise explain(error, self.root.path) from error
 
     def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
-        """What the cache knows by itself; None where the store has to be asked."""
+        """What the cache knows by itself; None if the store has to be asked."""
         dataset, rev = self._dataset(target), target.rev
         store = bound_store(self.root, dataset)
         if store is None or not (branches or self._offline or store == self._store_in_effect(target)):
@@ -223,7 +223,7 @@ class Targets:
         return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved)
 
     def remember(self, found: Found) -> None:
-        """Records what the store said; who may not write here has no use for it. The cache must be there."""
+        """Records what the store said, unless this user may not write here. The cache must exist."""
         resolved = found.resolved
         if resolved is None:
             return

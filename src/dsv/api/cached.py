@@ -56,8 +56,8 @@ class CachedItem:
 
     names: tags and branches that name it now, as far as this cache has heard. own_bytes: of disk, not
     shared with other cached commits (from records; only an eviction measures it). complete: its record was
-    found. may_go: when it may be evicted for not being used; None while claims, the owner or nothing
-    stands for that.
+    found. may_go: when it may be evicted for not being used; None if a claim or the owner keeps it, or
+    if nothing is evicted for its age.
     """
 
     path: Path
@@ -81,9 +81,8 @@ class CachedItem:
 
 @dataclass(frozen=True, slots=True)
 class FillItem:
-    """A fill under way, or (not live) one that was broken off and will be gone on with. files: entries of
-    the tree.
-    """
+    """A fill under way or, if it is not live, one that was interrupted and will be continued. files: entries of the
+    tree."""
 
     dataset: DatasetName
     commit: CommitId
@@ -98,9 +97,7 @@ class FillItem:
 
 @dataclass(frozen=True, slots=True)
 class RoomItem:
-    """Room that the cache takes, what fills were promised, what the file system has, and the owner's
-    limits.
-    """
+    """Room that the cache takes, what is reserved for fills, what the file system has, and the owner's limits."""
 
     used_bytes: int
     used_files: int
@@ -116,9 +113,8 @@ class RoomItem:
 
 @dataclass(frozen=True, slots=True)
 class CachedReport:
-    """foreign: names in the cache that dsv did not put there; they are never touched. trash: what evictions have taken
-    out of sight and not deleted.
-    """
+    """foreign: names in the cache that dsv did not put there; they are never touched. trash: what evictions have moved
+    out of sight and not deleted."""
 
     folder: Path
     items: tuple[CachedItem, ...]

@@ -109,7 +109,7 @@ def unpin(
 ) -> list[ClaimItem]:
     """Ends this user's pins of the targets, or everyone's; without a path those of its parts, too.
 
-    Raises `NotFound` where there is none, `Conflict` where only others have pinned it.
+    Raises `NotFound` if there is none, `Conflict` if only others have pinned it.
     """
     found: list[ClaimItem] = []
     with opened_cache(context, folder) as (root, finder):

@@ -25,7 +25,7 @@ _ANSWERS_WITHIN = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HeldData:
-    """Staged targets that a keeper holds now. keeper: None where all of them are pinned for good in a cache that may
+    """Staged targets that a keeper holds now. keeper: None if all of them are pinned for good in a cache that may
     not be written to, and so need none."""
 
     staged: tuple[Staged, ...]
@@ -46,7 +46,7 @@ def hold_while(
     """Makes every target appear in the cache, and has a process of its own hold them until `watched` has ended.
 
     It holds them already when this returns. program: what `watched` runs, as people are told. Raises what
-    `Stager.stage` raises, and `Unsupported` where the system can't tell when a process ends.
+    `Stager.stage` raises, and `Unsupported` if the system can't tell when a process ends.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
@@ -81,7 +81,7 @@ def cache_while(
     jobs: int | None = None,
 ) -> list[CacheItem]:
     """As `cache`, with a hold that lasts exactly as long as process `pid` of this host. Raises as `hold_while`, and
-    `NotFound` where there is no such process.
+    `NotFound` if there is no such process.
     """
     if not targets:
         raise UsageError("no target is named", hint="dsv cache DATASET@REV")

@@ -55,11 +55,10 @@ def own_folder(path: Path) -> bool:
 
 
 def no_symlink(path: Path) -> Conflict:
-    """The error of a symlink in place of a folder of dsv's own: what is filled there would lie elsewhere, uncounted,
-    and what is deleted there would be somebody's.
-    """
+    """The error for a symlink in place of one of dsv's own folders: what is filled there would be elsewhere and not be
+    counted, and what is deleted there would be somebody's."""
     return Conflict(
-        f"{path} is a symlink, and in place of a folder of dsv's own none is followed",
+        f"{path} is a symlink, and dsv follows none in place of its own folders",
         subject=str(path),
         hint=f"ask who made it (ls -l {path}), then: rm {path}",
     )

@@ -44,7 +44,7 @@ def folder_name(dataset: DatasetName) -> str:
 
 
 def dataset_of(folder: str) -> DatasetName:
-    """The dataset whose `folder_name` this is. Raises `UsageError` for any other."""
+    """The dataset whose `folder_name` this is. Raises `UsageError` if it is none."""
     plain = folder.replace("%2E", ".", 1)
     dataset = DatasetName.from_component(plain)
     if folder_name(dataset) != folder:
@@ -53,7 +53,7 @@ def dataset_of(folder: str) -> DatasetName:
 
 
 def is_dataset(name: str) -> bool:
-    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are strangers'."""
+    """Whether a name in the cache's root, or in one of the dot folder's, can be a dataset's; others are foreign."""
     try:
         dataset_of(name)
     except UsageError:

@@ -26,7 +26,7 @@ _VERSION = 1
 class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """One incarnation of a cached commit. A newer version adds fields, and means the same by these.
 
-    fill: random hex, new for each fill; the same for all who fill together.
+    fill: random hex, new for each fill; the same for all that share the fill.
     store, commit: hex. selection: the selected paths; empty for a whole commit.
     files, bytes, entries: of the commit or selection.
     own_files, own_bytes: inodes and disk blocks (in bytes) that this fill added, so without what it linked.
@@ -58,7 +58,7 @@ def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
 
 
 def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
-    """Tells that the visible folder is whole; right after the rename. False: it was told. Raises `OSError`."""
+    """Records that the visible folder is whole, right after the rename. False: it was recorded. Raises `OSError`."""
     return root.write_once(record_path(root, place, record.fill), encode(record))
 
 

@@ -45,7 +45,7 @@ class CacheRoot(Layout):
 
     @property
     def file_mode(self) -> int:
-        """Mode of every cached file: read-only for whom the root lets read."""
+        """Mode of every cached file: read-only for those who may read the root."""
         return self._rights()[1]
 
     def executable_mode(self) -> int:
@@ -86,7 +86,7 @@ class CacheRoot(Layout):
             try:
                 self._make_spares()
             except OSError as error:
-                if error.errno not in FULL:  # others use them just now
+                if error.errno not in FULL:  # others are using them
                     raise
         except OSError as error:
             raise explain(error, self.path) from error
@@ -101,10 +101,9 @@ class CacheRoot(Layout):
     def make_directory(self, path: Path) -> None:
         """Makes `path`, below the root, and its missing parents, with the root's rights. There already: fine.
 
-        It appears with its final mode at once: a user with a narrow umask who dies between mkdir and chmod
-        would else leave a folder that locks the others out. Evictors and other fills remove the folders above it while
-        these are empty, so they are made again. Raises `OSError`, and
-        `Conflict` for a symlink.
+        It appears with its final mode at once: otherwise a process with a narrow umask that dies between mkdir and
+        chmod would leave a folder that locks others out. Evictors and other fills remove the folders above it while
+        these are empty, so they are made again. Raises `OSError`, and `Conflict` for a symlink.
         """
         for attempt in range(_TRIES):
             try:
@@ -139,7 +138,7 @@ class CacheRoot(Layout):
     def write_once(self, path: Path, data: bytes) -> bool:
         """Creates `path` with exactly this content, atomically and durably; False if the name was taken.
 
-        Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made where
+        Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made if it is
         missing. Raises `OSError`; `Unsupported` if the file system has no hard links.
         """
         with self.drafted(data) as draft:
@@ -254,11 +253,11 @@ class CacheRoot(Layout):
     def time_in(self, folder: Path) -> float:
         """The same, but the folder is never made. Raises `OSError`; `FileNotFoundError` or ESTALE if it has gone."""
         probe = folder / f"{PROBE}{os.urandom(8).hex()}"
-        lent = self.put_name(probe)
+        spare = self.put_name(probe)
         try:
             return refresh(folder) / 1e9
         finally:
-            if lent:
+            if spare:
                 probe.rename(self.spares / probe.name.lstrip("."))
             else:
                 probe.unlink(missing_ok=True)
@@ -266,8 +265,8 @@ class CacheRoot(Layout):
     def reach(self, folder: Path) -> None:
         """Makes a folder if it is missing, and makes sure that this host sees it as it is.
 
-        One's own change in a folder is what makes an NFS client forget what it believed of the names in it; where the
-        folder itself has gone but is remembered, those above it are looked at. Raises `OSError`.
+        One's own change in a folder is what makes an NFS client forget what it believed of the names in it; if the
+        folder itself has gone but is remembered, those above it are asked for. Raises `OSError`.
         """
         self.make_directory(folder)
         self.now(folder)
@@ -275,8 +274,8 @@ class CacheRoot(Layout):
     def put_name(self, path: Path) -> bool:
         """Makes a new name in a folder, that of an empty file; on a full disk one that needs neither block nor inode.
 
-        True if it took a spare file for that, as some file systems count a link as a file: anyone who wants
-        that name no more renames it back. Raises `OSError`.
+        True if it used a spare file, as some file systems count a link as a file: when the name is no longer needed,
+        the caller renames it back. Raises `OSError`.
         """
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -285,12 +284,12 @@ class CacheRoot(Layout):
             if error.errno not in FULL:
                 raise
             for spare in list_names(self.spares):
-                if self._lend(self.spares / spare, path):
+                if self._use_spare(self.spares / spare, path):
                     return True
             raise
 
-    def _lend(self, spare: Path, path: Path) -> bool:
-        """False if another process was faster. Raises `OSError`, also if the folder that wants it has gone."""
+    def _use_spare(self, spare: Path, path: Path) -> bool:
+        """False if another process was faster. Raises `OSError`, also if the folder of `path` has gone."""
         try:
             spare.rename(path)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
 """When a cached commit was last used, and how much of the cache's room it stands for.
 
-A fill's record says what that fill wrote. When a commit goes whose files others link, what stays on disk
-must stay on somebody's account: the evictor then writes a share into another commit's claims folder, so
-that the sum over all commits is what the cache takes.
+A fill's record says what that fill wrote. If a commit is evicted whose files others still link, the rest on disk has to
+count for one of these: the evictor writes a share into that commit's claims folder, so that the sum over all commits is
+what the cache takes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def last_used(root: CacheRoot, place: Place) -> float | None:
 
 
 def add_share(root: CacheRoot, place: Place, fill: str, extent: Extent) -> None:
-    """Puts room that an evicted commit left behind on this one's account. Raises `OSError`."""
+    """Makes the rest of an evicted commit count for this one. Raises `OSError`."""
     path = root.claims(place) / f"{SHARE}{fill[:16]}-{os.urandom(8).hex()}"
     root.write_once(path, msgspec.json.encode(ShareRecord(fill=fill, bytes=extent.bytes, files=extent.files)))
 

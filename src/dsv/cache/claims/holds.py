@@ -51,7 +51,7 @@ def own_holds(
 
 
 def find_leases(root: CacheRoot, places: Iterable[Place], start: str) -> list[Hold]:
-    """Every lease, of whatever kind and whoever's, whose id begins so. Raises `OSError`."""
+    """Every lease, of any kind and any user, whose id begins with `start`. Raises `OSError`."""
     found = []
     for place in places:
         if any(name.startswith(f"{LEASE}{start}") for name in list_names(root.claims(place))):

@@ -1,4 +1,4 @@
-"""An evictor's declared will to remove a commit, and how a taker of a lease ends it for good.
+"""An evictor's announcement that it removes a commit, and how a taker of a lease ends it for good.
 
 An intent is a file in the place's claims folder, and an empty folder of its own in the trash, made before
 it. The one thing that removes a commit from sight is a rename of its visible folder into that trash
@@ -55,7 +55,7 @@ class Intent:
 
     @classmethod
     def declare(cls, root: CacheRoot, place: Place, now: float) -> Intent:
-        """Makes the trash folder, then tells. From here on a listing of the claims shows every earlier taker.
+        """Makes the trash folder, then announces it. From here on a listing of the claims shows every earlier taker.
 
         Raises `OSError`.
         """
@@ -82,9 +82,8 @@ class Intent:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            self.root.spare_folder.rename(
-                self.folder
-            )  # the next `prepare` on a disk with room makes a new one
+            # The next `prepare` on a disk with room makes a new one.
+            self.root.spare_folder.rename(self.folder)
 
     def _tell(self, record: IntentRecord) -> None:
         try:

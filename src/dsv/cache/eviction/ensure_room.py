@@ -17,7 +17,7 @@ from dsv.cache.eviction.evict import (
     sweep,
     take_stock,
 )
-from dsv.cache.eviction.policy import Planner, Wish
+from dsv.cache.eviction.policy import EvictionRequest, Planner
 from dsv.cache.eviction.remembered import Remembered
 from dsv.cache.fill_state.room import Need, NoRoomBeside
 from dsv.cache.root import CacheRoot
@@ -30,7 +30,7 @@ _REST = 100  # all commits are looked at again once this takes at most so small 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was cached when there was room for the fill. until: by the clock; after that it is too old."""
+    """What was cached when there was room for the fill. until: when it is too old, by the clock."""
 
     stock: Stock
     until: float
@@ -39,10 +39,9 @@ class _Known:
 class RoomMaker:
     """Makes room for one fill, each time that it asks.
 
-    A fill asks every few seconds, and to look at all commits of a large cache on a file server takes seconds. Most
-    times a look at the disk and at the reservations tells that there is room. All commits are looked at if it does
-    not, and also, if the owner limits how much may be cached, the first time and once in a while. The limits are read
-    each time, as they may change.
+    A fill asks every few seconds, and a look at all commits of a large cache takes time. Mostly the free space and the
+    reservations show that there is room. All commits are looked at if not, and also, if the owner limits how much
+    may be cached, the first time and once in a while. The limits are read each time, as they may change.
     """
 
     def __init__(self, root: CacheRoot, dataset: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,29 +53,29 @@ class RoomMaker:
     def __call__(self, need: Need, /) -> None:
         """Raises `NoRoomBeside` with the figures."""
         settings = load_settings(self._root)
-        wish = _wish(self._dataset, need)
-        if self._has_room_at_a_glance(settings, wish):
+        request = _request(self._dataset, need)
+        if self._has_room_at_a_glance(settings, request):
             return
         self._known = None
         began = self._clock()
         remembered = remember(self._root)
-        stock = take_stock(self._root, wish, remembered)
+        stock = take_stock(self._root, request, remembered)
         keep(self._root, remembered, stock)
-        if stock.planner(settings, wish).exceeded():
-            _evict_for(self._root, settings, wish, need, remembered)
+        if stock.planner(settings, request).exceeded():
+            _evict_for(self._root, settings, request, need, remembered)
         else:
             now = self._clock()
             self._known = _Known(stock, now + _REST * (now - began))
 
-    def _has_room_at_a_glance(self, settings: CacheSettings, wish: Wish) -> bool:
+    def _has_room_at_a_glance(self, settings: CacheSettings, request: EvictionRequest) -> bool:
         """By what was cached a while ago: a fill that has ended since then had counted this one before it began."""
-        disk = disk_now(self._root, wish.place)
+        disk = disk_now(self._root, request.place)
         if not settings.limits_content(self._dataset):
-            return not Planner((), settings, disk, 0.0, wish).exceeded()
+            return not Planner((), settings, disk, 0.0, request).exceeded()
         known = self._known
         if known is None or self._clock() >= known.until:
             return False
-        return not replace(known.stock, disk=disk).planner(settings, wish).exceeded()
+        return not replace(known.stock, disk=disk).planner(settings, request).exceeded()
 
 
 def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Need) -> EvictionResult:
@@ -85,31 +84,31 @@ def ensure_room(root: CacheRoot, settings: CacheSettings, dataset: str, need: Ne
     Evicts for that, unless it would not help enough. dataset: of what is to be cached. Raises `NoRoomBeside` with the
     figures.
     """
-    wish = _wish(dataset, need)
+    request = _request(dataset, need)
     remembered = remember(root)
-    if not take_stock(root, wish, remembered).planner(settings, wish).exceeded():
+    if not take_stock(root, request, remembered).planner(settings, request).exceeded():
         return EvictionResult()
-    return _evict_for(root, settings, wish, need, remembered)
+    return _evict_for(root, settings, request, need, remembered)
 
 
 def _evict_for(
-    root: CacheRoot, settings: CacheSettings, wish: Wish, need: Need, remembered: Remembered
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, need: Need, remembered: Remembered
 ) -> EvictionResult:
-    swept = sweep(root, settings, wish, remembered)
-    stock = take_stock(root, wish, remembered, swept.facts)
+    swept = sweep(root, settings, request, remembered)
+    stock = take_stock(root, request, remembered, swept.facts)
     # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
-    foreseen = preview_from(root, settings, wish, stock)
+    foreseen = preview_from(root, settings, request, stock)
     if foreseen.exceeded:
         raise _no_room(settings, need, foreseen)
-    result = evict_from(root, settings, wish, stock)
+    result = evict_from(root, settings, request, stock)
     if result.exceeded:
         raise _no_room(settings, need, result)
     result.leftovers += swept.freed
     return result
 
 
-def _wish(dataset: str, need: Need) -> Wish:
-    return Wish(
+def _request(dataset: str, need: Need) -> EvictionRequest:
+    return EvictionRequest(
         need=Extent(need.bytes, need.files),
         dataset=dataset,
         place=need.place,

@@ -1,4 +1,4 @@
-"""Carrying out evictions: intent first, then a look at the claims, then out of sight in one rename, then deletion.
+"""Evicting: announce an intent, check the claims, move the commit out of sight by one rename, delete it.
 
 docs/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
 """
@@ -17,7 +17,7 @@ from dsv.cache.claims.intents import Fired, Intent
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.disk import explain
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
-from dsv.cache.eviction.policy import Candidate, Disk, Due, Planner, Wish
+from dsv.cache.eviction.policy import Candidate, Disk, Due, EvictionRequest, Planner
 from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.eviction.sweep import Stuck, Sweeper, Swept, remove_empty
 from dsv.cache.fill_state import room
@@ -32,7 +32,8 @@ from dsv.errors import DsvError
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """One commit that went (or would go). freed: what that left free; foreign: files in it that were not its own."""
+    """One commit that was evicted, or would be. freed: room that is free now. foreign: files in it that no fill put
+    there."""
 
     candidate: Candidate
     reason: str
@@ -42,8 +43,8 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Halved:
-    """One that is out of sight, but could not all be deleted. freed: what was."""
+class HalfRemoved:
+    """A commit that is out of sight, but was only deleted in part. freed: what was deleted."""
 
     freed: Extent
     error: DsvError
@@ -51,18 +52,18 @@ class Halved:
 
 @dataclass(slots=True)
 class EvictionResult:
-    """evicted in order; kept with reasons; exceeded: limits that do not hold even so; failures by place: of those
-    in `halved` the rest is in the trash, the others stay.
+    """evicted, in order; kept, with reasons; exceeded: limits that still do not hold; failures, by place: of those
+    in `half_removed` the rest is in the trash, the others stay.
 
     stuck: what lies in the trash since an earlier eviction, and still can't be deleted.
-    leftovers: what was freed besides, of killed evictors, of fills that nobody goes on with and of the halved.
+    leftovers: room freed besides: of killed evictors, of fills that nobody continues, and of `half_removed`.
     """
 
     evicted: list[Evicted] = field(default_factory=list)
     kept: list[Due] = field(default_factory=list)
     exceeded: list[str] = field(default_factory=list)
     failures: dict[Place, DsvError] = field(default_factory=dict)
-    halved: set[Place] = field(default_factory=set)
+    half_removed: set[Place] = field(default_factory=set)
     leftovers: Extent = field(default_factory=Extent)
     stuck: list[Stuck] = field(default_factory=list)
 
@@ -74,21 +75,21 @@ class EvictionResult:
 def evict(
     root: CacheRoot,
     settings: CacheSettings,
-    wish: Wish,
+    request: EvictionRequest,
     *,
     on_evicted: Callable[[Evicted], None] = lambda _: None,
 ) -> EvictionResult:
-    """Evicts what the settings and the wish say. Several at once, on any hosts, are safe.
+    """Evicts what the settings and the request say. Several at once, on any hosts, are safe.
 
     Raises `Unsupported` for a cache of a newer dsv, `Denied`, `Unreachable`.
     """
     if not root.exists():
         return EvictionResult()
     remembered = remember(root)
-    swept = sweep(root, settings, wish, remembered)
-    stock = take_stock(root, wish, remembered, swept.facts)
+    swept = sweep(root, settings, request, remembered)
+    stock = take_stock(root, request, remembered, swept.facts)
     keep(root, remembered, stock)
-    result = evict_from(root, settings, wish, stock, on_evicted)
+    result = evict_from(root, settings, request, stock, on_evicted)
     result.leftovers += swept.freed
     result.stuck = swept.stuck
     return result
@@ -103,16 +104,18 @@ def remember(root: CacheRoot) -> Remembered:
 
 
 def keep(root: CacheRoot, remembered: Remembered, stock: Stock) -> None:
-    """For the next who looks. It does no harm if it can't be written."""
+    """For the next inventory. It does no harm if it can't be written."""
     with contextlib.suppress(OSError):
         remembered.save(item.place for item in stock.inventory.items)
 
 
-def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish, remembered: Remembered) -> Swept:
-    """Deletes what killed evictors left, and fills that nobody goes on with. Raises as `evict`."""
+def sweep(
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
+) -> Swept:
+    """Deletes what killed evictors left, and fills that nobody continues. Raises as `evict`."""
     check_writable(root, settings)
     try:
-        return Sweeper(root, settings, wish, remembered).run()
+        return Sweeper(root, settings, request, remembered).run()
     except OSError as error:
         raise explain(error, root.path, "clean up") from error
 
@@ -121,55 +124,56 @@ def sweep(root: CacheRoot, settings: CacheSettings, wish: Wish, remembered: Reme
 class Stock:
     """What an eviction is planned from: what is cached, and the disk as it was right afterwards.
 
-    It may be old when it is acted upon: each commit is looked at again before it goes.
+    It may be out of date by then: each commit is checked again before it is evicted.
     """
 
     inventory: Inventory
     disk: Disk
 
-    def planner(self, settings: CacheSettings, wish: Wish) -> Planner:
+    def planner(self, settings: CacheSettings, request: EvictionRequest) -> Planner:
         now = self.inventory.now
         candidates = [item.candidate(now) for item in self.inventory.visible]
-        return Planner(candidates, settings, self.disk, now, wish)
+        return Planner(candidates, settings, self.disk, now, request)
 
 
 def take_stock(
     root: CacheRoot,
-    wish: Wish,
+    request: EvictionRequest,
     remembered: Remembered | None = None,
     facts: Mapping[Place, PlaceFacts] | None = None,
 ) -> Stock:
     """`remembered`, `facts`: as of `take_inventory`. Raises `Denied`, `Unreachable`."""
     inventory = take_inventory(root, remembered, facts)
-    return Stock(inventory, disk_now(root, wish.place if wish.need is not None else None))
+    return Stock(inventory, disk_now(root, request.place if request.need is not None else None))
 
 
 def evict_from(
     root: CacheRoot,
     settings: CacheSettings,
-    wish: Wish,
+    request: EvictionRequest,
     stock: Stock,
     on_evicted: Callable[[Evicted], None] = lambda _: None,
 ) -> EvictionResult:
     """`evict` without the sweep, by what is known already."""
-    planner = stock.planner(settings, wish)
+    planner = stock.planner(settings, request)
     executor = _Executor(root, {item.place: item for item in stock.inventory.visible})
     return _carry_out(planner, lambda due: executor.evict(due, planner.new_owner()), on_evicted)
 
 
-def preview(root: CacheRoot, settings: CacheSettings, wish: Wish, *, exact: bool = True) -> EvictionResult:
+def preview(
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, *, exact: bool = True
+) -> EvictionResult:
     """What `evict` would do now; nothing is touched.
 
-    `exact` looks at every file that would go, because only its links tell what is freed; otherwise the records are
-    believed.
+    exact: look at every file that would go, as only its link count says what is freed; otherwise use the records.
     """
     if not root.exists():
         return EvictionResult()
-    return preview_from(root, settings, wish, take_stock(root, wish), exact=exact)
+    return preview_from(root, settings, request, take_stock(root, request), exact=exact)
 
 
 def preview_from(
-    root: CacheRoot, settings: CacheSettings, wish: Wish, stock: Stock, *, exact: bool = True
+    root: CacheRoot, settings: CacheSettings, request: EvictionRequest, stock: Stock, *, exact: bool = True
 ) -> EvictionResult:
     """`preview` by what is known already."""
     remover = Remover(dry=True)
@@ -179,15 +183,15 @@ def preview_from(
             return Evicted(due.candidate, due.reason, due.candidate.room)
         return _evicted(due, remover.remove(root.visible(due.candidate.place)))
 
-    return _carry_out(stock.planner(settings, wish), measure, lambda _: None)
+    return _carry_out(stock.planner(settings, request), measure, lambda _: None)
 
 
 def _carry_out(
     planner: Planner,
-    act: Callable[[Due], Evicted | Halved | str | None],
+    act: Callable[[Due], Evicted | HalfRemoved | str | None],
     on_evicted: Callable[[Evicted], None],
 ) -> EvictionResult:
-    """`act` answers what went, why it stays after all, or None if another was faster."""
+    """`act` returns what was evicted, why it stays after all, or None if another evictor was faster."""
     result = EvictionResult()
     while (due := planner.next()) is not None:
         try:
@@ -199,10 +203,10 @@ def _carry_out(
             planner.kept(outcome)
         elif outcome is None:
             planner.gone()
-        elif isinstance(outcome, Halved):
+        elif isinstance(outcome, HalfRemoved):
             planner.evicted(outcome.freed)
             result.failures[due.candidate.place] = outcome.error
-            result.halved.add(due.candidate.place)
+            result.half_removed.add(due.candidate.place)
             result.leftovers += outcome.freed
         else:
             planner.evicted(outcome.freed, planner.new_owner())
@@ -232,7 +236,8 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there: a cache that is not made yet will be on its file system."""
+    """The folder, or the nearest one above it that exists: a cache that does not exist yet will be on that file
+    system."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -246,8 +251,8 @@ class _Executor:
         self._items = items
         self._remover = Remover()
 
-    def evict(self, due: Due, new_owner: Place | None) -> Evicted | Halved | str | None:
-        """What went; why it stays after all; None if another evictor was faster. Raises `OSError`."""
+    def evict(self, due: Due, new_owner: Place | None) -> Evicted | HalfRemoved | str | None:
+        """What was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.candidate.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
@@ -268,14 +273,14 @@ class _Executor:
         try:
             removed = self._remover.remove(intent.folder / place.name)
         except OSError as error:  # the intent stays, so that the next evict finds the rest
-            return Halved(self._remover.removed.room, _half_removed(place, error))
+            return HalfRemoved(self._remover.removed.room, _half_removed(place, error))
         self._pass_on(due.candidate.room - removed.room, new_owner)
         intent.withdraw()
         remove_empty(root, place)
         return _evicted(due, removed)
 
     def _objection(self, candidate: Candidate, claims: Claims) -> str | None:
-        """What was not so when the plan was made."""
+        """Why it must stay, if that has changed since the plan was made."""
         root, place = self._root, candidate.place
         reason = claims.protecting(root.now(root.claims(place)))
         if reason is not None:
@@ -288,7 +293,7 @@ class _Executor:
         return None
 
     def _pass_on(self, rest: Extent, new_owner: Place | None) -> None:
-        """What stays on disk, as others link it, goes on another's account."""
+        """Room that stays in use, as others link the files, counts for another commit from now on."""
         item = None if new_owner is None else self._items.get(new_owner)
         if item is not None and item.record is not None and rest != Extent():
             with contextlib.suppress(OSError):

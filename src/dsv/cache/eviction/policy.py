@@ -1,8 +1,7 @@
-"""Which cached commits go, in which order and why. Pure: values in, a plan out; no clock, no disk.
+"""Which cached commits are evicted, in which order and why. Pure: values in, a plan out; no clock, no disk.
 
-The planner hands out one commit at a time and is told what its going freed, so that limits are met exactly
-and not one commit more goes: with `--dry-run` the caller measures what would be freed, otherwise it deletes and
-counts.
+The planner gives one commit at a time and is told how much room that freed, so that not one commit more is evicted than
+the limits need. With `--dry-run` the caller measures what would be freed; otherwise it deletes and counts.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folder
 class Candidate:
     """One cached commit (or selection) as the policy sees it.
 
-    dataset: its name. bytes, files: of its content. room: what it stands for on disk, without what it
-    shares with older ones. last_use: seconds since 1970, the file server's clock. claim: who needs it,
-    None for nobody.
+    dataset: its name. bytes, files: of its content. room: what it stands for on disk, without what it shares with
+    older ones. last_use: seconds since 1970, by the file server's clock. claim: what keeps it, or None.
     """
 
     place: Place
@@ -39,8 +37,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system: free and total bytes; and of fills under way what they wrote and what they still
-    will. free_files: how many files can be made before inodes run out; None if it sets no limit, or tells none.
+    """The file system: free and total bytes, what fills under way have written, and what is reserved for the rest.
+
+    free_files: how many files can be made before inodes run out; None if there is no limit, or none is known.
     """
 
     free: int
@@ -55,13 +54,12 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class EvictionRequest:
     """What an eviction is for.
 
-    only: these and nothing else, by name. everything: all that may go. need: room that must be left
-    afterwards, for `place`, a commit of `dataset`; neither age nor another dataset's own max_size is a reason
-    to go then. folders: inodes that it needs beside those of its files, which no limit of the owner's counts.
-    keep: what must stay for it.
+    only: these and nothing else, by name. everything: all that may go. need: room that must be left afterwards, for
+    `place`, a commit of `dataset`; then neither age nor another dataset's own max_size is a reason to evict. folders:
+    inodes that it needs beside those of its files, which no limit of the owner's counts. keep: what must stay for it.
     """
 
     only: frozenset[Place] | None = None
@@ -73,7 +71,7 @@ class Wish:
     folders: int = 0
 
 
-_ORDINARY = Wish()
+_ORDINARY = EvictionRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Due:
 
 @dataclass(slots=True)
 class EvictionPlan:
-    """What goes, in order, with what each frees; what stays; and the limits that are exceeded even so."""
+    """What goes, in order, with what each frees; what stays; and the limits that are exceeded all the same."""
 
     evicted: list[tuple[Due, Extent]] = field(default_factory=list)
     kept: list[Due] = field(default_factory=list)
@@ -96,7 +94,7 @@ class EvictionPlan:
 
 
 class Planner:
-    """Asks and is told, in turn: `next`, then `evicted`, `kept` or `gone` for what it gave; at the end `finish`."""
+    """Call `next`, then `evicted`, `kept` or `gone` for the commit that it gave, and so on; at the end `finish`."""
 
     def __init__(
         self,
@@ -104,12 +102,12 @@ class Planner:
         settings: CacheSettings,
         disk: Disk,
         now: float,
-        wish: Wish = _ORDINARY,
+        request: EvictionRequest = _ORDINARY,
     ) -> None:
         self._settings = settings
         self._disk = disk
         self._now = now
-        self._wish = wish
+        self._request = request
         self._waiting = sorted(candidates, key=lambda one: (one.last_use, one.place))
         self._there = {one.place: one for one in self._waiting}
         self._room = _Accounts(self._waiting)
@@ -156,7 +154,7 @@ class Planner:
         self._room.close(self._answer().candidate)
 
     def new_owner(self) -> Place | None:
-        """On whose account goes what the given commit leaves behind: the last used of its dataset, else of any."""
+        """The commit that the rest of the given one counts for: the last used of its dataset, else of any."""
         assert self._given is not None
         mine = self._given.candidate
         others = [one for one in self._there.values() if one.place != mine.place]
@@ -167,11 +165,11 @@ class Planner:
     def finish(self) -> EvictionPlan:
         """The plan, with why each of the others stays."""
         for one in self._waiting:
-            if self._wish.only is None or one.place in self._wish.only:
+            if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))
                 self.plan.kept.append(Due(one, self._claim(one) or f"used {used} ago"))
         self._waiting = []
-        if self._wish.only is None:
+        if self._request.only is None:
             self.plan.exceeded = self.exceeded()
         return self.plan
 
@@ -186,7 +184,7 @@ class Planner:
         return due
 
     def _claim(self, one: Candidate) -> str | None:
-        if one.place in self._wish.keep:
+        if one.place in self._request.keep:
             return "needed by what is being cached"
         if self._settings.is_protected(one.dataset):
             return "protected by the cache's owner"
@@ -194,29 +192,29 @@ class Planner:
 
     def _reason(self, one: Candidate, limit: str | None, over: Mapping[str, str]) -> str | None:
         """Why it is due at this moment, or None."""
-        if self._wish.only is not None:
-            return "named" if one.place in self._wish.only else None
-        if self._wish.everything:
+        if self._request.only is not None:
+            return "named" if one.place in self._request.only else None
+        if self._request.everything:
             return "asked for by --all"
         age = self._settings.unused_for(one.dataset)
-        if self._wish.need is None and age is not None and self._now - one.last_use > age:
+        if self._request.need is None and age is not None and self._now - one.last_use > age:
             return f"unused for {format_duration(self._now - one.last_use)}"
         return over.get(one.dataset, limit)
 
     def _coming(self, dataset: str | None = None) -> Extent:
         """Room that this eviction is to make, and what other fills were promised."""
-        need = self._wish.need or Extent()
+        need = self._request.need or Extent()
         if dataset is not None:
-            return need if dataset == self._wish.dataset else Extent()
+            return need if dataset == self._request.dataset else Extent()
         return self._disk.reserved + need
 
     def _datasets_over(self) -> dict[str, str]:
         """Each dataset above its own max_size, with the sentence that says so.
 
-        Where room is made for a commit that is its dataset alone, whether anything of it is cached or not:
-        what is too much of another, and stays as it is in use, takes no room that this one could have.
+        If room is made for a commit, only its dataset counts: what another has too much of takes no room that this one
+        could have.
         """
-        rooms, wanted = self._room.datasets, self._wish.dataset
+        rooms, wanted = self._room.datasets, self._request.dataset
         found = {}
         for name in rooms if wanted is None else [wanted]:
             most = self._settings.rule(name).max_size
@@ -245,8 +243,8 @@ class Planner:
         if free < 0 and not found:
             found.append(f"{format_bytes(self._disk.free)} are free, {format_bytes(coming.bytes)} are needed")
         files, needed = self._disk.free_files, coming.files
-        if self._wish.need not in (None, _NOTHING):
-            needed += _OWN_FILES + self._wish.folders
+        if self._request.need not in (None, _NOTHING):
+            needed += _OWN_FILES + self._request.folders
         if files is not None and files < needed:
             found.append(f"{files} files can still be made, {needed} are needed")
         return found
@@ -279,11 +277,11 @@ def plan_eviction(
     settings: CacheSettings,
     disk: Disk,
     now: float,
-    wish: Wish = _ORDINARY,
+    request: EvictionRequest = _ORDINARY,
     measure: Callable[[Candidate], Extent] = lambda one: one.room,
 ) -> EvictionPlan:
     """The whole plan, where `measure` says what each commit frees if it goes after those before it."""
-    planner = Planner(candidates, settings, disk, now, wish)
+    planner = Planner(candidates, settings, disk, now, request)
     while (due := planner.next()) is not None:
         planner.evicted(measure(due.candidate), planner.new_owner())
     return planner.finish()

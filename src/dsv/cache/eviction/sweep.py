@@ -1,7 +1,7 @@
-"""Clearing away what the killed have left: trash, intents, dead claims, fills that nobody goes on with, drafts.
+"""Clearing away what the killed have left: trash, intents, dead claims, fills that nobody continues, drafts.
 
-Everybody may do it at any time, beside everybody else: names are random and never used twice, and what has
-fired or was renamed away can't come back.
+Anyone may do it at any time, at the same time as others: names are random and never used twice, and what was renamed
+away can't come back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dsv.cache.claims.claims import (
 )
 from dsv.cache.claims.leases import visible_identity
 from dsv.cache.eviction.inventory import THREADS, find_all, find_visible
-from dsv.cache.eviction.policy import Wish
+from dsv.cache.eviction.policy import EvictionRequest
 from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.fill_state import fill_directory
 from dsv.cache.fill_state.fill_directory import finalize
@@ -40,7 +40,7 @@ from dsv.cache.usage import Extent
 from dsv.fs.attributes import PROBE
 from dsv.fs.files import list_names
 
-# Seconds after which what one process should long have finished is anybody's to finish.
+# Seconds after which anyone may finish what one process should have finished long ago.
 ABANDONED = 600.0
 _OLD_DRAFT = 86400.0
 _T = TypeVar("_T")
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """What lies in the trash and could not be deleted. place: what it was a part of; None if that isn't known."""
+    """What is in the trash and could not be deleted. place: what it was a part of; None if that isn't known."""
 
     path: Path
     place: Place | None
@@ -58,9 +58,9 @@ class Stuck:
 
 @dataclass(slots=True)
 class Swept:
-    """freed: what that left free. stuck: what could not be deleted of the trash.
+    """freed: room that is free now. stuck: what could not be deleted from the trash.
 
-    facts: what was read on the way of all places at which nothing was cleared away.
+    facts: what was read of all places at which nothing was cleared away.
     """
 
     freed: Extent = field(default_factory=Extent)
@@ -71,16 +71,17 @@ class Swept:
 class Sweeper:
     """Clears up once. Places are visited by several threads: over NFS each visit is some round trips."""
 
-    def __init__(self, root: CacheRoot, settings: CacheSettings, wish: Wish, remembered: Remembered) -> None:
+    def __init__(
+        self, root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
+    ) -> None:
         self._root = root
         self._remembered = remembered
         self._settings = settings
-        self._wish = wish
-        self._hurry = wish.everything or wish.need is not None
-        self._deleting = (
-            threading.Lock()
-        )  # only one remover at a time can tell which name of a file was the last
-        self._turn = threading.Lock()  # the threads write the next two
+        self._request = request
+        self._hurry = request.everything or request.need is not None
+        # Only one remover at a time can tell which name of a file was the last.
+        self._deleting = threading.Lock()
+        self._lock = threading.Lock()  # for the next two
         self._swept = Swept()
         self._busy: set[str] = set()
         self._now = remembered.now
@@ -88,11 +89,11 @@ class Sweeper:
 
     def run(self) -> Swept:
         """Raises `OSError` if the cache can't be written at all; what can't be cleared stays."""
-        root, wish = self._root, self._wish
+        root, request = self._root, self._request
         self._visible = frozenset(find_visible(root).places)
-        fills = find_all(root.dot / "fill") if wish.only is None else []
+        fills = find_all(root.dot / "fill") if request.only is None else []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-sweep") as pool:
-            self._visit(pool, self._fill, [place for place in fills if place not in wish.keep])
+            self._visit(pool, self._fill, [place for place in fills if place not in request.keep])
             self._visit(pool, self._claims, find_all(root.dot / "claims"))
             self._visit(pool, self._trash, list_names(root.trash))
             self._visit(pool, self._draft, list(root.temporary.iterdir()))
@@ -107,10 +108,10 @@ class Sweeper:
                 clear(one)
 
         for _ in pool.map(quietly, all_of_them):
-            pass  # raises what is no `OSError`
+            pass  # raises anything but an `OSError`
 
     def _free(self, room: Extent) -> None:
-        with self._turn:
+        with self._lock:
             self._swept.freed += room
 
     def _fill(self, place: Place) -> None:
@@ -124,8 +125,8 @@ class Sweeper:
         workers = read_workers(found.workers)
         if any(not worker.gone(self._now) for worker in workers.values()):
             return
-        beats = [worker.beat for worker in workers.values()]
-        last = max(beats, default=found.folder.stat().st_ctime)
+        times = [worker.heard for worker in workers.values()]
+        last = max(times, default=found.folder.stat().st_ctime)
         allowed = self._settings.unused_for(place.dataset_name) or DEFAULT_UNUSED_FOR
         if not found.tree.is_dir():
             if self._now - last > ABANDONED:
@@ -134,21 +135,21 @@ class Sweeper:
             self._free(sum((Extent(worker.written, worker.made) for worker in workers.values()), Extent()))
 
     def _claims(self, place: Place) -> None:
-        """Ends intents of the dead, and removes what protects nobody any more."""
+        """Ends the intents of dead evictors, and removes claims that have expired."""
         facts = self._remembered.read(place)
         claims = facts.claims
         for name in claims.intents:
             if self._is_dead(place, name):
                 self._end_intent(place, name)
             else:
-                with self._turn:
+                with self._lock:
                     self._busy.add(name.removeprefix(intents.PREFIX))
         expired = self._expired(claims)
         self._clear_expired(place, claims, expired)
         if place not in self._visible:
             self._clear_invisible(place, claims)
         elif not claims.intents and not expired:
-            with self._turn:
+            with self._lock:
                 self._swept.facts[place] = facts
 
     def _clear_invisible(self, place: Place, claims: Claims) -> None:
@@ -209,7 +210,7 @@ class Sweeper:
         young = _recent(folder, self._now)
         if young and (empty or not self._hurry or name in self._busy):
             return
-        if folder not in {one.path for one in self._swept.stuck}:  # which is told with its place
+        if folder not in {one.path for one in self._swept.stuck}:  # which is reported with its place
             self._remove(folder, None)
 
     def _remove(self, folder: Path, place: Place | None) -> None:
@@ -221,7 +222,7 @@ class Sweeper:
             rest = Remover(dry=True)
             with contextlib.suppress(OSError):  # then what could be looked at is counted
                 rest.remove(folder)
-            with self._turn:
+            with self._lock:
                 self._swept.stuck.append(Stuck(folder, place, rest.removed.room, error))
             raise
         finally:
@@ -241,26 +242,26 @@ class Sweeper:
         return [root.path, root.room, *(folder / dataset for dataset in datasets for folder in above)]
 
     def _remove_probes(self, folder: Path) -> None:
-        """Left by anyone who died while asking for the time; they would keep a dataset's folders for ever."""
+        """Left by processes that died while asking for the time; they would keep a dataset's folders for ever."""
         found = [path for path in folder.iterdir() if path.name.startswith(PROBE)]
         for path in found:
             if not _recent(path, self._now):
                 path.unlink(missing_ok=True)
         if found and folder not in (self._root.path, self._root.room):
-            folder.rmdir()  # where nothing else is in it
+            folder.rmdir()  # if nothing else is in it
 
     def _unlink(self, place: Place, name: str) -> None:
         (self._root.claims(place) / name).unlink(missing_ok=True)
 
 
 def remove_empty(root: CacheRoot, place: Place) -> None:
-    """Removes the folders of a place, and of its dataset, that hold nothing now. Anyone who comes back makes them
-    anew.
-    """
+    """Removes the empty folders of a place and of its dataset. Whoever needs them makes them again."""
     claims = root.claims(place)
     with contextlib.suppress(OSError):
         for path in claims.iterdir():
-            if path.name.startswith((PROBE, ".dsv-")):  # left by one who died while asking for the time
+            if path.name.startswith(
+                (PROBE, ".dsv-")
+            ):  # left by a process that died while asking for the time
                 path.rmdir() if path.is_dir() else path.unlink()
     for folder in (claims, claims.parent, root.visible(place).parent):
         with contextlib.suppress(OSError):

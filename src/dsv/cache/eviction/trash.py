@@ -1,4 +1,4 @@
-"""What evictions have taken out of sight and not deleted: because they still do, were killed, or could not."""
+"""What evictions have taken out of sight and not deleted: they are still at it, were killed, or could not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsv.cache.root import CacheRoot
 from dsv.cache.usage import Extent
 from dsv.fs.files import list_names
 
-_MOST = 10_000  # files that are looked at: a look at a cache takes no time for a large commit that is on its way out
+_MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for a large commit that is being deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def find_trash(root: CacheRoot) -> list[Trash]:
 
 
 def _measure(folder: Path) -> Trash | None:
-    """None where nothing is in it."""
+    """None for an empty folder."""
     room, seen = Extent(), 0
     links: set[tuple[int, int]] = set()
     empty = True

@@ -2,7 +2,7 @@
 
     <root>/.dsv/fill/<dataset>/<name>/at-<fill>/
         plan         what all who share the fill agree on
-        sheet        the source map: one byte for each entry, if files are taken from other commits
+        sheet        the source map: a byte for each entry, if files are taken from other commits
         moves/       for each segment: the other paths at which those commits have such files
         parts/       claims and what is done
         workers/     who works on it
@@ -12,8 +12,8 @@
 
 It is made elsewhere and renamed to `<name>`, which fails if a fill is there: so all agree on one, and nobody ever
 sees half a plan. From then on every path has the fill's random name in it, so nothing that is still on its way from a
-slow host can touch a later fill of the same commit. There is one way to become visible and one to be given up, and both
-take the same thing: the first to rename `tree` has decided.
+slow host can touch a later fill of the same commit. A fill is published and given up by a rename of the same folder, so
+the first to rename `tree` has decided.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
 
 
 def _remove_probes(home: Path) -> None:
-    """Left by somebody who died while asking for the time: no fill could ever appear where it lies."""
+    """Left by a process that died while asking for the time: no fill could ever appear beside them."""
     with contextlib.suppress(OSError):
         for path in home.iterdir():
             if path.name.startswith(PROBE):
@@ -200,7 +200,7 @@ def _remove_stray(root: CacheRoot, folder: Path) -> None:
 
 
 def publish(directory: FillDirectory, owner: Owner) -> bool:
-    """Makes the tree visible and says so; False if it was published or given up before.
+    """Makes the tree visible and records it; False if it was published or given up before.
 
     Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
     published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
@@ -211,7 +211,7 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
     with directory.root.drafted(encode(record)) as draft:
         for _ in range(_TRIES):
             if _becomes_visible(directory):
-                _tell(directory, draft, record_path(directory.root, directory.place, record.fill))
+                _write_entry(directory, draft, record_path(directory.root, directory.place, record.fill))
                 return True
             # An evictor may have removed the dataset's empty folder.
             if not directory.is_open() or lookup(directory.root, directory.place, fresh=True) is not None:
@@ -219,7 +219,7 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
     return False
 
 
-def _tell(directory: FillDirectory, draft: Path, name: Path) -> None:
+def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
     """Gives the record its name. On a full disk by a rename, which needs neither block nor inode; anyone else who
     recorded this fill wrote the same."""
     try:
@@ -262,13 +262,13 @@ def was_published(directory: FillDirectory) -> bool:
 
 def give_up(directory: FillDirectory) -> bool:
     """Ends a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
-    if not condemn(directory):
+    if not end_unpublished(directory):
         return False
     clear(directory)
     return True
 
 
-def condemn(directory: FillDirectory) -> bool:
+def end_unpublished(directory: FillDirectory) -> bool:
     """Ends a fill: from here on nobody can publish it. False if it ended before. Raises `OSError`."""
     try:
         directory.tree.rename(directory.dead)

@@ -20,12 +20,12 @@ Encoded = bytes
 # A part is worth about a second of work, so that the death of its claimer costs little and many can share a fill.
 PART_BYTES = 64 << 20
 PART_ENTRIES = 4096
-PART_ENTRIES_REMOTE = 512  # where each file is several round trips
+PART_ENTRIES_REMOTE = 512  # if each file is several round trips
 # There, a small commit too is cut into some parts, so that several hosts can share it.
 SHARES_REMOTE = 16
 LEAST_BYTES = 4 << 20
 LEAST_ENTRIES = 64
-# More would make the folder of claims slow to list.
+# With more, the folder of claims would be slow to list.
 MAX_PARTS = 8192
 # File systems give out whole blocks.
 BLOCK = 4096
@@ -57,7 +57,7 @@ class Load:
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Whole files, in path order: slice `slice` of `slices` of each segment from `first` to `last`, inclusive.
 
-    More than one slice only where first == last. entries, bytes: for progress; a slice's are estimates.
+    There is more than one slice only if first == last. entries, bytes: for progress; a slice's are estimates.
     """
 
     first: int

@@ -1,7 +1,7 @@
-"""Who works on a fill: one small file for each process, renewed while it lives.
+"""The processes of a fill: a small file for each, with its heartbeat and what it has done.
 
-A beat's time is the file server's, read from the folder that the beat itself has just changed, so no two hosts' clocks
-are ever compared, and no file's own times are trusted (a client with a write delegation dates files itself).
+The time of a heartbeat is the file server's, read from a folder that the heartbeat itself has just changed. So no two
+hosts' clocks are compared, and no file's own times are trusted (a client with a write delegation dates files itself).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dsv.fs.files import FORGOTTEN, list_names, read_small
 from dsv.fs.system import FileSystem
 from dsv.periodic import Periodic
 
-BEAT_LOCAL = 1.0  # seconds between beats, where only this host can be watching
-BEAT_REMOTE = 4.0
+HEARTBEAT_LOCAL = 1.0  # seconds between two of them, if only this host can be watching
+HEARTBEAT_REMOTE = 4.0
 EXPIRY = 40.0  # seconds of silence until other hosts take over; with their polling well below a minute
 _RECORD_SIZE = 1024  # bytes; rewritten in place, as a rename would leave readers with a stale handle
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """One process of a fill. beat: when it last spoke. left: it has stopped by itself, nothing is to be waited for.
+    """One process of a fill. heard: the time of its last heartbeat. left: it has stopped by itself.
 
     entries, bytes: finished by it, of the commit; written, made: bytes in blocks and inodes that it added;
     fetched: bytes read from the store; linked: files.
     """
 
     owner: Owner
-    beat: float
+    heard: float = msgspec.field(name="beat")
     left: bool = False
     entries: int = 0
     bytes: int = 0
@@ -45,7 +45,7 @@ class Worker(msgspec.Struct, frozen=True):
 
     def gone(self, now: float) -> bool:
         """Whether its unfinished parts may be taken over; `now` by the server's clock."""
-        return self.left or now - self.beat > EXPIRY or self.owner.surely_dead()
+        return self.left or now - self.heard > EXPIRY or self.owner.surely_dead()
 
 
 _WORKER = msgspec.json.Decoder(Worker)
@@ -53,7 +53,7 @@ _WORKER = msgspec.json.Decoder(Worker)
 
 @dataclass(slots=True)
 class Tally:
-    """What this process has done so far; written by its worker threads, read by the beat.
+    """What this process has done so far; written by its worker threads, read by the heartbeat.
 
     small: bytes of `written` in files too small to send each of them to the disk at once.
     """
@@ -76,7 +76,7 @@ class Heartbeat:
         self._root = root
         self._folder = root.temporary
         self._sync = kind.remote
-        self._period = BEAT_REMOTE if kind.remote else BEAT_LOCAL
+        self._period = HEARTBEAT_REMOTE if kind.remote else HEARTBEAT_LOCAL
         self._descriptor = -1
         self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
@@ -87,7 +87,7 @@ class Heartbeat:
         """
         self._folder = folder
         # It appears with its content and its rights: others read it as soon as it has a name.
-        draft = self._root.temporary / f".beat-{self.owner.id}"
+        draft = self._root.temporary / f".worker-{self.owner.id}"
         self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # to open it again, if need be
@@ -98,18 +98,18 @@ class Heartbeat:
             raise
 
     def start(self, folder: Path) -> None:
-        """Begins to beat; `folder` is where the record lies by now."""
+        """Begins with the heartbeat; `folder` is where the record is by now."""
         self._folder = folder
         self._periodic.start()
 
     def stop(self) -> None:
-        """Tells the others that this process has left. There is nothing to do if the fill has ended."""
+        """Tells others that this process has left, unless the fill has ended."""
         self._periodic.stop()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self._write(left=True)
             descriptor, self._descriptor = self._descriptor, -1
-            with contextlib.suppress(OSError):  # what a lost one may say has been heard
+            with contextlib.suppress(OSError):  # it may report once more what was lost
                 os.close(descriptor)
 
     def _say_alive(self) -> float:
@@ -121,7 +121,7 @@ class Heartbeat:
         tally = self.tally
         worker = Worker(
             owner=self.owner,
-            beat=self._root.time_in(self._folder),
+            heard=self._root.time_in(self._folder),
             left=left,
             entries=tally.entries,
             bytes=tally.bytes,
@@ -140,7 +140,7 @@ class Heartbeat:
             self._descriptor = os.open(
                 self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             )
-            with contextlib.suppress(OSError):  # closing it may say once more that it is lost
+            with contextlib.suppress(OSError):  # it may report once more that it is lost
                 os.close(lost)
             self._put(data)
 
@@ -152,7 +152,7 @@ class Heartbeat:
 
 def read_worker(folder: Path, owner: str) -> Worker | None:
     """None if there is none, or none that can be read. Raises `OSError`."""
-    for _ in range(3):  # read in the middle of a beat
+    for _ in range(3):  # it was read while it was written
         data = read_small(folder / owner)
         if data is None:
             return None

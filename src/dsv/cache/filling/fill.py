@@ -66,13 +66,13 @@ def fill(
 
 
 def _fill(context: FillContext) -> FillResult:
-    """Each round ends with the commit visible, with somebody else's fill that ended without it, or with trouble."""
+    """Each attempt ends with the commit visible, with a fill that ended without that, or with an error."""
     root, place = context.root, context.place
-    patience = Patience(context)
+    retries = Retries(context)
     worked = False
     fetched = linked = 0
     for attempt in range(_ATTEMPTS):
-        trouble: OSError | None = None
+        failure: OSError | None = None
         try:
             found = lookup(root, place, fresh=True)
             if found is not None:
@@ -81,18 +81,18 @@ def _fill(context: FillContext) -> FillResult:
             if directory is not None and not directory.is_open():
                 finalize(directory)
                 continue
-            done, trouble = _take_part(context, directory)
+            done, failure = _take_part(context, directory)
             if done is not None:
                 worked = True
                 fetched += done.fetched
                 linked += done.linked
         except OSError as error:
-            done, trouble = None, error
-        if trouble is not None:
+            done, failure = None, error
+        if failure is not None:
             try:
-                patience.bear(trouble)
+                retries.check(failure)
             except NoRoom:
-                _make_way(root, place)
+                _give_up_if_alone(root, place)
                 raise
         elif done is not None and not done.published:
             time.sleep(min(1.0, 0.01 * attempt))
@@ -110,7 +110,7 @@ def _take_part(
     """
     heartbeat = Heartbeat(context.root, context.kind)
     participant: FillParticipant | None = None
-    trouble: OSError | None = None
+    failure: OSError | None = None
     superfluous = False
     try:
         if directory is None:
@@ -130,7 +130,7 @@ def _take_part(
     except OSError as error:
         # It may have ended while this process was about to join it.
         if directory is None or error.errno not in GONE or directory.is_open():
-            trouble = error
+            failure = error
     finally:
         heartbeat.stop()
         # Only now, as NFS can't remove a file that this host has open.
@@ -138,7 +138,7 @@ def _take_part(
             give_up(directory)
         elif directory is not None and participant is not None:
             _leave(directory, participant)
-    return participant, trouble
+    return participant, failure
 
 
 def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
@@ -148,7 +148,7 @@ def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
         finalize(directory)
 
 
-def _make_way(root: CacheRoot, place: Place) -> None:
+def _give_up_if_alone(root: CacheRoot, place: Place) -> None:
     """A half fill that nobody works on would keep a full disk full."""
     with contextlib.suppress(OSError):
         directory = join(root, place)
@@ -207,7 +207,7 @@ def _plan_that_fits(context: FillContext) -> Planned:
 
 def _check_free(root: CacheRoot, place: Place) -> None:
     visible = root.visible(place)
-    # Looked at in this order, a commit that is just being published is not taken for a stranger.
+    # In this order, a commit that is being published at this moment is not taken for a foreign folder.
     if visible.is_dir() and join(root, place) is None and lookup(root, place, fresh=True) is None:
         raise Conflict(
             f"{visible} is in the way: it is no commit that dsv has cached",
@@ -220,55 +220,55 @@ def _result(found: Cached, fetched: int, linked: int, *, hit: bool) -> FillResul
     return FillResult(found.path, found.record.files, found.record.bytes, fetched, linked, hit)
 
 
-_COMEBACKS = 3
-_VANISHINGS = 20
+_MOST_FORGOTTEN = 3
+_MOST_VANISHED = 20
 _LONGEST_PAUSE = 1.0  # seconds
-_FULL_DISKS = 3
+_MOST_FULL = 3
 _LEAST = (64 << 20, 64)  # bytes and files to make room for
 
 
-class Patience:
-    """What one `fill` bears before it gives up. `bear` each error of the operating system that ended an attempt.
+class Retries:
+    """How often one `fill` tries again. `check` each error of the operating system that ended an attempt.
 
     An evictor removes the folders of a dataset while they are empty, the end of a fill removes the fill's, others fill
     the disk, and a file server forgets a host. Trying again cures all of this; each kind has a limit of its own, so
-    that nobody tries for ever.
+    that no fill tries for ever.
     """
 
     def __init__(self, context: FillContext) -> None:
         self._context = context
-        self._comebacks = 0
-        self._vanishings = 0
+        self._forgotten = 0
+        self._vanished = 0
         self._full = 0
 
-    def bear(self, error: OSError) -> None:
+    def check(self, error: OSError) -> None:
         """Returns if another attempt is worth it. Raises `Unreachable`, `NoRoom` with the figures, or the error."""
         if error.errno in GONE:
-            self._bear_vanished(error)
+            self._after_vanished(error)
         elif error.errno in FULL:
-            self._bear_full(error)
+            self._after_full(error)
         elif error.errno in FORGOTTEN and self._context.kind.sync_each:
-            self._bear_forgotten(error)
+            self._after_forgotten(error)
         else:
             raise error
 
-    def _bear_vanished(self, error: OSError) -> None:
+    def _after_vanished(self, error: OSError) -> None:
         root, place = self._context.root, self._context.place
-        self._vanishings += 1
-        if self._vanishings > _VANISHINGS:
+        self._vanished += 1
+        if self._vanished > _MOST_VANISHED:
             raise Unreachable(
                 f"cannot fill {root.visible(place)}: folders of {root.path} keep vanishing meanwhile",
                 subject=str(place),
                 hint="others change this cache now: try again",
             ) from error
-        time.sleep(min(_LONGEST_PAUSE, 0.01 * self._vanishings**2))
+        time.sleep(min(_LONGEST_PAUSE, 0.01 * self._vanished**2))
         for folder in (root.fill(place), root.claims(place), root.visible(place)):
             root.look_up_anew(folder)
 
-    def _bear_full(self, error: OSError) -> None:
+    def _after_full(self, error: OSError) -> None:
         context, place = self._context, self._context.place
         self._full += 1
-        if self._full > _FULL_DISKS:
+        if self._full > _MOST_FULL:
             raise self._refusal(error) from error
         context.ensure_room(Need(place, *_LEAST, keep=frozenset((place,))))
 
@@ -282,8 +282,8 @@ class Patience:
             *room_needed(tree, self._context.request.selection),
         )
 
-    def _bear_forgotten(self, error: OSError) -> None:
-        self._comebacks += 1
-        if self._comebacks > _COMEBACKS:
+    def _after_forgotten(self, error: OSError) -> None:
+        self._forgotten += 1
+        if self._forgotten > _MOST_FORGOTTEN:
             raise error
         self._context.progress.note(f"{self._context.root.path} had forgotten this host; it joins again")

@@ -62,7 +62,7 @@ class PartWorker:
         self._asked: deque[Job] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(directory.plan)
-        self._syncer: Syncer | None = None  # where each part is synced
+        self._syncer: Syncer | None = None  # if each part is synced by itself
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
         """Bytes of disk used for files that the plan had counted on linking."""
@@ -200,7 +200,7 @@ class PartWorker:
         yield from self._not_linked(job)
 
     def _not_linked(self, job: Job) -> Iterator[Wanted]:
-        """What a donor no longer has, or another user's large file where neither links nor shared blocks work."""
+        """What a donor no longer has, or another user's large file if neither links nor shared blocks work."""
         for item in job.failed:
             self._uncount(item)
             self.unplanned += blocks(item.entry.size)
@@ -236,7 +236,7 @@ class PartWorker:
         self._drop(job)
 
     def _look_through(self, job: Job) -> None:
-        """Once more, after somebody else's traces were found on the way."""
+        """Does the part once more, after traces of another process were found in it."""
         self._placer.forget_folders()
         self._placer.end(job)
         again = Job(job.claim, check=True)

@@ -1,4 +1,4 @@
-"""One process's stay in a fill: work while there is some, take over from the dead, wait for the living, publish."""
+"""One process's part in a fill: do free parts, take over parts of dead processes, wait for living ones, publish."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 class FillParticipant:
     """`run` it once.
 
-    fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: nobody
-    can or will go on with it, so it should be given up. The caller acts on both when all files of it are closed.
+    fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: no
+    process can or will continue it, so it should be given up. The caller acts on both when all of its files are closed.
     """
 
     def __init__(self, context: FillContext, directory: FillDirectory, heartbeat: Heartbeat) -> None:
@@ -83,11 +83,11 @@ class FillParticipant:
             if error.errno in GONE and not directory.is_open():
                 raise FillEnded from error
             if error.errno in FULL:
-                self._make_way()
+                self._give_up_if_alone()
                 raise self._no_room(error) from error
             raise
         except NoRoom:
-            self._make_way()
+            self._give_up_if_alone()
             raise
         except Lost:
             self.hopeless = True
@@ -193,7 +193,7 @@ class FillParticipant:
         return max(0, plan.need_bytes + unplanned - written), max(0, plan.need_files - made)
 
     def _resume(self, now: float) -> None:
-        """The reservation of a fill that nobody works on any more has lapsed: room is made anew."""
+        """The reservation of a fill that no process works on has lapsed, so room is made for it again."""
         others = self._others()
         if others and all(one.gone(now) for one in others):
             self._make_room()
@@ -225,7 +225,7 @@ class FillParticipant:
             self.hopeless = self._directory.is_open()  # an earlier fill is visible; nobody needs this one
             raise FillEnded
 
-    def _make_way(self) -> None:
+    def _give_up_if_alone(self) -> None:
         """A half fill that nobody works on would keep a full disk full."""
         self._stop_helpers(now=True)
         self.hopeless = self._is_alone()

@@ -1,4 +1,4 @@
-"""How far a fill is, all its workers together."""
+"""How far a fill is, by what all of its workers say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SILENT = 10.0  # seconds without a heartbeat: more than two of them are missing
 
 
 class Reporter:
-    """Tells a `Progress` what this process, its helpers and other hosts have done. For one thread."""
+    """Reports to a `Progress` what this process, its helpers and other hosts have done. For one thread."""
 
     def __init__(self, progress: Progress, directory: FillDirectory, heartbeat: Heartbeat) -> None:
         self._progress = progress
@@ -45,7 +45,7 @@ class Reporter:
         self._tell()
 
     def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
-        """Tells whom it waits for, and how long that may take."""
+        """Reports which processes it waits for, and how long that may take."""
         self._look(workers)
         self._tell()
         if time.monotonic() - self._noted > _NOTE_EVERY:
@@ -66,7 +66,7 @@ class Reporter:
         self._looked = time.monotonic()
 
     def _tell(self) -> None:
-        """What is taken over is counted twice by the workers, but not told twice."""
+        """A part that was taken over is counted by two workers, but reported once."""
         plan, tally = self._directory.plan, self._heartbeat.tally
         files = min(plan.entries, self._others[0] + tally.entries)
         size = min(plan.bytes, self._others[1] + tally.bytes)
@@ -84,7 +84,7 @@ class Reporter:
         at_work = [one for name, one in workers.items() if name != mine and not one.gone(now)]
         who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
         parts = f"{parts_done} of {len(self._directory.plan.parts)} parts"
-        heard = max((one.beat for one in at_work), default=now)
+        heard = max((one.heard for one in at_work), default=now)
         if now - heard > _SILENT:  # no estimate would be worth anything
             return (
                 f"nothing heard from {who} for {format_duration(now - heard)}: this host takes over what they have "

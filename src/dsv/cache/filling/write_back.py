@@ -1,8 +1,8 @@
 """Getting a fill's bytes to the disk: while it goes on, so that its end waits for less, and at its end, for certain.
 
-The kernel tells of bytes that it could not write once to each descriptor that is open at the time, and to the first
-one that is opened later; after that nobody can tell. So one descriptor is opened before there is anything to be lost,
-and a fill that has lost something is given up at once: nobody who came later could find out.
+The kernel reports bytes that it could not write once to each descriptor that is open at the time, and to the first
+one that is opened later. So one descriptor is opened before anything can be lost, and a fill that has lost something is
+given up at once: no later process could find out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from dsv.cache.fill_state.fill_directory import FillDirectory, condemn
+from dsv.cache.fill_state.fill_directory import FillDirectory, end_unpublished
 from dsv.cache.fill_state.room import refusal
 from dsv.errors import DsvError, Unreachable
 from dsv.fs.files import FULL
@@ -27,7 +27,7 @@ class Lost(Unreachable):
 def lost(directory: FillDirectory, error: OSError) -> DsvError:
     """Gives up the fill of which a sync told this error; returns what is to be raised."""
     with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
-        condemn(directory)
+        end_unpublished(directory)
     told: DsvError
     if error.errno in FULL:  # some file systems say so only now
         told = refusal(

@@ -37,7 +37,7 @@ class Rights:
     """What this process's files and folders get, so that they end up with the rights of the cache's root.
 
     file, executable, folder: modes. mend: a umask is in the way, so modes are set by fchmod after the creation.
-    group: to give files and folders to; None where they get the right one by themselves or it does not matter.
+    group: to give files and folders to; None if they get the right one anyway, or if it does not matter.
     sync: each file is synced before it is closed.
     """
 
@@ -178,7 +178,7 @@ class Folders:
 def create_file(
     folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
 ) -> None:
-    """Creates a file with this content; `executable`: executable. Raises `FileExistsError`, `OSError`."""
+    """Creates a file with this content. Raises `FileExistsError`, `OSError`."""
     finish_file(
         start_file(folder, name, pieces, rights, executable=executable), rights, executable=executable
     )
@@ -206,7 +206,7 @@ def start_file(
 
 
 def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
-    """Gives the file its time, and its rights where it was not born with them; closes it. Raises `OSError`.
+    """Gives the file its time, and its rights if it was created with others; closes it. Raises `OSError`.
 
     On NFS this is where the bytes go to the server, and where a full disk is reported.
     """

@@ -123,7 +123,7 @@ def test_a_fault_that_passes_is_survived(scene: Scene, kind: Kind, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", [Kind.REFUSED, Kind.ERROR_500])
-def test_a_store_that_goes_away_shows_nothing_partial(scene: Scene, kind: Kind) -> None:
+def test_if_the_store_goes_away_nothing_partial_becomes_visible(scene: Scene, kind: Kind) -> None:
     calls = calls_of(scene, prepare=False)
     for number in range(1, calls + 1):
         plan = {call: Fault(kind) for call in range(number, calls + 40)}

@@ -57,7 +57,7 @@ def test_the_crontab_lines_are_commands_of_dsv() -> None:
         subprocess.run([*DSV, *command[1:], "--help"], check=True, capture_output=True)
 
 
-def test_evict_is_quiet_in_cron_and_says_what_went(root: CacheRoot) -> None:
+def test_evict_in_cron_prints_only_what_it_evicted(root: CacheRoot) -> None:
     publish(root, place(1), {"a": b"1"}, age=3600)
     done = run(root, "evict")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -71,7 +71,7 @@ def test_evict_is_quiet_in_cron_and_says_what_went(root: CacheRoot) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_limit_that_cannot_be_met_is_told_with_exit_7(root: CacheRoot) -> None:
+def test_a_limit_that_cannot_be_met_ends_with_exit_7(root: CacheRoot) -> None:
     visible = publish(root, place(1), {"a": bytes(100_000)})
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('max_size = "50K"\nprotected = ["xrays"]\n')

@@ -129,7 +129,7 @@ def test_an_inventory_takes_at_most_a_hundredth_of_the_time(
     assert looks.inventories == 2
 
 
-def test_limits_that_change_while_a_fill_goes_on_are_kept(root: CacheRoot, looks: Looks) -> None:
+def test_limits_that_change_during_a_fill_are_kept(root: CacheRoot, looks: Looks) -> None:
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('max_size = "1T"\n')
@@ -199,7 +199,7 @@ def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheR
     assert [one for one in root.trash.iterdir() if one != root.spare_folder] == []
 
 
-def test_a_lease_that_expired_goes_and_the_place_is_read_again(root: CacheRoot) -> None:
+def test_an_expired_lease_is_removed_and_the_place_is_read_again(root: CacheRoot) -> None:
     publish(root, place(1), {"a": b"1"})
     Lease.take(root, place(1), "hold", ttl=-1.0)
     evict(root, CacheSettings(), EvictionRequest())

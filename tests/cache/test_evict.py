@@ -57,7 +57,7 @@ def nothing_is_left(root: CacheRoot) -> bool:
     )
 
 
-def test_oldest_use_goes_first_until_the_limit_holds(root: CacheRoot) -> None:
+def test_the_least_recently_used_is_evicted_first_until_the_limit_holds(root: CacheRoot) -> None:
     for number in range(4):
         publish(root, place(number), {"a": bytes(100_000)}, age=(4 - number) * 100)
     heard: list[Evicted] = []
@@ -319,7 +319,7 @@ class TestRemoval:
         assert Remover().remove(top).files == 1
         assert list(tmp_path.iterdir()) == []
 
-    def test_what_is_still_being_written_goes_in_the_end(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_still_written_to_is_removed_in_the_end(self, tmp_path: Path) -> None:
         top = tmp_path / "tree"
         (top / "d").mkdir(parents=True)
         script = f"""

@@ -72,7 +72,7 @@ def test_what_is_evicted_for_a_fill_is_counted_in_inodes_too(
     assert room.reservations(root) == []
 
 
-def test_no_more_goes_than_the_inodes_need(disk: SmallDisk, root: CacheRoot, world: World) -> None:
+def test_no_more_is_evicted_than_the_inodes_need(disk: SmallDisk, root: CacheRoot, world: World) -> None:
     commit = world.commit(small_files(OLD - 10))
     disk.limit(files=FEW)
     world.check(commit, cache_it(root, world, commit).path)
@@ -80,7 +80,7 @@ def test_no_more_goes_than_the_inodes_need(disk: SmallDisk, root: CacheRoot, wor
     assert not root.visible(place(1)).exists()
 
 
-def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_goes(
+def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_is_evicted(
     disk: SmallDisk, root: CacheRoot, world: World
 ) -> None:
     commit = world.commit(small_files(2 * OLD))
@@ -106,7 +106,9 @@ def test_what_evicting_frees_is_what_the_file_system_says(disk: SmallDisk, root:
     assert (disk_now(root).free_files or 0) >= free + OLD
 
 
-def test_where_a_file_system_tells_no_number_there_is_no_limit(disk: SmallDisk, root: CacheRoot) -> None:
+def test_there_is_no_limit_of_inodes_if_the_file_system_reports_none(
+    disk: SmallDisk, root: CacheRoot
+) -> None:
     disk.limit()
     assert os.statvfs(disk.path).f_files == 0, "as a tmpfs without a limit says"
     assert disk_now(root).free_files is None

@@ -232,7 +232,7 @@ def test_a_large_changed_file_takes_its_other_chunks_from_the_cached_version(
 
 
 @pytest.mark.parametrize("error", ["EMLINK", "EXDEV", "EPERM"])
-def test_where_no_link_can_be_made_the_bytes_are_copied_and_not_fetched(
+def test_if_no_link_can_be_made_the_bytes_are_copied_and_not_fetched(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     files = [File("large", (2 << 20) + 1, "l"), *many(20)]
@@ -296,7 +296,7 @@ def test_no_room_is_found_before_the_first_byte(root: CacheRoot, world: World) -
     assert not (root.path / "xrays" / str(commit)).exists()
 
 
-def test_a_strangers_folder_is_not_replaced(root: CacheRoot, world: World) -> None:
+def test_a_foreign_folder_is_not_replaced(root: CacheRoot, world: World) -> None:
     commit = world.commit(ALL_KINDS)
     visible = root.path / "xrays" / str(commit)
     visible.mkdir(parents=True)
@@ -333,7 +333,7 @@ def test_symlinks_that_leave_the_tree_together_are_refused(root: CacheRoot, worl
     assert not list(root.room.iterdir())
 
 
-def test_what_one_left_who_died_looking_for_a_fill_keeps_none_from_beginning(
+def test_the_leftovers_of_a_process_that_died_joining_a_fill_do_not_stop_the_next_fill(
     root: CacheRoot, world: World
 ) -> None:
     commit = world.commit(ALL_KINDS)

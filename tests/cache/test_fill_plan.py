@@ -49,7 +49,7 @@ def test_each_segment_is_in_one_run_or_in_all_of_its_slices(raw: list[tuple[int,
 
 
 @given(LOADS, st.integers(1, 1 << 30), st.integers(1, 5000))
-def test_parts_are_not_much_larger_than_wished(
+def test_parts_are_not_much_larger_than_asked_for(
     raw: list[tuple[int, int, int, int]], part_bytes: int, part_entries: int
 ) -> None:
     loads = loads_of(raw)

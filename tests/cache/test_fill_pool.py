@@ -10,7 +10,7 @@ from tests.waiting import PATIENCE
 from dsv.cache.filling.placing import Pool
 
 
-def test_where_no_thread_can_be_started_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(4)
 
     def refuse(thread: threading.Thread) -> None:

@@ -46,14 +46,18 @@ def reporter(tmp_path: Path, notes: Notes) -> Reporter:
     return Reporter(notes, directory, Heartbeat(root, system.kind_of(root.path)))
 
 
-def test_who_is_at_work_is_told_with_an_estimate(reporter: Reporter, notes: Notes) -> None:
+def test_a_waiting_process_names_who_is_at_work_and_estimates_the_time_left(
+    reporter: Reporter, notes: Notes
+) -> None:
     reporter.wait({"0": other(heard=96.0)}, 1, 100.0)
     (note,) = notes.notes
     assert note.startswith("waiting for ann@gpu7 to fill xrays@")
     assert "1 of 2 parts, time left" in note
 
 
-def test_of_whom_nothing_is_heard_it_is_told_when_others_take_over(reporter: Reporter, notes: Notes) -> None:
+def test_a_waiting_process_says_when_it_will_take_over_from_a_silent_one(
+    reporter: Reporter, notes: Notes
+) -> None:
     reporter.wait({"0": other(heard=80.0)}, 1, 100.0)
     (note,) = notes.notes
     assert note.startswith("nothing heard from ann@gpu7 for 20 s: ")

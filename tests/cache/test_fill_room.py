@@ -66,7 +66,7 @@ def test_a_fill_that_does_not_fit_ends_without_a_trace(small_disk: Path, world: 
     assert free.f_bavail * free.f_bsize > 15 * MB
 
 
-def test_where_others_fill_the_disk_in_the_middle_room_is_made(small_disk: Path, world: World) -> None:
+def test_room_is_made_if_others_fill_the_disk_during_a_fill(small_disk: Path, world: World) -> None:
     root, commit = CacheRoot(small_disk / "cache"), world.commit(many(80))
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(12 * MB))
@@ -205,7 +205,7 @@ def test_of_several_donors_only_those_go_that_have_to(tmp_path: Path, world: Wor
     assert result.linked_files == 10
 
 
-def test_where_nothing_helps_nothing_goes(tmp_path: Path, world: World) -> None:
+def test_nothing_is_evicted_if_that_would_not_make_enough_room(tmp_path: Path, world: World) -> None:
     (tmp_path / "cache").mkdir()
     root = CacheRoot(tmp_path / "cache")
     there = [
@@ -237,7 +237,7 @@ def test_a_donor_in_use_is_taken_from_for_all_that(tmp_path: Path, world: World)
     assert result.linked_files == 35
 
 
-def test_what_goes_free_is_known_before_anything_goes(tmp_path: Path) -> None:
+def test_the_room_that_an_eviction_frees_is_known_before_it(tmp_path: Path) -> None:
     """By its record the old commit stands for all of its files; but one that stays links them."""
     root = make_root(tmp_path / "cache")
     files = {f"{number}": bytes(100_000) for number in range(10)}

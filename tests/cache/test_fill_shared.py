@@ -74,7 +74,7 @@ def test_a_killed_helper_costs_what_it_had_under_way(root: CacheRoot, world: Wor
     assert len(world.fetched()) <= len(FILES) + 2
 
 
-def test_helpers_import_nothing_from_where_the_command_was_given(
+def test_helpers_import_nothing_from_the_current_folder(
     root: CacheRoot, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("json", "signal", "msgspec"):
@@ -86,7 +86,7 @@ def test_helpers_import_nothing_from_where_the_command_was_given(
     assert helper.returncode == 0  # there is no such fill, and it got as far as looking for it
 
 
-def test_helpers_end_with_who_started_them(root: CacheRoot, world: World) -> None:
+def test_helpers_end_with_the_process_that_started_them(root: CacheRoot, world: World) -> None:
     commit = world.commit(FILES)
     process = filler.start(root, world.folder, commit, part_bytes=PART, jobs=2, wait_after=5)
     until(lambda: len(pids_at_work(root, commit)) == 2)
@@ -218,7 +218,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become other users")
 @pytest.mark.parametrize("mode", [0o2770, 0o770, 0o775, 0o2775])
-def test_users_of_one_group_share_a_fill_whatever_their_umasks(open_folder: Path, mode: int) -> None:
+def test_users_of_one_group_share_a_fill_with_any_umasks(open_folder: Path, mode: int) -> None:
     world = World(open_folder / "world")
     commit = world.commit([*FILES, *(File(f"{n}/deep/er/x", 10, str(n)) for n in range(40))])
     world.folder.chmod(0o777)

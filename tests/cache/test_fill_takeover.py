@@ -65,7 +65,7 @@ def test_only_the_newest_generation_counts(tmp_path: Path) -> None:
     assert first.all_done
 
 
-def test_who_claims_what_was_done_meanwhile_is_told_so(tmp_path: Path) -> None:
+def test_a_claim_of_a_part_that_was_finished_meanwhile_says_so(tmp_path: Path) -> None:
     first, second = claim_table(tmp_path, "first", parts=1), claim_table(tmp_path, "second", parts=1)
     old = first.claim_free()
     assert old is not None
@@ -179,7 +179,7 @@ def test_a_folder_that_anothers_equal_one_replaced_is_looked_up_again(tmp_path: 
     os.close(drafts)
 
 
-def test_drafts_are_barred_against_one_who_keeps_adding_to_them(tmp_path: Path) -> None:
+def test_drafts_are_barred_against_a_process_that_keeps_adding_to_them(tmp_path: Path) -> None:
     old = tmp_path / draft_name(0, 1)
     old.mkdir()
     handle = os.open(old, os.O_RDONLY)
@@ -218,7 +218,9 @@ def test_a_file_that_comes_between_the_listing_and_the_removal_is_removed_too(
     assert old.is_symlink()
 
 
-def test_who_adds_without_end_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_never_stops_adding_drafts_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = tmp_path / draft_name(0, 1)
     old.mkdir()
     monkeypatch.setattr("dsv.cache.fill_state.claim_table._BAR_SECONDS", 0.05)

@@ -116,7 +116,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 @pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("error", FULL)
-def test_a_disk_that_is_full_from_any_write_on_is_told_with_the_figures(scene: Scene, error: int) -> None:
+def test_a_disk_that_is_full_from_any_write_on_is_reported_with_the_figures(scene: Scene, error: int) -> None:
     at, writes = 0, 1
     refused = 0
     while at < writes:

@@ -141,7 +141,7 @@ def test_writing_survives_folders_that_are_removed_meanwhile(root: CacheRoot) ->
         thread.join()
 
 
-def test_the_servers_time_is_that_of_a_change_and_never_goes_back(root: CacheRoot) -> None:
+def test_the_servers_time_is_the_time_of_a_change_and_never_goes_back(root: CacheRoot) -> None:
     times = []
     before = time.time()
     for _ in range(20):
@@ -199,7 +199,7 @@ class TestOwners:
     def test_they_are_never_the_same(self) -> None:
         assert Owner.new().id != Owner.new().id and not Owner.new().surely_dead()
 
-    def test_the_dead_are_known_on_their_own_kernel_only(self) -> None:
+    def test_a_dead_process_is_known_on_its_own_kernel_only(self) -> None:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -279,7 +279,9 @@ class TestSeveralUsers:
             assert not path.lstat().st_mode & 0o077 or path == shared.settings_file, path
         as_user(EVE, 0o022, lambda: _is_denied(lambda: evict(shared, CacheSettings(), EvictionRequest())))
 
-    def test_who_may_only_read_reads_and_is_told_so(self, shared: CacheRoot) -> None:
+    def test_a_user_without_the_right_to_write_reads_and_gets_an_error_on_writing(
+        self, shared: CacheRoot
+    ) -> None:
         as_user(ANN, 0o022, lambda: publish(_prepared(shared), place(1), {"a": b"1"}, age=1e6) and None)
 
         def eve() -> None:

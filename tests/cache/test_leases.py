@@ -70,7 +70,7 @@ def test_a_taker_that_comes_too_late_knows_it(root: CacheRoot) -> None:
         assert not lease.confirm()
 
 
-def test_an_intent_of_the_dead_holds_nobody_up_and_never_fires(root: CacheRoot) -> None:
+def test_the_intent_of_a_dead_evictor_delays_no_lease_and_evicts_nothing(root: CacheRoot) -> None:
     visible = publish(root, place(), {"a": b"1"})
     old = Intent.declare(root, place(), root.now() - 1e6)
     with Lease.take(root, place(), "run") as lease:
@@ -182,7 +182,7 @@ def test_a_disk_that_was_full_before_the_first_renewal_ends_no_lease(disk: Small
     assert names_of(lease) == []
 
 
-def test_a_full_disk_where_one_of_the_two_names_was_cleared_away(disk: SmallDisk) -> None:
+def test_a_full_disk_after_one_of_the_two_names_was_cleared_away(disk: SmallDisk) -> None:
     root = make_root(disk.path / "cache")
     publish(root, place(), {"a": b"1"})
     lease = Lease.take(root, place(), "run")
@@ -262,7 +262,7 @@ def test_a_command_that_was_killed_here_stops_protecting_at_once(root: CacheRoot
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1
 
 
-def test_pins_protect_with_a_reason_and_belong_to_somebody(root: CacheRoot, clock: Clock) -> None:
+def test_pins_protect_and_have_a_reason_and_an_owner(root: CacheRoot, clock: Clock) -> None:
     assert pin(root, place(), why="x") is None
     publish(root, place(), {"a": b"1"}, age=1e6)
     record = pin(root, place(), why="paper")

@@ -35,7 +35,7 @@ def went(plan: object) -> list[int]:
     return [due.candidate.bytes for due, _ in plan.evicted]  # type: ignore[attr-defined]
 
 
-def test_age_takes_what_nobody_used_oldest_first() -> None:
+def test_unused_commits_are_evicted_by_age_oldest_first() -> None:
     plan = plan_eviction(
         [candidate(1, 3 * DAY, 11), candidate(2, 0.5 * DAY, 12), candidate(3, 5 * DAY, 13)],
         settings(unused_for=DAY), ROOMY, NOW,
@@ -64,7 +64,7 @@ def test_a_limit_is_met_by_what_is_really_freed_and_not_by_what_was_recorded() -
     assert plan.exceeded == [] and plan.freed == Extent(100, 1)
 
 
-def test_what_somebody_needs_stays_and_the_limit_is_said_to_be_exceeded() -> None:
+def test_what_is_claimed_stays_and_the_limit_is_reported_as_exceeded() -> None:
     plan = plan_eviction([candidate(1, 3 * DAY, claim="in use by run r1")], settings(max_size=10), ROOMY, NOW)
     assert plan.evicted == [] and [due.reason for due in plan.kept] == ["in use by run r1"]
     assert plan.exceeded == ["the cache takes 100 B, max_size is 10 B"]

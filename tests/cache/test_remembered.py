@@ -166,7 +166,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(actions=ACTIONS)
-def test_an_inventory_says_the_same_as_one_that_remembers_nothing(
+def test_an_inventory_equals_one_that_remembers_nothing(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]]
 ) -> None:
     root = make_root(tmp_path_factory.mktemp("cache") / "cache")

@@ -85,7 +85,7 @@ def cache_it(root: CacheRoot, world: World, commit: CommitId, dataset: str = "xr
     return fill(root, FillRequest(dataset, commit, STORE), source, ensure_room=room)
 
 
-def test_a_fill_looks_for_files_where_it_may(root: CacheRoot, world: World) -> None:
+def test_a_fill_looks_for_donors_only_in_folders_that_it_may_read(root: CacheRoot, world: World) -> None:
     first, second = world.commit(FILES), world.commit([*FILES, File("c", 10, "c")])
 
     def person() -> None:

@@ -16,7 +16,7 @@ from dsv.fs.attributes import PROBE
 ALL = EvictionRequest(everything=True)
 
 
-def test_what_somebody_left_who_died_asking_for_the_time_goes(
+def test_the_leftovers_of_a_process_that_died_asking_for_the_time_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_root(tmp_path / "cache")
@@ -34,7 +34,7 @@ def test_what_somebody_left_who_died_asking_for_the_time_goes(
     assert list(root.path.rglob(f"{PROBE}*")) == []
 
 
-def test_the_folder_of_a_fill_in_which_only_that_is_left_goes(tmp_path: Path) -> None:
+def test_a_fills_folder_with_nothing_but_such_leftovers_is_removed(tmp_path: Path) -> None:
     root = make_root(tmp_path / "cache")
     home = root.fill(place())
     root.make_directory(home)

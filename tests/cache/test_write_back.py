@@ -80,7 +80,7 @@ def test_the_disk_is_kept_busy_meanwhile(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-def test_what_the_disk_lost_is_not_believed_by_who_comes_next(scene: Scene, meanwhile: bool) -> None:
+def test_what_the_disk_lost_is_not_believed_by_the_next_process(scene: Scene, meanwhile: bool) -> None:
     """The kernel tells of it once; every later sync, and every other process, hears that all is well."""
     upset = ["-e", "inject=syncfs:error=EIO:when=1"]
     answer = scene.fill(*upset, sync_step=1 << 20 if meanwhile else 1 << 40)
@@ -111,7 +111,7 @@ def test_an_interrupt_waits_for_no_sync(scene: Scene) -> None:
     scene.world.check(scene.commit, scene.visible)
 
 
-def test_a_sync_that_nobody_waits_for_gives_up_what_the_disk_lost(scene: Scene) -> None:
+def test_a_sync_of_an_interrupted_fill_gives_it_up_if_the_disk_lost_something(scene: Scene) -> None:
     """The filling process was interrupted meanwhile, and the kernel tells nobody else."""
     process = scene.begin("-e", "inject=syncfs:error=EIO:delay_enter=2s")
     until(lambda: any("syncfs" in what for _, what in scene.calls()))

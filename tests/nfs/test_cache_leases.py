@@ -74,7 +74,7 @@ def test_the_lease_of_a_dead_host_expires(crew: Crew) -> None:
     assert crew.visible() == []
 
 
-def test_a_host_that_is_cut_off_keeps_its_lease_or_is_told(crew: Crew) -> None:
+def test_a_host_that_is_cut_off_keeps_its_lease_or_learns_that_it_is_lost(crew: Crew) -> None:
     cut, evicting = crew.up(0, 1)
     job = start_job(crew, cut, lease=12)
     cut.unplug()

@@ -105,7 +105,7 @@ def test_two_users_of_a_group_with_different_umasks(crew: Crew, lake: Path) -> N
 
 
 @pytest.mark.parametrize("protected", ["0", "1"])
-def test_files_that_the_kernel_lets_nobody_else_link(crew: Crew, lake: Path, protected: str) -> None:
+def test_files_that_the_kernel_lets_only_their_owner_link(crew: Crew, lake: Path, protected: str) -> None:
     """With fs.protected_hardlinks, what another user has cached is copied; without, it is linked."""
     (host,) = crew.up(0)
     make_root(crew, host, f"2001:{GROUP}", "2775")
@@ -124,7 +124,7 @@ def test_files_that_the_kernel_lets_nobody_else_link(crew: Crew, lake: Path, pro
     assert shared == {protected == "0"}
 
 
-def test_who_may_only_read_uses_what_is_there(crew: Crew) -> None:
+def test_a_user_without_the_right_to_write_uses_what_is_cached(crew: Crew) -> None:
     host, _ = crew.up(0, 1)
     make_root(crew, host, f"2001:{GROUP}", "2775")
     path = as_user(host, 2001, "cache", "tiny@v1", "--json").item["path"]
@@ -163,7 +163,7 @@ def test_an_export_that_squashes_root(squashing: Crew, lake: Path) -> None:
     assert list((crew.seen.parent / "group").iterdir()) == []
 
 
-def test_a_file_that_somebody_reads_without_a_lease_keeps_nothing_else(crew: Crew, lake: Path) -> None:
+def test_a_file_that_is_read_without_a_lease_keeps_nothing_else(crew: Crew, lake: Path) -> None:
     """NFS can't remove a file that this host has open: it gets another name there until it is closed."""
     (host,) = crew.up(0)
     cached = host.dsv("cache", "large@v1", "--json").answer().item

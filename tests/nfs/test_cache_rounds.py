@@ -23,7 +23,7 @@ ROUNDS = int(os.environ.get("DSV_NFS_ROUNDS", "3"))
 SEED = int(os.environ.get("DSV_NFS_SEED", "1"))
 TIMES = Times(lease=15, expiry=10, part_files=32, part_bytes=4 << 20)
 TARGETS = ("tiny", "mixed")
-DOINGS = ("cache", "cache", "cache", "hold", "run", "evict", "evict")
+ACTIONS = ("cache", "cache", "cache", "hold", "run", "evict", "evict")
 LIMIT = 180.0  # seconds
 # A host that was cut off for longer than its lease, or than the server remembers it, may be told that its data went or
 # that the cache could not be reached; what it may never get is a wrong or a torn folder.
@@ -66,7 +66,7 @@ class Watch:
 
 
 class Round:
-    """One round's doings: every host does two things, and up to two are struck meanwhile."""
+    """One round: every host does two things, and up to two hosts lose their power or network meanwhile."""
 
     def __init__(self, crew: Crew, watch: Watch, sums: dict[str, str], number: int) -> None:
         self.crew = crew
@@ -109,7 +109,7 @@ class Round:
         self.log.append(f"{time.monotonic() - self._began:.1f} {what}")
 
     def _beginning(self, member: Member) -> Callable[[], None]:
-        what, target = self.chance.choice(DOINGS), self.chance.choice(TARGETS)
+        what, target = self.chance.choice(ACTIONS), self.chance.choice(TARGETS)
         lasts = self.chance.uniform(0, 2)
         arguments = {
             "cache": ("cache", f"{target}@v1", "--json"),
@@ -170,18 +170,18 @@ class Round:
         self._say(f"{what} on {member.number}: {answer.status}")
         allowed = ALLOWED_IF_CUT if member.number in self.cut else {0}
         assert answer.status in allowed, f"{what} on {member.number}: {answer}"
-        doing, target = what.split()
-        self.counts[f"{doing}: {answer.status}"] += 1
+        action, target = what.split()
+        self.counts[f"{action}: {answer.status}"] += 1
         if answer.status != 0:
             return
-        if doing == "run":
+        if action == "run":
             assert set(answer.out.split()) - {"-"} == {self.sums[target]}, answer
-        elif doing == "evict":
+        elif action == "evict":
             self.counts["evicted commits"] += len(answer.json["evicted"])
         else:
             item = answer.item
             self.counts["filled" if item["fetched_bytes"] else "found filled"] += 1
-            if doing == "hold":
+            if action == "hold":
                 self.watch.held.add(str(Path(item["path"]).relative_to(self.crew.cache)))
 
     def check(self, lake: Path) -> None:

@@ -19,7 +19,7 @@ from dsv.cache.disk import explain, own_folder
 from dsv.cache.layout import Layout
 from dsv.errors import NotFound, Unsupported
 from dsv.fs.attributes import PROBE, refresh
-from dsv.fs.files import FORGOTTEN, FULL, link_count, list_names, read_small
+from dsv.fs.files import FORGOTTEN, FULL, link_once, list_names, read_small, write_new
 from dsv.fs.folders import Rights, make_folder, open_folder, umask
 
 _TRIES = 60
@@ -157,10 +157,7 @@ class CacheRoot(Layout):
         """As `write_once`, with what was drafted before."""
         for attempt in range(_TRIES):
             try:
-                os.link(draft, path)
-                return True
-            except FileExistsError:
-                return link_count(draft) > 1  # a LINK sent again after its answer was lost finds its own work
+                return link_once(draft, path)
             except OSError as error:
                 if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
                     message = f"the file system of {self.path} has no hard links, which a cache needs"
@@ -192,7 +189,7 @@ class CacheRoot(Layout):
         for attempt in range(_TRIES):
             path = self.temporary / os.urandom(12).hex()
             try:
-                self._write_draft(path, data)
+                write_new(path, data, mode=self.file_mode)
                 return path
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -200,14 +197,6 @@ class CacheRoot(Layout):
                 if error.errno not in FORGOTTEN or attempt >= 2:
                     self._look_again(error, self.temporary, attempt)
         raise AssertionError("unreachable")
-
-    def _write_draft(self, path: Path, data: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
-            file.write(data)
-            file.flush()
-            os.fchmod(descriptor, self.file_mode)
-            os.fsync(descriptor)
 
     def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
         """Makes the folder anew if it was removed under us; raises `error` if that is no cure."""

@@ -36,22 +36,29 @@ def replace_file(
     file or the new one, whole; without it, a power cut may leave the new one empty. Raises `OSError`.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    descriptor = os.open(temporary, _CREATE, 0o666 if mode is None else 0o600)
     try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
-            if mode is not None:
-                os.fchmod(descriptor, mode)
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            if sync:
-                os.fsync(descriptor)
+        write_new(temporary, *pieces, mode=mode, sync=sync)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if sync:
         sync_folder(path.parent)
+
+
+def write_new(
+    path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
+) -> None:
+    """Makes a new file of the pieces. mode, sync: as of `replace_file`. Raises `FileExistsError`, `OSError`."""
+    descriptor = os.open(path, _CREATE, 0o666 if mode is None else 0o600)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        if sync:
+            os.fsync(descriptor)
 
 
 def read_file(path: Path) -> bytes:
@@ -78,12 +85,9 @@ def write_once(path: Path, data: bytes) -> bool:
     try:
         temporary.write_bytes(data)
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return temporary.stat().st_nlink == 2
+            return link_once(temporary, path)
         except OSError:
             return _create(path, data)
-        return True
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -162,6 +166,18 @@ def list_names(folder: Path, *, asked: bool = False) -> list[str]:
                 raise
             time.sleep(0.01 * attempt)
     return []
+
+
+def link_once(draft: Path, path: Path) -> bool:
+    """Gives a new file its name, if that is free; False if it is taken. Raises `OSError`.
+
+    If a LINK was sent again as its answer was lost, it finds its own work, which the number of links tells.
+    """
+    try:
+        os.link(draft, path)
+        return True
+    except FileExistsError:
+        return link_count(draft) > 1
 
 
 def link_count(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""File systems that run out of files to make, while there is room for bytes: evicting helps, or a fill is refused."""
+"""File systems that run out of inodes while there is room for bytes: evicting helps, or a fill is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many operations in flight: who waits is woken, whatever happens to them."""
+"""Many operations at once: a caller that waits for them is woken, whatever happens to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What many threads do at once on a file server, shown on a local disk that is said to be one."""
+"""What many threads do at once on a file server, tested on a local disk that is taken for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told to whoever waits for others to fill a commit."""
+"""What a process reports while it waits for others to fill a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room: reserved where others see it, made in the middle where a disk is full after all, and given back."""
+"""Room: reserved so that others see it, made during a fill if the disk is full after all, and given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several real processes fill one commit: each byte leaves the store once, and nobody's death or delay harms it."""
+"""Several real processes fill one commit: each byte leaves the store once, and no death or delay does harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking over a part: what is there is judged by its bytes, and who was there before can't change it any more."""
+"""Taking over a part: files that are there are checked, and the process before can't change them any more."""
 
 from __future__ import annotations
 

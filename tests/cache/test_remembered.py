@@ -1,4 +1,4 @@
-"""What an inventory need not read again, as the cache keeps what it read before."""
+"""What an inventory need not read again, as the cache keeps what an earlier one has read (E8)."""
 
 from __future__ import annotations
 

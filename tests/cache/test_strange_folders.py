@@ -1,4 +1,4 @@
-"""Folders in a cache's root that are not dsv's, or that not everybody may read: no reason for anything to fail."""
+"""Folders in a cache's root that are not dsv's, or that not every user may read: nothing fails for them."""
 
 from __future__ import annotations
 

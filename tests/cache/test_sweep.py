@@ -1,4 +1,4 @@
-"""What the killed have left goes, and nothing else."""
+"""What killed processes have left is removed, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evictors and other fills remove folders while these are empty, between any two steps of whoever works beside them."""
+"""Evictors and other fills remove folders while these are empty, between any two steps of other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fill is on the disk before it is visible, and what the disk lost is never believed, by nobody."""
+"""A fill is on the disk before it is visible, and no process believes what the disk has lost."""
 
 from __future__ import annotations
 

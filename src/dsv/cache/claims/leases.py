@@ -1,11 +1,10 @@
 """Taking, renewing and ending leases: rules L1 to L9 of docs/cache-protocol.md, which says why they hold.
 
-A lease is a file `lease-<owner>.<number>.<renewed>` that goes by two names, the last and the one before.
-Renewing renames the older one to the next: a name is never used twice, so that clearing away an
-expired lease can't hit a renewed one; one of the two names stays all the time, so that no listing, however
-the server goes about it, can miss both; and a rename needs neither a block nor an inode, so that a full
-disk ends no lease. Only if the disk has been full since before the first renewal, which makes the second
-name, there is but one, and that is renamed.
+A lease is a file `lease-<owner>.<number>.<renewed>` with two names, the last and the one before. To renew it, the older
+one is renamed to the next. A name is never used twice, so that clearing away an expired lease can't remove a renewed
+one. One of the two names stays in place all the time, so that no listing can miss both. A rename needs neither a block
+nor an inode, so that a full disk ends no lease. If the disk was full before the first renewal could make the second
+name, the only name is renamed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from dsv.fs.files import FULL, list_names
 from dsv.periodic import NEVER, Periodic
 
 TTL = 900.0
-"""Seconds that a lease outlives its last renewal: what a host may be cut off without anybody noticing."""
+"""Seconds that a lease is valid after its last renewal: for so long a host may be cut off without consequences."""
 _RENEWALS = 5  # per TTL
 _RETRY = 10.0
 
@@ -42,10 +41,10 @@ _RETRY = 10.0
 class Lease:
     """A claim on one place, valid from the moment it was taken, whether the commit is there yet or not.
 
-    Made by `take`, which settles the matter with every evictor at once. `confirm` says whether the commit
-    is there to stay; from then on the renewing thread watches that it is. `lost` is set, with `reason`,
-    when it was evicted while this host could not renew. Being unable to renew sets nothing: when the host
-    is back it takes the lease again if the commit is still the same.
+    Made by `take`, after which no evictor can miss it. `confirm` says whether the commit is visible and stays so; from
+    then on the renewing thread watches it. `lost` is set, with `reason`, if the commit was evicted while this host
+    could not renew. Being unable to renew sets nothing: when the host is back it takes the lease again if the commit is
+    still the same.
     """
 
     def __init__(self, root: CacheRoot, place: Place, record: LeaseRecord) -> None:
@@ -56,7 +55,7 @@ class Lease:
         self.reason = ""
         self._name = LeaseName(record.owner.id, 0, record.renewed)
         self._older: Path | None = None
-        self._tried = 0  # the number of the last name that was asked for, had or not
+        self._tried = 0  # the number of the last name that was asked for, whether it was got or not
         self._strays = False  # whether such a name may exist though the answer was an error
         self._identity: tuple[int, int] | None = None
         self._entries: frozenset[str] = frozenset()
@@ -161,9 +160,7 @@ class Lease:
         return self.root.claims(self.place) / str(self._name)
 
     def _rename(self, new: Path) -> Path | None:
-        """Puts the lease under this name; the other one that it has then. Raises `OSError`, with the names
-        that it had.
-        """
+        """Gives the lease this name; returns its other name. If it raises `OSError`, the names are as before."""
         older, current = self._older, self._path
         try:
             try:
@@ -179,7 +176,7 @@ class Lease:
             raise
 
     def _put(self, older: Path | None, current: Path, new: Path) -> None:
-        """The new name beside the current one; anew if an evictor, or a person, has cleared the old ones away."""
+        """Adds the new name; makes the file again if an evictor, or a person, has removed the old names."""
         try:
             if older is None:
                 os.link(current, new)

@@ -3,7 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dsv.model.diff import diff_entries
 from dsv.model.ids import CommitId, SegmentId
 from dsv.model.location import Location
 from dsv.model.locator import Locator
@@ -97,3 +100,39 @@ def note_segments(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> li
 
     monkeypatch.setattr(repository.objects, "segments", segments)
     return read
+
+
+CONTENTS: list[bytes | None] = [b"", b"1", b"22", None, b"x" * 3_000_000]
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_a_diff_is_what_differs_entry_by_entry(data: st.DataObject) -> None:
+    """Segments begin and end alike, or do not; they have files only, or symlinks, folders and large files too."""
+    repository = create(MemoryStore())
+    names = [f"d{n // 300:02}/f{n:05}" for n in range(3000)]
+    mixed = data.draw(st.booleans())
+    start: dict[str, bytes | None] = {name: name.encode() for name in names}
+    if mixed:
+        start |= {"d03/l@": b"f00900", "d04/empty": None, "d05/large": b"y" * 3_000_000, "d06/none": b""}
+    first = commit(repository, start)
+    edits: dict[str, bytes | None] = {}
+    removed = set[str]()
+    for _ in range(data.draw(st.integers(0, 6))):
+        at, count = data.draw(st.integers(0, 2990)), data.draw(st.sampled_from([1, 5, 60, 700]))
+        what = data.draw(st.sampled_from(["edit", "remove", "add"]))
+        for name in names[at : at + count]:
+            if what == "remove":
+                removed.add(name)
+            elif what == "edit":
+                edits[name] = data.draw(st.sampled_from(CONTENTS)) if mixed and count < 10 else b"new"
+            else:
+                edits[name + "x"] = b"new"
+    removed -= edits.keys()
+    if not edits and not removed:
+        return
+    second = commit(repository, edits, tuple(removed))
+    one, other = tree(repository, first), tree(repository, second)
+    for before, after in ((one, other), (other, one)):
+        expected = diff_entries((entry for entry, _ in before.below(b"")), after.below(b""))
+        assert list(diff_trees(before, after)) == list(expected)

@@ -110,7 +110,7 @@ class Segment:
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in order."""
-        if self.files == len(self) and not self.recipe_ids:
+        if self._plain:
             ids = map(FileId, cut(self.file_ids, 32))
             for path, kind, size, file_id in zip(self.paths, self.kinds, self.sizes, ids, strict=True):
                 yield Entry(path, _KINDS[kind], size, file_id)
@@ -141,8 +141,39 @@ class Segment:
 
     def find(self, path: bytes) -> Entry | None:
         """The entry of exactly this path."""
+        at = self.position(path)
+        return None if at is None else self.entry(at)
+
+    def position(self, path: bytes) -> int | None:
+        """At which place, from 0, the entry of exactly this path is."""
         at = bisect.bisect_left(self.paths, sort_key(path), key=sort_key)
-        return self.entry(at) if at < len(self) and self.paths[at] == path else None
+        return at if at < len(self) and self.paths[at] == path else None
+
+    def rows_unlike(self, other: Segment) -> tuple[list[int], list[int]]:
+        """The places of the entries that this segment alone has, and of those that the other one alone has.
+
+        Much faster than to compare entries, as none is made.
+        """
+        if self._plain and other._plain:
+            mine, others = list(self._plain_rows()), list(other._plain_rows())
+        else:
+            mine, others = list(self.entries()), list(other.entries())  # type: ignore[arg-type]
+        if self.paths == other.paths:
+            rows = [at for at, (one, two) in enumerate(zip(mine, others, strict=True)) if one != two]
+            return rows, rows
+        known, there = set(mine), set(others)
+        return (
+            [at for at, row in enumerate(mine) if row not in there],
+            [at for at, row in enumerate(others) if row not in known],
+        )
+
+    @property
+    def _plain(self) -> bool:
+        """Whether all entries are files of one chunk."""
+        return self.files == len(self) and not self.recipe_ids
+
+    def _plain_rows(self) -> Iterator[tuple[bytes, int, int, bytes]]:
+        return zip(self.paths, self.kinds, self.sizes, cut(self.file_ids, 32), strict=True)
 
     def encode(self) -> bytes:
         """Raises `ValueError` for what `decode` would refuse."""

@@ -9,9 +9,11 @@ from dsv.model.diff import Change, Located, diff_entries
 from dsv.model.entry import sort_key
 from dsv.model.ids import SegmentId
 from dsv.model.path_set import PathSet
-from dsv.repo.trees import Leaf, TreeReader
+from dsv.repo.trees import Leaf, LocatedSegment, TreeReader
 
 WHOLE = PathSet()
+# Of so many entries of a segment each is looked up by itself.
+_PICKED_SINGLY = 32
 
 
 def diff_trees(
@@ -22,8 +24,9 @@ def diff_trees(
     scope: where to look; segments that hold nothing of it are not read.
     """
     shared = _segment_ids(before) & _segment_ids(after)
-    old = (entry for entry, _ in _entries(before, shared, scope))
-    return diff_entries(old, _entries(after, shared, scope))
+    old, new = _Rows(_segments(before, shared, scope)), _Rows(_segments(after, shared, scope))
+    changes = _diff_rows(old, new)
+    return changes if scope.whole else (change for change in changes if change.path in scope)
 
 
 def find_entries(tree: TreeReader | None, paths: Iterable[bytes]) -> dict[bytes, Located]:
@@ -50,14 +53,75 @@ def _segment_ids(tree: TreeReader | None) -> set[SegmentId]:
     return set() if tree is None else {leaf.id for leaf in tree.leaves()}
 
 
-def _entries(tree: TreeReader | None, shared: set[SegmentId], scope: PathSet) -> Iterator[Located]:
+def _segments(tree: TreeReader | None, shared: set[SegmentId], scope: PathSet) -> Iterator[LocatedSegment]:
     if tree is None:
-        return
-    for located in tree.segments([leaf for leaf in _leaves(tree, scope) if leaf.id not in shared]):
-        if scope.whole:
-            yield from located.entries()
-        else:
-            yield from (each for each in located.entries() if each[0].path in scope)
+        return iter(())
+    return tree.segments([leaf for leaf in _leaves(tree, scope) if leaf.id not in shared])
+
+
+def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
+    """Segments that begin and end alike are compared whole, anything else entry by entry."""
+    while True:
+        old, new = before.current(), after.current()
+        if old is None and new is None:
+            return
+        if old is not None and new is not None and _end_alike(before, after):
+            gone, come = old.segment.rows_unlike(new.segment)
+            yield from diff_entries((entry for entry, _ in _pick(old, gone)), _pick(new, come))
+            before.advance()
+            after.advance()
+            continue
+        limit = min(sort_key(one.segment.last) for one in (old, new) if one is not None)
+        yield from diff_entries((entry for entry, _ in before.until(limit)), after.until(limit))
+
+
+def _end_alike(before: _Rows, after: _Rows) -> bool:
+    """Whether both are at the start of a segment, and these end with the same path."""
+    old, new = before.current(), after.current()
+    if old is None or new is None or not (before.untouched and after.untouched):
+        return False
+    return old.segment.last == new.segment.last
+
+
+def _pick(located: LocatedSegment, rows: list[int]) -> Iterator[Located]:
+    if len(rows) <= _PICKED_SINGLY:
+        return map(located.entry, rows)
+    chosen = set(rows)
+    return (each for at, each in enumerate(located.entries()) if at in chosen)
+
+
+class _Rows:
+    """The entries of segments, one after the other, of which whole segments may be taken too."""
+
+    def __init__(self, segments: Iterator[LocatedSegment]) -> None:
+        self._segments = segments
+        self._current = next(segments, None)
+        self._rows: Iterator[Located] | None = None
+        self._next: Located | None = None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of the current segment was taken."""
+        return self._rows is None
+
+    def current(self) -> LocatedSegment | None:
+        return self._current
+
+    def advance(self) -> None:
+        self._current, self._rows, self._next = next(self._segments, None), None, None
+
+    def until(self, limit: bytes) -> Iterator[Located]:
+        """The entries up to the key `limit`, which is not beyond the current segment."""
+        if self._current is None:
+            return
+        if self._rows is None:
+            self._rows = self._current.entries()
+            self._next = next(self._rows, None)
+        while self._next is not None and sort_key(self._next[0].path) <= limit:
+            yield self._next
+            self._next = next(self._rows, None)
+        if self._next is None:
+            self.advance()
 
 
 def _leaves(tree: TreeReader, scope: PathSet) -> Iterator[Leaf]:

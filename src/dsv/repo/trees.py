@@ -27,24 +27,22 @@ class LocatedSegment:
 
     def entries(self) -> Iterator[tuple[Entry, Location | None]]:
         """Each entry with the place of its chunk or recipe; None where there is none, or none is known."""
-        row = 0
+        places = iter(()) if self.locator is None else self.locator.locations()
         for entry in self.segment.entries():
-            if entry.is_file and entry.size:
-                yield (
-                    entry,
-                    self.locator.get(row) if self.locator is not None and row < len(self.locator) else None,
-                )
-                row += 1
-            else:
-                yield entry, None
+            yield entry, next(places, None) if entry.size and entry.is_file else None
 
-    def find(self, path: bytes) -> tuple[Entry, Location | None] | None:
-        entry = self.segment.find(path)
-        if entry is None:
-            return None
+    def entry(self, at: int) -> tuple[Entry, Location | None]:
+        """The entry at a place from 0, as `entries` gives it."""
+        entry = self.segment.entry(at)
         if self.locator is None or not entry.size:
             return entry, None
-        return next((found for found in self.entries() if found[0].path == path), None)
+        row = at - self.segment.sizes[:at].count(0)
+        return entry, self.locator.get(row) if row < len(self.locator) else None
+
+    def find(self, path: bytes) -> tuple[Entry, Location | None] | None:
+        """The entry of exactly this path."""
+        at = self.segment.position(path)
+        return None if at is None else self.entry(at)
 
 
 @dataclass(frozen=True, slots=True)

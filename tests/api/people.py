@@ -123,6 +123,8 @@ def every_store_is(store: Store) -> Iterator[None]:
     """Contexts open this store, whatever they ask for, and do not close it."""
 
     class Kept:
+        inner = store
+
         def __getattr__(self, name: str) -> object:
             return getattr(store, name)
 

@@ -7,18 +7,24 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dsv.errors import DsvError
+from dsv.errors import Conflict, DsvError
 from dsv.model import keys
 from dsv.model.names import MAIN
 from dsv.repo.repository import Repository
+from dsv.store.base import Buffer, Put, Store
 from dsv.store.directory import DirectoryStore
 from dsv.store.faulty import Crash, Fault, Faulty, Kind, Operation
 from dsv.store.memory import MemoryStore
+from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
+from dsv.store.split import SplitStore
 from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
 
 RNG = random.Random(7)
@@ -33,9 +39,26 @@ AFTER: Files = {
 }
 
 
-def prepared(home: Path) -> tuple[Person, MemoryStore]:
+class Overwriting(MemoryStore):
+    """As a bucket whose server ignores the condition of a put."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        self.delete(key)
+        return super().put_if_absent(key, data)
+
+
+def in_one_place() -> Store:
+    return MemoryStore()
+
+
+def in_two_places() -> Store:
+    """The names where one writer wins, the data where all do."""
+    return SplitStore(MemoryStore(), Overwriting())
+
+
+def prepared(home: Path, make: Callable[[], Store] = in_one_place) -> tuple[Person, Store]:
     """A workspace that was synced once and then changed."""
-    person, store = Person(home, "memory://unused"), MemoryStore()
+    person, store = Person(home, "memory://unused"), make()
     with every_store_is(store):
         person.init()
         person.write(BEFORE)
@@ -45,15 +68,33 @@ def prepared(home: Path) -> tuple[Person, MemoryStore]:
     return person, store
 
 
-def count_calls(tmp_path: Path) -> int:
-    person, store = prepared(tmp_path / "count")
-    counting = Faulty(store)
-    with every_store_is(counting):
+def with_faults(store: Store, plan: Mapping[int, Fault] | None = None) -> tuple[Store, Faulty]:
+    """The store with faults in all that is asked of it, or of either of its places, counted together."""
+    leader = Faulty(store, plan)
+    if not isinstance(store, SplitStore):
+        return leader, leader
+
+    def part(place: Store) -> Store:
+        class Part(Faulty):
+            inner = property(lambda _: place)  # type: ignore[assignment]
+
+            def __init__(self) -> None:
+                self.__dict__ = leader.__dict__
+
+        return Part()
+
+    return SplitStore(part(store.names), part(store.data)), leader
+
+
+def count_calls(tmp_path: Path, make: Callable[[], Store] = in_one_place) -> int:
+    person, store = prepared(tmp_path / "count", make)
+    counted, counting = with_faults(store)
+    with every_store_is(counted):
         person.sync()
     return counting.calls
 
 
-def check(person: Person, store: MemoryStore) -> bool:
+def check(person: Person, store: Store) -> bool:
     """The invariants after a death. Returns whether the new commit was published."""
     assert person.files() == AFTER
     repository = Repository.open(store, None)
@@ -69,14 +110,17 @@ def check(person: Person, store: MemoryStore) -> bool:
     return contents == AFTER
 
 
+@pytest.mark.parametrize("make", [in_one_place, in_two_places])
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER])
-def test_a_sync_that_dies_at_any_call_is_continued(tmp_path: Path, kind: Kind) -> None:
-    calls = count_calls(tmp_path)
+def test_a_sync_that_dies_at_any_call_is_continued(
+    tmp_path: Path, kind: Kind, make: Callable[[], Store]
+) -> None:
+    calls = count_calls(tmp_path, make)
     assert calls > 10
     for number in range(1, calls + 1):
-        person, store = prepared(tmp_path / f"{kind.name}-{number}")
-        faulty = Faulty(store, {number: Fault(kind)})
-        with every_store_is(faulty):
+        person, store = prepared(tmp_path / f"{kind.name}-{number}", make)
+        failing, faulty = with_faults(store, {number: Fault(kind)})
+        with every_store_is(failing):
             try:
                 person.sync()
             except Crash:
@@ -92,6 +136,31 @@ def test_a_sync_that_dies_at_any_call_is_continued(tmp_path: Path, kind: Kind) -
             assert person.sync().commit == done.commit
         if number > calls - 5:  # the packs were there: what is written again is small
             assert store_size(store) - before < 100_000
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER])
+def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
+    tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two places: whichever half is there already, no other store is made beside it."""
+    monkeypatch.setattr("dsv.api.init.prove", partial(prove, writers=2, rounds=1))
+    monkeypatch.setattr("dsv.api.init.prove_data", partial(prove_data, writers=2))
+    counted, counting = with_faults(in_two_places())
+    with every_store_is(counted):
+        Person(tmp_path / "count", "memory://unused").init()
+    for number in range(1, counting.calls + 1):
+        person, store = Person(tmp_path / f"{kind.name}-{number}", "memory://unused"), in_two_places()
+        failing, _ = with_faults(store, {number: Fault(kind)})
+        with every_store_is(failing), suppress(Crash):
+            person.init()
+        with every_store_is(store):
+            with suppress(Conflict):  # it had come to its end
+                person.init()
+            person.write(BEFORE)
+            assert person.sync().commit is not None
+        assert isinstance(store, SplitStore)
+        for place in (store.names, store.data):
+            assert len(list(place.list(keys.FORMAT_PREFIX))) == 1
 
 
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.NEVER_ARRIVED, Kind.ERROR_500, Kind.ERROR_503])
@@ -125,7 +194,7 @@ def test_a_store_that_goes_away_is_an_error_and_loses_nothing(tmp_path: Path, ki
         assert done.commit is not None and read_commit(store, done.commit) == AFTER
 
 
-def store_size(store: MemoryStore) -> int:
+def store_size(store: Store) -> int:
     return sum(item.size for item in store.list(""))
 
 

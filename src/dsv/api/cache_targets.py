@@ -154,7 +154,7 @@ class Targets:
         if choice.url.startswith("memory:"):
             return None
         options = asdict(self._context.store_options(choice))
-        arguments = {"url": choice.url, "options": options, "dot": str(self.root.dot)}
+        arguments = {"url": choice.url, "names": choice.names, "options": options, "dot": str(self.root.dot)}
         return HelperSpec("dsv.api.cache_targets:open_source", arguments)
 
     def bind(self, found: Found) -> None:
@@ -253,7 +253,7 @@ class Targets:
         return store_in_effect(self._context, self.root)
 
 
-def open_source(url: str, options: dict[str, object], dot: str) -> StoreSource:
+def open_source(url: str, names: str | None, options: dict[str, object], dot: str) -> StoreSource:
     """What a helper process of a fill calls, with the arguments of `Targets.helper`."""
     from dsv.cache.filling.source import StoreSource
     from dsv.repo.repository import Repository
@@ -261,5 +261,5 @@ def open_source(url: str, options: dict[str, object], dot: str) -> StoreSource:
     from dsv.store.options import StoreOptions
 
     root = CacheRoot(Path(dot).parent)
-    store = open_store(url, StoreOptions(**options))  # type: ignore[arg-type]
+    store = open_store(url, StoreOptions(**options), names=names)  # type: ignore[arg-type]
     return StoreSource(lambda: Repository.open(store, root.metadata))

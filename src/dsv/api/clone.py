@@ -96,6 +96,12 @@ def _bind(
             subject=str(root),
             hint=f"dsv clone {dataset} OTHER-DIR",
         )
+    choice = context.settings.store()
     return Workspace.create(
-        root, store=context.settings.store().called, store_id=repository.id, dataset=dataset, branch=branch
+        root,
+        store=choice.called,
+        store_id=repository.id,
+        dataset=dataset,
+        branch=branch,
+        names=choice.names_kept,
     )

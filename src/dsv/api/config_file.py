@@ -51,7 +51,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]
-    if last not in ("store", "cache", "url", "path", "ca_bundle"):
+    if last not in ("store", "cache", "url", "path", "ca_bundle", "names"):
         return value
     if "://" in value:
         if last in ("cache", "path"):

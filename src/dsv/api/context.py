@@ -72,7 +72,9 @@ class Context:
                 subject=choice.url,
                 hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",
             )
-        store = Counting(open_store(choice.url, self.store_options(choice), create=create))
+        store = Counting(
+            open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
+        )
         try:
             yield store
         finally:

@@ -7,7 +7,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +29,8 @@ from dsv.fs.system import kind_of, name_of
 from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.store.probe import Proof, prove
+from dsv.store.probe import Proof, prove, prove_data
+from dsv.store.split import split_of
 
 CLOCK_SECONDS = 60.0
 """A clock that differs by more is told of: S3 refuses requests from 15 minutes on, and times in records mislead."""
@@ -61,7 +62,7 @@ def examine(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _versions()
     yield from _settings(context)
     yield from _workspace(context)
-    yield from _store(context)
+    yield from examine_store(context)
     yield from _cache(context)
     yield from _engines(environ)
 
@@ -100,13 +101,13 @@ def _workspace(context: Context) -> Iterator[Finding]:
         yield _failed("workspace", error)
 
 
-def _store(context: Context) -> Iterator[Finding]:
+def examine_store(context: Context) -> Iterator[Finding]:
     """Reading, then writing with the conditions that dsv needs, then the clock."""
     choice = context.settings.store()
     try:
         with context.store() as store:
-            yield from _reading(context, store)
-            yield from _writing(store)
+            single_writer = yield from _reading(context, store)
+            yield from _writing(store, single_writer=single_writer)
     except NotFound as error:
         if choice.origin == BUILT_IN and not Path(choice.url).exists():
             yield Finding("store", State.WARN, error.message, error.hint)
@@ -116,20 +117,21 @@ def _store(context: Context) -> Iterator[Finding]:
         yield _failed("store", error)
 
 
-def _reading(context: Context, store: Store) -> Iterator[Finding]:
+def _reading(context: Context, store: Store) -> Generator[Finding, None, bool]:
+    """Returns whether the store was made for a single writer."""
     began = time.monotonic()
     if not Repository.exists(store):
         yield Finding(
             "store", State.WARN, f"{store.url} answers and holds no dsv store yet", "dsv init makes one"
         )
-        return
+        return False
     first = time.monotonic() - began
     try:
         repository = context.open_repository(store)
         datasets = len(repository.refs.datasets())
     except DsvError as error:
         yield _failed("store", error)
-        return
+        return False
     counted = f"{datasets:,} dataset{'' if datasets == 1 else 's'}"
     yield _ok("read", f"{store.url} has {counted}, and answered in {first * 1000:.0f} ms")
     workspace = context.workspace_or_none()
@@ -140,16 +142,10 @@ def _reading(context: Context, store: Store) -> Iterator[Finding]:
             f"{workspace.root} belongs to another store than {store.url}",
             "dsv config shows where the store's setting comes from",
         )
-    if repository.format.single_writer:
-        yield Finding(
-            "write",
-            State.WARN,
-            f"{store.url} was made for a single writer: of two syncs at once one is lost",
-            None,
-        )
+    return repository.format.single_writer
 
 
-def _writing(store: Store) -> Iterator[Finding]:
+def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
     key = f"probe/{secrets.token_hex(8)}/clock"
     try:
         before = time.time()
@@ -158,7 +154,9 @@ def _writing(store: Store) -> Iterator[Finding]:
         written = store.modified(key)
         with suppress(Denied):
             store.delete(key)
-        proof = prove(store)
+        split = split_of(store)
+        proof = prove(store if split is None else split.names)
+        data = () if split is None else prove_data(split.data)
     except Denied as error:
         hint = (
             f"{error.hint}; reading needs no more"
@@ -170,14 +168,33 @@ def _writing(store: Store) -> Iterator[Finding]:
     except DsvError as error:
         yield _failed("write", error)
         return
-    yield _proved(store, proof)
+    yield _proved(store if split is None else split.names, proof, single_writer=single_writer)
+    if split is not None:
+        yield _proved_data(split.data, data)
     yield _clock("clock", f"the store's clock and {host_name()}'s", written - between, 1.0)
     free = store.free_bytes()
     if free is not None:
         yield _ok("store room", f"{format_bytes(free)} free in {store.url}")
 
 
-def _proved(store: Store, proof: Proof) -> Finding:
+def _proved_data(data: Store, findings: tuple[str, ...]) -> Finding:
+    if not findings:
+        return _ok(
+            "write data", f"{data.url} gives back what is written to it, whole, in ranges and in listings"
+        )
+    return Finding(
+        "write data",
+        State.FAIL,
+        f"{data.url} does not keep what dsv relies on: {'; '.join(findings)}",
+        "docs/stores.md has the settings that a server needs",
+    )
+
+
+def _proved(store: Store, proof: Proof, *, single_writer: bool) -> Finding:
+    if single_writer and not proof.put_if_absent_ok:
+        return Finding(
+            "write", State.WARN, f"{store.url} was made for a single writer: of two syncs at once one is lost"
+        )
     if proof.ok:
         order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
         return _ok("write", f"of many writers of one key one won each time, and was read back by all{order}")

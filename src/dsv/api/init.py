@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.errors import Conflict, Unsupported
+from dsv.errors import Conflict, Unsupported, UsageError
 from dsv.model.ids import Nonce
 from dsv.model.names import MAIN, DatasetName
 from dsv.model.records import RefEntry
 from dsv.repo.refs import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.store.probe import prove
+from dsv.store.probe import Proof, prove, prove_data
+from dsv.store.split import split_of
 from dsv.worktree.workspace import Workspace
 
 
@@ -68,6 +69,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             store_id=repository.id,
             dataset=dataset,
             branch=MAIN,
+            names=choice.names_kept,
         )
         _create_dataset(context, repository, workspace, dataset, resumed=resumed)
         warnings: tuple[str, ...] = ()
@@ -79,19 +81,22 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
 
 
 def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
-    """Proves that the store keeps its promises, then makes a repository in it."""
-    proof = prove(store)
-    if not proof.listing_ok:
-        raise Unsupported(
-            f"{store.url} does not list what was just written to it, so dsv cannot work there",
-            subject=store.url,
+    """Proves that the store keeps its promises, each of its places for what it is used for, then makes a repository."""
+    split = split_of(store)
+    if split is not None and single_writer:
+        raise UsageError(
+            "names that are elsewhere are there for several writers", hint="leave out --single-writer"
         )
-    if not proof.put_if_absent_ok and not single_writer:
-        raise Unsupported(
-            f"{store.url} let several writers win one key: it ignores If-None-Match, so two syncs could lose data",
-            subject=store.url,
-            hint="use another store, or dsv init --single-writer if only one person ever writes to it",
-        )
+    proof = prove_names(store if split is None else split.names, single_writer=single_writer)
+    if split is not None:
+        split.data.conditional = prove(split.data).put_if_absent_ok
+        findings = prove_data(split.data)
+        if findings:
+            raise Unsupported(
+                f"{store.url} can't keep data: {'; '.join(findings)}",
+                subject=store.url,
+                hint="dsv init --store with another bucket; docs/stores.md has the settings that a server needs",
+            )
     return Repository.create(
         store,
         context.metadata_folder,
@@ -101,6 +106,32 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
         ordered=proof.ordered,
         clock=context.clock,
     )
+
+
+def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
+    """What is found out of a place that is to hold names. Raises `Unsupported` if it may not."""
+    proof = prove(store)
+    if proof.unsupported and single_writer:
+        store.conditional = False
+        proof = replace(prove(store, writers=1, rounds=1), put_if_absent_ok=False)
+    if not proof.put_if_absent_ok and not single_writer:
+        what = (
+            f"{store.url} has no put-if-absent: {'; '.join(proof.findings)}"
+            if proof.unsupported
+            else f"{store.url} let several writers win one key: it ignores If-None-Match, so two syncs could lose data"
+        )
+        raise Unsupported(
+            what,
+            subject=store.url,
+            hint="keep its names where one writer wins: dsv init --names DIR (on NFS for a team) or another bucket; "
+            "or --single-writer if only one person ever writes to it",
+        )
+    if not proof.listing_ok:
+        raise Unsupported(
+            f"{store.url} does not list what was just written to it, so dsv cannot work there",
+            subject=store.url,
+        )
+    return proof
 
 
 def _create_dataset(

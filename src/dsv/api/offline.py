@@ -24,10 +24,11 @@ from dsv.model.ids import Nonce, StoreId
 from dsv.model.names import BranchName, DatasetName, Rev, TagName, Target
 from dsv.model.paths import show
 from dsv.model.records import FormatEntry, RefEntry, TagValue
+from dsv.repo.layout import Format
 from dsv.repo.local_store import LocalStore
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.refs import Head, Refs
-from dsv.repo.repository import Format, Repository
+from dsv.repo.repository import Repository
 from dsv.worktree.scan.file_reader import hash_content
 
 Say = Callable[[DatasetName, BranchName, KnownRef], None]

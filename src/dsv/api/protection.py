@@ -11,8 +11,9 @@ from dsv.model.action import MESSAGE_MAX, Action
 from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.ids import Nonce
 from dsv.model.records import Feature, FeatureRule, RefEntry
+from dsv.repo.layout import PROTECTED_BRANCHES
 from dsv.repo.refs import Head, Moved
-from dsv.repo.repository import PROTECTED_BRANCHES, Repository
+from dsv.repo.repository import Repository
 
 
 class Protected(NamedTuple):

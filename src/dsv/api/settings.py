@@ -26,9 +26,10 @@ STORE_FIELDS: Mapping[str, str] = {
     "region": "the region of the bucket, where the server cares",
     "profile": "the AWS profile whose credentials are used",
     "ca_bundle": "a PEM file of certificate authorities to trust",
+    "names": "where its names are kept, if not in the store itself: a folder or a URL",
 }
 CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
-WORKSPACE_KEYS = ("store", "dataset", "branch")
+WORKSPACE_KEYS = ("store", "names", "dataset", "branch")
 BUILT_IN = "built in"
 """The origin of what nobody has set."""
 ENVIRONMENT_KEYS: Mapping[str, str] = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
@@ -68,6 +69,9 @@ class StoreChoice:
     region: str | None = None
     profile: str | None = None
     ca_bundle: str | None = None
+    names: str | None = None
+    names_kept: str | None = None
+    """What a workspace keeps of `names`; None if the configuration has them."""
 
     @property
     def called(self) -> str:
@@ -141,18 +145,41 @@ class Settings:
         if setting is None:
             raise UsageError("no store is named", hint="dsv config store URL")
         if not is_name(setting.value):
-            return StoreChoice(self._location(setting), setting.origin)
+            url = self._location(setting)
+            said = self._said_with(setting.origin)
+            names = said or self._configured_names(url)
+            return StoreChoice(url, setting.origin, names=names, names_kept=said)
         name = setting.value
         known = {part: self.get(f"stores.{name}.{part}") for part in STORE_FIELDS}
-        url = known["url"]
-        if url is None:
+        address = known["url"]
+        if address is None:
             raise self._no_such("stores", "url", setting)
         rest = {
-            part: self._location(found) if part == "ca_bundle" else found.value
+            part: self._location(found) if part in ("ca_bundle", "names") else found.value
             for part, found in known.items()
             if found is not None and part != "url"
         }
-        return StoreChoice(self._location(url), setting.origin, name, **rest)
+        kept = self._said_with(setting.origin)
+        names = kept or rest.pop("names", None)
+        return StoreChoice(
+            self._location(address), setting.origin, name, **rest, names=names, names_kept=kept
+        )
+
+    def _said_with(self, origin: str) -> str | None:
+        """Where the names are by --names, or by the same source that names the store."""
+        for source in self.sources:
+            said = source.setting("names")
+            if said is not None and source.origin in ("--names", origin):
+                return self._location(said)
+        return None
+
+    def _configured_names(self, url: str) -> str | None:
+        """Where the names are of a configured store that has this URL."""
+        for name in self.names("stores"):
+            place, named = self.get(f"stores.{name}.names"), self.get(f"stores.{name}.url")
+            if place is not None and named is not None and self._location(named) == url:
+                return self._location(place)
+        return None
 
     def cache(self, text: str | None = None) -> CacheChoice:
         """The cache that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""

@@ -33,6 +33,8 @@ class Flags:
 
     store: str | None = None
     cache: str | None = None
+    names: str | None = None
+    """Where a store's names are kept: an option of the commands that bind a folder to a store."""
     directory: str | None = None
     json: bool = False
     quiet: bool = False
@@ -111,7 +113,7 @@ class Call(typer.Context):
     def settings(self) -> Settings:
         from dsv.api.environment import gather, working_folder
 
-        named = {"store": self.flags.store, "cache": self.flags.cache}
+        named = {"store": self.flags.store, "names": self.flags.names, "cache": self.flags.cache}
         flags = {key: value for key, value in named.items() if value is not None}
         return gather(self.around.environ, working_folder(self.around.environ), flags)
 

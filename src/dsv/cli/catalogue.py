@@ -26,6 +26,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "cherry-pick": "Apply the changes of one commit to a branch",
         "revert": "Undo the changes of one commit on a branch",
     },
+    "Store": {
+        "store": "Prove a store, or make its lost names anew",
+    },
     "Cache": {
         "cache": "Make commits appear as files in the cache",
         "with": "Run a command while its data is held in the cache",

@@ -14,6 +14,16 @@ Offline = Annotated[
 ]
 """The option of commands that can do without the store."""
 
+Names = Annotated[
+    str | None,
+    typer.Option(
+        "--names",
+        metavar="PLACE",
+        help="Where the store's names are kept, if not in itself: a folder, or another bucket's URL.",
+    ),
+]
+"""The option of commands that bind a folder to a store."""
+
 
 def commit_target(command: str, text: str) -> Target:
     """A target that means a commit as a whole. Raises `UsageError` for one with a path in it."""

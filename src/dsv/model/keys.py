@@ -24,6 +24,8 @@ GC_PREFIX = "gc/"
 RUNS_PREFIX = "runs/"
 PROBE_PREFIX = "probe/"
 
+_NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX)
+
 _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
 LAST_MOVE = _TOP_SEQ
 """The largest number of a move of a branch."""
@@ -33,6 +35,12 @@ _COUNT = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 I = TypeVar("I", bound=Id)  # noqa: E741
 N = TypeVar("N", DatasetName, BranchName, TagName)
+
+
+def needs_winner(key: str) -> bool:
+    """Whether of several writers of this key, or of any with this prefix, exactly one has to win. Every other key is
+    random or derived from what it holds, so that to write it twice is to write the same bytes."""
+    return key.startswith(_NEED_A_WINNER)
 
 
 def pack_key(pack: PackId) -> str:

@@ -18,6 +18,7 @@ class LocalStore:
     """A store that answers from local copies of commits. Segments and nodes are read from theirs by `Objects`."""
 
     ordered_listing = True
+    conditional = True
 
     def __init__(self, url: str, metadata: MetadataCache) -> None:
         self.url = url

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.model import keys
+from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
 from dsv.repo.objects import Objects
@@ -47,6 +48,8 @@ def resolve(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None)
 def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Resolved:
     text = rev.text
     if rev.commit_prefix is not None:
+        if _is_whole(text) and _says(objects.commit_or_none(CommitId.parse(text)), dataset):
+            return Resolved(dataset, CommitId.parse(text))  # without asking for any name
         refs.require(dataset)
         return Resolved(dataset, _by_prefix(objects, dataset, text))
     meant = refs.branch_or_tag(dataset, text)
@@ -78,9 +81,18 @@ def _branch_head(head: Head) -> Resolved:
     return Resolved(head.dataset, head.commit, branch=head.branch)
 
 
+def _is_whole(digits: str) -> bool:
+    return len(digits) == CommitId.size * 2
+
+
+def _says(commit: Commit | None, dataset: DatasetName) -> bool:
+    """Whether the commit itself says that it was made for the dataset."""
+    return commit is not None and commit.dataset == dataset
+
+
 def _by_prefix(objects: Objects, dataset: DatasetName, text: str) -> CommitId:
     """The commit whose id begins so. One that says that it was made for another dataset is not in this one."""
-    commit_id = CommitId.parse(text) if len(text) == CommitId.size * 2 else _listed(objects, text)
+    commit_id = CommitId.parse(text) if _is_whole(text) else _listed(objects, text)
     commit = objects.commit_or_none(commit_id)
     if commit is None:
         raise _no_commit(objects, text)

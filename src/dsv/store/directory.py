@@ -55,6 +55,7 @@ class DirectoryStore:
         self.root = Path(root).absolute()
         self.url = str(self.root)
         self.ordered_listing = True
+        self.conditional = True
         with os_errors(self.url, self.url):
             if create:
                 make_durable(self.root)

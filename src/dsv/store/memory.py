@@ -30,6 +30,7 @@ class MemoryStore:
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
         self.ordered_listing = True
+        self.conditional = True
         self._objects: dict[str, bytes] = {}
         self._keys: list[str] = []
         self._lock = threading.Lock()

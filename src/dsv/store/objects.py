@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
 
 from dsv.errors import DsvError, Unsupported
+from dsv.model.keys import needs_winner
 from dsv.store.base import (
     KEY_CHARACTERS,
     LARGEST,
@@ -60,6 +61,7 @@ class ObjectStore:
     ) -> None:
         self.url = url
         self.ordered_listing = ordered_listing
+        self.conditional = True
         self._endpoint = endpoint
         self._prefix = f"{prefix}/" if prefix else ""
         self._quick = quick
@@ -101,14 +103,24 @@ class ObjectStore:
     def put_if_absent(self, key: str, data: Buffer) -> Put:
         path = self._path(key)
         client = self._patient if len(data) >= BULK else self._quick
+        mode: Literal["create", "overwrite"] = "create" if self.conditional else "overwrite"
         try:
-            obstore.put(client, path, data, mode="create", use_multipart=False)
+            if not self.conditional and needs_winner(key) and self._has(path):
+                return Put.LOST
+            obstore.put(client, path, data, mode=mode, use_multipart=False)
         except (AlreadyExistsError, PreconditionError, NotModifiedError):
             # 412, 409, and the 304 of some older servers.
             return Put.LOST
         except (BaseError, OSError) as error:
             raise self._error(error, None if isinstance(error, FileNotFoundError) else key) from error
         return Put.WON
+
+    def _has(self, path: str) -> bool:
+        try:
+            obstore.head(self._quick, path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         check_prefix(prefix)

@@ -6,22 +6,43 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from dsv.errors import UsageError
+from dsv.errors import Unreachable, UsageError
 from dsv.store.base import Store
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
+from dsv.store.split import SplitStore
+from dsv.store.unavailable import Unavailable
 
 
-def open_store(url: str, options: StoreOptions | None = None, *, create: bool = False) -> Store:
+def open_store(
+    url: str, options: StoreOptions | None = None, *, create: bool = False, names: str | None = None
+) -> Store:
     """Opens the store that `url` names, with retries.
+
+    names: where its names are kept, if elsewhere; a URL or folder like the other.
 
     `url` is an absolute path, `file:///path`, `s3://bucket/prefix`, `gs://…`, `az://container/prefix` or
     `memory://name`. `create` makes a directory store's folder; buckets are never made. No request is sent.
     Raises UsageError for any other URL, Denied without credentials, Unreachable for a folder that is absent.
     """
-    return Retrying(open_raw(url, options or StoreOptions(), create=create))
+    data = Retrying(open_raw(url, options or StoreOptions(), create=create))
+    if names is None:
+        return data
+    try:
+        return SplitStore(_open_names(names, options or StoreOptions(), create=create), data)
+    except BaseException:
+        data.close()
+        raise
+
+
+def _open_names(names: str, options: StoreOptions, *, create: bool) -> Store:
+    """Even if they can't be reached: the data may be all that is asked for."""
+    try:
+        return Retrying(open_raw(names, options, create=create))
+    except Unreachable as error:
+        return Unavailable(names, error)
 
 
 def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:

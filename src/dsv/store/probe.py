@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 import secrets
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from dsv.errors import Denied
+from dsv.errors import Denied, Unsupported
+from dsv.model.keys import PROBE_PREFIX
 from dsv.store.base import Put, Store
 
 WRITERS: Final = 16
@@ -35,6 +37,8 @@ class Proof:
     ordered: bool
     """Listings came in ascending key order, and began where they were asked to."""
     findings: tuple[str, ...] = ()
+    unsupported: bool = False
+    """The server refuses the condition of a put-if-absent, so nothing was raced."""
 
     @property
     def ok(self) -> bool:
@@ -47,17 +51,50 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
 
     What may not be deleted, as some buckets allow no deletion, is left under `probe/`.
     """
-    folder = f"probe/{secrets.token_hex(8)}/"
+    with _probe_folder(store) as (folder, written):
+        try:
+            raced = [_race(store, folder, written, number, writers) for number in range(rounds)]
+        except Unsupported as error:
+            return Proof(False, False, False, (error.message,), unsupported=True)
+        listing_ok, ordered, seen = _list(store, folder, written)
+    findings = [finding for finding in raced if finding] + seen
+    return Proof(not any(raced), listing_ok, ordered, tuple(dict.fromkeys(findings)))
+
+
+def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
+    """What keeps a store from holding data whose names are elsewhere; empty if nothing does.
+
+    Many write at once, and read back what they wrote: whole, in ranges, and in a listing. Raises what the store raises.
+    """
+    with _probe_folder(store) as (folder, written):
+        values = [secrets.token_bytes(_SIZES[number % len(_SIZES)]) for number in range(writers)]
+        written += [f"{folder}data/{number}" for number in range(writers)]
+
+        def write_and_read(key: str, value: bytes) -> str:
+            store.put_if_absent(key, value)
+            middle = len(value) // 2
+            if store.get(key) != value:
+                return "what was just written was read back differently"
+            if bytes(store.get_range(key, middle, 16)) != value[middle : middle + 16]:
+                return "a range of what was just written was read back differently"
+            return ""
+
+        with ThreadPoolExecutor(writers) as pool:
+            seen = list(pool.map(write_and_read, written, values))
+        _, _, listed = _list(store, folder, written)
+    return tuple(dict.fromkeys(finding for finding in [*seen, *listed] if finding))
+
+
+@contextmanager
+def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
+    """A prefix of its own, and a list of the keys below it, which are deleted at the end."""
     written: list[str] = []
     try:
-        raced = [_race(store, folder, written, number, writers) for number in range(rounds)]
-        listing_ok, ordered, seen = _list(store, folder, written)
+        yield f"{PROBE_PREFIX}{secrets.token_hex(8)}/", written
     finally:
         with suppress(Denied):
             for key in written:
                 store.delete(key)
-    findings = [finding for finding in raced if finding] + seen
-    return Proof(not any(raced), listing_ok, ordered, tuple(dict.fromkeys(findings)))
 
 
 def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> str:

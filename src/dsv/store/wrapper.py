@@ -29,6 +29,14 @@ class Wrapper:
     def ordered_listing(self, value: bool) -> None:
         self.inner.ordered_listing = value
 
+    @property
+    def conditional(self) -> bool:
+        return self.inner.conditional
+
+    @conditional.setter
+    def conditional(self, value: bool) -> None:
+        self.inner.conditional = value
+
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         return self.inner.get(key, limit)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
@@ -34,7 +34,8 @@ _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
-    `store_id` identifies the store wherever it moves.
+    `store_id` identifies the store wherever it moves. `names`: the place of its names, if it was given when
+    binding the folder.
     """
 
     root: Path
@@ -42,6 +43,7 @@ class Workspace:
     store_id: StoreId
     dataset: DatasetName
     branch: BranchName
+    names: str | None = None
 
     @classmethod
     def find(cls, start: Path) -> Workspace | None:
@@ -58,7 +60,14 @@ class Workspace:
 
     @classmethod
     def create(
-        cls, folder: Path, *, store: str, store_id: StoreId, dataset: DatasetName, branch: BranchName
+        cls,
+        folder: Path,
+        *,
+        store: str,
+        store_id: StoreId,
+        dataset: DatasetName,
+        branch: BranchName,
+        names: str | None = None,
     ) -> Workspace:
         """Binds a folder, and makes it if necessary. Raises `Conflict` if it is a workspace already."""
         with about(folder):
@@ -70,7 +79,7 @@ class Workspace:
                 raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
             for name in _OF_A_BINDING:  # left by an earlier binding, and wrong for this one
                 (dot / name).unlink(missing_ok=True)
-        workspace = cls(root, store, store_id, dataset, branch)
+        workspace = cls(root, store, store_id, dataset, branch, names)
         workspace._write()
         return workspace
 
@@ -158,7 +167,7 @@ class Workspace:
 
     def follow(self, branch: BranchName) -> Workspace:
         """The same workspace, which follows this branch from now on."""
-        changed = Workspace(self.root, self.store, self.store_id, self.dataset, branch)
+        changed = replace(self, branch=branch)
         changed._write()
         return changed
 
@@ -191,6 +200,8 @@ class Workspace:
             "dataset": str(self.dataset),
             "branch": str(self.branch),
         }
+        if self.names is not None:
+            values["names"] = self.names
         self._replace(_CONFIG, tomli_w.dumps(values).encode())
 
     def _replace(self, name: str, data: bytes) -> None:
@@ -217,6 +228,7 @@ def _read(root: Path, config: Path) -> Workspace:
             store_id=StoreId.parse(values["store_id"]),
             dataset=DatasetName.parse(values["dataset"]),
             branch=BranchName.parse(values["branch"]),
+            names=values.get("names"),
         )
     except (ValueError, KeyError) as error:
         raise _unreadable(config) from error

@@ -10,6 +10,7 @@ import typer
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.targets import Names
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.model.units import format_bytes, format_count
@@ -35,6 +36,7 @@ def clone(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="DATASET[@REV]")],
     folder: Annotated[str | None, typer.Argument(metavar="[DIR]")] = None,
+    names: Names = None,
 ) -> None:
     """Fetch a dataset into a new workspace.
 
@@ -50,6 +52,7 @@ def clone(
             subject=target,
             hint=f"dsv cache {target} has that part as files, read-only",
         )
+    call.flags.names = names
     with call.context() as context:
         made = clone_dataset(context, wanted, None if folder is None else Path(folder))
     if call.json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dsv.api.doctor import Finding, State, examine
 from dsv.cli.call import Call
 from dsv.cli.declare import command
@@ -31,12 +33,17 @@ def doctor(call: Call) -> int:
     Each line is ok, warn or fail, with what mends it. The store is proved by writing: small objects under probe/ are
     made by many writers at once, listed, and removed. Nothing else is changed. The exit code is 1 if something fails.
     """
-    found: list[Finding] = []
     with call.context(writes=True) as context:
-        for finding in examine(context, call.around.environ):
-            found.append(finding)
-            if not call.json:
-                _write(call, finding)
+        return show(call, examine(context, call.around.environ))
+
+
+def show(call: Call, findings: Iterable[Finding]) -> int:
+    """Each as soon as it is found. Gives the exit code."""
+    found: list[Finding] = []
+    for finding in findings:
+        found.append(finding)
+        if not call.json:
+            _write(call, finding)
     if call.json:
         call.items(
             {"check": each.check, "state": each.state.value, "text": each.text, "hint": each.hint}

@@ -12,6 +12,7 @@ from dsv.api.init import init as init_workspace
 from dsv.api.settings import BUILT_IN
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
+from dsv.cli.targets import Names
 from dsv.errors import UsageError
 from dsv.model.names import DatasetName
 
@@ -23,6 +24,10 @@ from dsv.model.names import DatasetName
         ("cd xrays && dsv init chest-xray --store s3://lake/dsv", "a new dataset in that store"),
         ("dsv init", "named like the folder, in the store in effect ('dsv config store' shows it)"),
         ("dsv -C /data/lungs init team-a/lungs", "another folder than this one"),
+        (
+            "dsv init chest-xray --store s3://grid/dsv --names /nfs/dsv-names",
+            "in a bucket that can't tell which of several writers wins",
+        ),
     ],
     result={
         "dataset": "its name",
@@ -43,6 +48,7 @@ def init(
             help="Accept a store that can't promise that one of several writers wins; every sync warns.",
         ),
     ] = False,
+    names: Names = None,
     author: Annotated[
         str | None,
         typer.Option(
@@ -53,9 +59,11 @@ def init(
     """Bind this folder to a new dataset.
 
     The dataset is named like the folder where DATASET is left out. A store that is not there yet is made,
-    and has to prove first that of several writers of one key exactly one wins. No file is read; 'dsv sync'
+    and has to prove first that of several writers of one key exactly one wins. A bucket that can't may keep the
+    data while its names (branches, tags) lie in a folder or another bucket: --names. No file is read; 'dsv sync'
     does that.
     """
+    call.flags.names = names
     with call.context(writes=True, author=author) as context:
         name = DatasetName.parse(dataset) if dataset is not None else _name_of(context.cwd)
         made = init_workspace(context, context.cwd, name, single_writer=single_writer)

@@ -1,0 +1,111 @@
+"""dsv store: proving a store, and mending it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.cli.call import Call
+from dsv.cli.commands.doctor import show
+from dsv.cli.declare import command
+from dsv.cli.output import local_time, rfc3339
+from dsv.cli.table import Column
+from dsv.cli.targets import Names
+from dsv.errors import UsageError
+
+ACTIONS = ("check", "rebuild-names")
+
+
+@command(
+    "store",
+    unused=["--cache"],
+    examples=[
+        ("dsv store check", "prove that the store in effect keeps its promises, as dsv init did"),
+        ("dsv store rebuild-names --names /nfs/new-names --dry-run", "what can be found of lost names"),
+        ("dsv store rebuild-names --names /nfs/new-names", "make them anew"),
+    ],
+    result={
+        "items.check": "check: what was looked at",
+        "items.state": "check: ok, warn or fail",
+        "items.text": "check: what was found",
+        "items.hint": "check: what mends it, or null",
+        "items.commit": "rebuild-names: the id of a commit",
+        "items.dataset": "rebuild-names: the dataset that it was made for, or null if it doesn't say",
+        "items.branch": "rebuild-names: the branch that it was made for, or null",
+        "items.head_of": "rebuild-names: the branch that it becomes the head of, or null",
+        "items.author": "rebuild-names: who made it",
+        "items.time": "rebuild-names: when, in UTC",
+        "items.message": "rebuild-names: why",
+    },
+)
+def store(
+    call: Call,
+    action: Annotated[str, typer.Argument(metavar="check|rebuild-names")],
+    names: Names = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be made, and make nothing.")
+    ] = False,
+) -> int:
+    """Prove a store, or make its lost names anew.
+
+    check: many writers race for keys under probe/, read them back and list them; a store in two places is proved in
+    each for what it is used for. The exit code is 1 if something fails.
+
+    rebuild-names: if the place where a store's names were kept is lost, its commits are still in the bucket. They are
+    listed, and the newest commit of each line becomes the head of a branch at PLACE. Tags are not found again.
+    """
+    if action not in ACTIONS:
+        raise UsageError(
+            f"dsv store has no action {action}", subject=action, hint=f"one of {', '.join(ACTIONS)}"
+        )
+    if dry_run and action == "check":
+        raise UsageError("dsv store check has no use for --dry-run", hint="dsv store check")
+    call.flags.names = names
+    return _check(call) if action == "check" else _rebuild(call, dry_run=dry_run)
+
+
+def _check(call: Call) -> int:
+    from dsv.api.doctor import examine_store
+
+    with call.context(writes=True) as context:
+        return show(call, examine_store(context))
+
+
+def _rebuild(call: Call, *, dry_run: bool) -> int:
+    from dsv.api.rebuild_names import rebuild_names
+
+    with call.context(writes=not dry_run) as context:
+        done = rebuild_names(context, dry_run=dry_run)
+    if call.json:
+        call.items(
+            {
+                "commit": str(one.id),
+                "dataset": one.commit.dataset,
+                "branch": one.commit.branch,
+                "head_of": one.head_of,
+                "author": one.commit.author,
+                "time": rfc3339(one.commit.time_ms),
+                "message": one.commit.message,
+            }
+            for one in done.commits
+        )
+        return 0
+    columns = [Column("commit", keep=True), Column("dataset", keep=True), Column("head of", keep=True)]
+    columns += [Column("time"), Column("author"), Column("message")]
+    rows = [
+        [
+            str(one.id)[:12],
+            str(one.commit.dataset or "?"),
+            str(one.head_of or ""),
+            local_time(one.commit.time_ms),
+            one.commit.author,
+            one.commit.message.partition("\n")[0],
+        ]
+        for one in done.commits
+    ]
+    call.table(columns, rows)
+    heads = sum(one.head_of is not None for one in done.commits)
+    verb = "would be made" if dry_run else "are"
+    call.say(f"{heads:,} branches of {len(rows):,} commits {verb} at {done.names}")
+    return 0

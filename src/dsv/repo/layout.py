@@ -1,0 +1,288 @@
+"""The store's format log: which features it has, and where its names and its data are.
+
+A store in two places has a log in each. Both begin with the same store id, and each says that the other half is
+elsewhere, so that neither is taken for a whole store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice
+from typing import NoReturn
+
+from dsv.errors import UPGRADE, Conflict, IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.model import keys
+from dsv.model.ids import Nonce, StoreId
+from dsv.model.readme import readme_text
+from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
+from dsv.repo.damage import put_back, read_record
+from dsv.store.base import Store
+from dsv.store.split import SplitStore, split_of
+from dsv.store.together import both, together
+
+# What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
+UNORDERED_LISTING = "unordered-listing"
+NAMED_RECORDS = "named-records"
+PROTECTED_BRANCHES = "protected-branches"
+NAMES_ELSEWHERE = "names-elsewhere"
+DATA_ELSEWHERE = "data-elsewhere"
+UNCONDITIONAL_WRITES = "unconditional-writes"
+KNOWN_FEATURES = frozenset(
+    (
+        NAMED_RECORDS,
+        PROTECTED_BRANCHES,
+        UNORDERED_LISTING,
+        NAMES_ELSEWHERE,
+        DATA_ELSEWHERE,
+        UNCONDITIONAL_WRITES,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The store's log of feature sets, read at every start."""
+
+    entries: tuple[FormatEntry, ...]
+
+    @property
+    def store_id(self) -> StoreId:
+        return self.entries[0].store_id
+
+    @property
+    def single_writer(self) -> bool:
+        """The store could not prove put-if-absent, and somebody promised that only one writes at a time."""
+        return self.entries[-1].single_writer
+
+    @property
+    def named_records(self) -> bool:
+        """Whether every ref, tag and commit carries the names that it was made for: decided when a store is made."""
+        return any(one.name == NAMED_RECORDS for one in self.entries[0].features)
+
+    def has(self, feature: str) -> bool:
+        return any(one.name == feature for one in self.entries[-1].features)
+
+    def check(self, url: str, *, writing: bool) -> None:
+        """Raises `Unsupported` where a feature that this version does not know forbids what is meant."""
+        current = self.entries[-1]
+        if current.hash != HASH or current.chunking != ChunkingParams():
+            raise Unsupported(
+                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=UPGRADE
+            )
+        for feature in current.features:
+            if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
+                continue
+            if writing or feature.rule == FeatureRule.REFUSE:
+                verb = "write" if feature.rule == FeatureRule.READ_ONLY else "read"
+                raise Unsupported(
+                    f"{url} uses {feature.name!r}, which this dsv cannot {verb}", subject=url, hint=UPGRADE
+                )
+
+
+def features(*names: str) -> tuple[Feature, ...]:
+    """As a format entry has them. A program that does not know one refuses the store."""
+    return tuple(Feature(name, FeatureRule.REFUSE) for name in sorted(set(names)))
+
+
+def read_layout(store: Store) -> Format:
+    """The format of a store. In a store in two places that of the names; that of the data if those can't be reached.
+
+    Raises `NotFound` if there is no store, or its other half is not named; `Conflict` if the two don't belong together.
+    """
+    split = split_of(store)
+    if split is not None:
+        return _read_split(split)
+    entries = _read_format(store)
+    if not entries and _has_data(store):
+        entries = _read_format(store) or _lost_format(store)
+    if not entries:
+        raise NotFound(f"there is no dsv store at {store.url}", subject=store.url, hint="dsv init makes one")
+    layout = Format(tuple(entries))
+    if layout.has(NAMES_ELSEWHERE):
+        raise NotFound(
+            f"{store.url} holds the data of a store whose names are elsewhere, and no place is configured for them",
+            subject=store.url,
+            hint="ask whoever made it where they are, then: dsv config stores.NAME.names PLACE",
+        )
+    if layout.has(DATA_ELSEWHERE):
+        raise NotFound(
+            f"{store.url} holds the names of a store whose data is elsewhere",
+            subject=store.url,
+            hint=f"dsv config stores.NAME.url URL, then dsv config stores.NAME.names {store.url}",
+        )
+    return layout
+
+
+def has_layout(store: Store) -> bool:
+    """Whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was made and
+    its format is gone."""
+    split = split_of(store)
+    if split is not None:
+        return _read_entry(split.data, 0) is not None or (_has_data(split.data) and _lost_format(split.data))
+    return _read_entry(store, 0) is not None or (
+        _has_data(store) and (_read_entry(store, 0) is not None or _lost_format(store))
+    )
+
+
+def make_layout(store: Store, first: FormatEntry) -> None:
+    """Makes the store, or adopts what another made at the same moment.
+
+    Of a store in two places the names come first: their winner decides the store's id. Interrupted after that, the
+    same call makes the other half.
+    """
+    split = split_of(store)
+    if split is None:
+        conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
+        whole = replace(first, features=_more(first, *conditional))
+        store.put_if_absent(keys.format_key(0), whole.encode())
+        store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
+        return
+    names = replace(first, features=_more(first, DATA_ELSEWHERE))
+    split.names.put_if_absent(keys.format_key(0), names.encode())
+    split.names.put_if_absent(keys.README_KEY, readme_text().encode())
+    (made, *_) = _read_format(split.names)
+    further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
+    data = replace(first, store_id=made.store_id, nonce=Nonce.random(), features=_more(first, *further))
+    split.data.put_if_absent(keys.format_key(0), data.encode())
+    split.data.put_if_absent(keys.README_KEY, readme_text().encode())
+
+
+def read_data_layout(data: Store) -> Format:
+    """The format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if it is a
+    whole store."""
+    entries = _read_format(data)
+    if not entries:
+        raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
+    layout = Format(tuple(entries))
+    layout.check(data.url, writing=False)
+    if not layout.has(NAMES_ELSEWHERE):
+        raise Conflict(
+            f"{data.url} keeps its names itself",
+            subject=data.url,
+            hint="dsv config --unset stores.NAME.names",
+        )
+    return layout
+
+
+def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_ms: int) -> None:
+    """Makes a place with refs in it the names of a store: the last write, after which it can be used."""
+    entry = data.entries[-1]
+    kept = {one.name for one in entry.features} - {NAMES_ELSEWHERE, UNCONDITIONAL_WRITES, UNORDERED_LISTING}
+    more = () if ordered else (UNORDERED_LISTING,)
+    made = replace(
+        entry,
+        nonce=nonce,
+        time_ms=time_ms,
+        features=features(*kept, DATA_ELSEWHERE, *more),
+        single_writer=False,
+    )
+    names.put_if_absent(keys.README_KEY, readme_text().encode())
+    names.put_if_absent(keys.format_key(0), made.encode())
+
+
+def _more(entry: FormatEntry, *names: str) -> tuple[Feature, ...]:
+    return features(*(one.name for one in entry.features), *names)
+
+
+def _read_split(split: SplitStore) -> Format:
+    names_url, data_url = split.names.url, split.data.url
+
+    def names_log() -> list[FormatEntry] | None:
+        try:
+            return _read_format(split.names)
+        except Unreachable:
+            return None
+
+    entries, stored = both(names_log, partial(_read_format, split.data))
+    if not stored and _has_data(split.data):
+        stored = _read_format(split.data) or _lost_format(split.data)
+    if not stored:
+        raise NotFound(f"there is no dsv store at {data_url}", subject=data_url, hint="dsv init makes one")
+    data = Format(tuple(stored))
+    if not data.has(NAMES_ELSEWHERE):
+        raise Conflict(
+            f"{data_url} keeps its names itself, and not at {names_url}",
+            subject=names_url,
+            hint="dsv config --unset stores.NAME.names",
+        )
+    if data.has(UNCONDITIONAL_WRITES):
+        split.data.conditional = False
+    if data.has(UNORDERED_LISTING):
+        split.data.ordered_listing = False
+    if entries is None:
+        return data  # whoever asks for a name is told
+    if not entries:
+        raise NotFound(
+            f"there are no names of {data_url} at {names_url}",
+            subject=names_url,
+            hint="dsv config stores.NAME.names PLACE, with the place where they are; if they are lost: "
+            "dsv store rebuild-names",
+        )
+    names = Format(tuple(entries))
+    if names.store_id != data.store_id or not names.has(DATA_ELSEWHERE):
+        raise Conflict(
+            f"{names_url} has the names of another store than {data_url}",
+            subject=names_url,
+            hint="dsv config stores.NAME.names PLACE, with the place where this store's names are",
+        )
+    return names
+
+
+_DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
+    (keys.FORMAT_PREFIX, keys.parse_format_key),
+    (keys.REFS_PREFIX, keys.parse_branch_key),
+    (keys.COMMIT_PREFIX, keys.parse_commit_key),
+    (keys.INDEX_PREFIX, keys.parse_index_key),
+    (keys.PACK_PREFIX, keys.parse_pack_key),
+)
+# So many rows of a prefix are looked at for one that a store of dsv's would have.
+_LOOKED_AT = 1000
+
+
+def _has_data(store: Store) -> bool:
+    """Whether there is what only a store can have: its keys are told from those of other programs."""
+
+    def any_of(prefix: str, parse: Callable[[str], object | None]) -> bool:
+        return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
+
+    return any(together([partial(any_of, prefix, parse) for prefix, parse in _DATA]))
+
+
+def _lost_format(store: Store) -> NoReturn:
+    key = keys.format_key(0)
+    raise IntegrityError(
+        f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone",
+        subject=key,
+        hint=put_back(key),
+    )
+
+
+def _read_format(store: Store) -> list[FormatEntry]:
+    """Entries are numbered from 0 without a gap; the listing is not needed, and not trusted."""
+    entries: list[FormatEntry] = []
+    for number in count(
+        0, 2
+    ):  # two at once: most stores have one entry, and to know that takes a second question
+        pair = both(partial(_read_entry, store, number), partial(_read_entry, store, number + 1))
+        entries += [entry for entry in pair[: 1 if pair[0] is None else 2] if entry is not None]
+        if None in pair:
+            break
+    for entry in entries:
+        first = entries[0]
+        if (entry.store_id, entry.hash, entry.chunking) != (first.store_id, first.hash, first.chunking):
+            raise IntegrityError(
+                f"the format log of {store.url} contradicts itself",
+                subject=store.url,
+                hint=f"put the keys below {keys.FORMAT_PREFIX} back from a copy of the store",
+            )
+    return entries
+
+
+def _read_entry(store: Store, number: int) -> FormatEntry | None:
+    key = keys.format_key(number)
+    try:
+        return read_record(FormatEntry.decode, store, key)
+    except NotFound:
+        return None

@@ -1,0 +1,47 @@
+"""Which branches a store's commits make: what is left of its names if the place where they were kept is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsv.model.commit import Commit
+from dsv.model.ids import CommitId
+from dsv.model.names import BranchName, DatasetName
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCommit:
+    """A commit of the store, and the branch that it becomes the head of, if it does."""
+
+    id: CommitId
+    commit: Commit
+    head_of: BranchName | None = None
+
+
+def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
+    """Every commit, by dataset and the newest first.
+
+    The commits that were made for one branch form lines: the newest one that no other of them has as a parent becomes
+    its head, each further one that of a branch called `BRANCH-<12 digits of its id>`. Commits of stores that are too
+    old to say what they were made for become no heads.
+    """
+    known = dict(commits)
+    made_for: dict[tuple[DatasetName, BranchName], list[CommitId]] = {}
+    for commit_id, commit in known.items():
+        if commit.dataset is not None and commit.branch is not None:
+            made_for.setdefault((commit.dataset, commit.branch), []).append(commit_id)
+    heads: dict[CommitId, BranchName] = {}
+    for (_, branch), ids in made_for.items():
+        parents = {parent for commit_id in ids for parent in known[commit_id].parents}
+        tips = sorted(
+            (commit_id for commit_id in ids if commit_id not in parents), key=lambda one: _age(one, known)
+        )
+        for number, tip in enumerate(tips):
+            heads[tip] = branch if not number else BranchName.parse(f"{branch}-{str(tip)[:12]}")
+    found = [FoundCommit(commit_id, commit, heads.get(commit_id)) for commit_id, commit in known.items()]
+    return sorted(found, key=lambda one: (str(one.commit.dataset or ""), *_age(one.id, known)))
+
+
+def _age(commit_id: CommitId, known: dict[CommitId, Commit]) -> tuple[int, str]:
+    return -known[commit_id].time_ms, str(commit_id)

@@ -106,7 +106,7 @@ def test_a_pull_where_both_changed_a_path_writes_nothing_and_lists_them(ann: Per
         pulled(bob)
     for path in ("train/a.png", "both", "tool.sh"):
         assert path in caught.value.message
-    assert "(there: " in caught.value.message and " by ann, just now):" in caught.value.message
+    assert f"(there: {str(base(ann))[:12]} by ann@lab, " in caught.value.message
     assert "test/c.png" not in caught.value.message
     assert bob.files() == files and base(bob) == before
 

@@ -119,6 +119,9 @@ class DurableJobs:
         running.wait()
         there = replace(ref, where="another", id="0" * 64 if ":" not in ref.id else "1:1")
         assert bench.engine.status(there) is None
+        for wrong in ("", "--help", "1", "a:b"):
+            assert bench.engine.status(replace(ref, id=wrong)) is None
+            assert bench.engine.cancel(replace(ref, id=wrong, run="no-such-run"), 0) is None
 
     def test_a_job_is_known_to_another_process(self, bench: Bench) -> None:
         """Its reference, its state and its output, while the process that submitted it goes on."""

@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any, ClassVar
 
 from dsv.engines.base import Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
-from dsv.engines.container_create import create
+from dsv.engines.container_create import create, is_id
 from dsv.engines.container_program import (
     CALL_SECONDS,
     ContainerProgram,
@@ -145,6 +145,8 @@ class ContainerEngine(ContainerProgram):
         return ContainerRun(self, ref, guard, output, on_end, begin=status.state is RunState.SUBMITTED)
 
     def status(self, ref: JobRef) -> JobStatus | None:
+        if not is_id(ref.id):
+            return None
         details = self.inspect(ref.id)
         if details:
             return status_of(details)
@@ -152,9 +154,11 @@ class ContainerEngine(ContainerProgram):
         return JobStatus(RunState.CUT_OFF) if gone else None
 
     def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
-        return self.read_logs(ref.id, follow)
+        return self.read_logs(ref.id, follow) if is_id(ref.id) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        if not is_id(ref.id):
+            return None
         self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
         status = self.status(ref)
         self.call("rm", "--force", "--volumes", ref.id)

@@ -13,13 +13,13 @@ from time import monotonic
 from typing import Final
 
 from dsv.engines.base import Plan, PrivateFile
-from dsv.engines.container_program import ContainerProgram
+from dsv.engines.container_program import ContainerProgram, wait_for
 from dsv.engines.output import Output
 from dsv.errors import LaunchError
 
 _ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 _PREFIX = re.compile(r"^(?:docker: )?(?:Error(?: response from daemon)?: )?")
-_TICK: Final = 0.05
+_TICK: Final = 0.2
 _PATIENCE: Final = 5.0
 """Seconds that the program gets to end by itself, once that is asked for."""
 
@@ -52,9 +52,14 @@ def create(
         for container in said[-1:]:
             engine.call("rm", "--force", "--volumes", container)
         raise LaunchError("interrupted before the command began")
-    if code != 0 or not said or _ID.fullmatch(said[-1]) is None:
+    if code != 0 or not said or not is_id(said[-1]):
         raise LaunchError(why(output.last_line()) or f"{engine.name} ended with {code}")
     return said[-1]
+
+
+def is_id(text: str) -> bool:
+    """Whether it is an id of a container, and not an option for instance."""
+    return _ID.fullmatch(text) is not None
 
 
 def why(line: str) -> str:
@@ -64,14 +69,13 @@ def why(line: str) -> str:
 
 def _end_of(program: subprocess.Popen[bytes], cancelled: Event) -> int:
     deadline: float | None = None
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return program.wait(_TICK)
+    while (code := wait_for(program, _TICK)) is None:
         if deadline is None and cancelled.is_set():
             program.terminate()
             deadline = monotonic() + _PATIENCE
         elif deadline is not None and monotonic() > deadline:
             program.kill()
+    return code
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from dsv.engines.base import ImageIdentity, JobStatus
@@ -94,6 +96,22 @@ class ContainerProgram(ABC):
         if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:
             return {}
         return _one(done)
+
+
+def wait_for(program: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code of a child, as soon as there is one; None after so long."""
+    try:
+        descriptor = os.pidfd_open(program.pid)
+    except OSError:  # it was reaped already, or the kernel is old
+        with suppress(subprocess.TimeoutExpired):
+            return program.wait(seconds)
+        return None
+    try:
+        ready = select.poll()
+        ready.register(descriptor, select.POLLIN)
+        return program.wait() if ready.poll(seconds * 1000) else None
+    finally:
+        os.close(descriptor)
 
 
 def status_of(details: Mapping[str, Any]) -> JobStatus:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from signal import SIGKILL
 from threading import Thread
@@ -22,7 +21,7 @@ from typing import Any, Final
 from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity
 from dsv.engines.cgroup import CgroupSampler
 from dsv.engines.container_create import why
-from dsv.engines.container_program import ContainerProgram, has_begun, lives
+from dsv.engines.container_program import ContainerProgram, has_begun, lives, wait_for
 from dsv.engines.guard import Guard
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
@@ -132,12 +131,10 @@ class ContainerRun:
 
     def _end_of_program(self) -> int:
         assert self._program is not None  # one was started
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                code = self._program.wait(_TICK)
-                self._guard.watch(None)
-                return code
+        while (code := wait_for(self._program, _TICK)) is None:
             self._tell()
+        self._guard.watch(None)
+        return code
 
     def _await_end(self, code: int) -> tuple[dict[str, Any] | None, bool]:
         """What the engine says of the container once that lives no more, as `inspect`; and whether all of its output

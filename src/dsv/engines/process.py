@@ -290,8 +290,10 @@ def _not_started(number: int, plan: Plan, environ: Mapping[str, str]) -> Ended:
 
 
 def _known(ref: JobRef) -> Known:
+    """The process; one that nobody knows if the reference is none of a process."""
     pid, _, start = ref.id.partition(":")
-    return Known(ref.where, int(pid), int(start))
+    numbers = pid.isdecimal() and start.isdecimal()
+    return Known(ref.where, int(pid), int(start)) if numbers else Known("", 0, 0)
 
 
 def _is_launcher(pid: int) -> bool:

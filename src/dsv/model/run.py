@@ -139,7 +139,7 @@ class JobRef:
 
     def encode(self) -> bytes:
         """A JSON object."""
-        return msgspec.json.encode(self)
+        return json.dumps(asdict(self)).encode("ascii")
 
     @classmethod
     def decode(cls, data: bytes) -> JobRef:

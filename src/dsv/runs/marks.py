@@ -180,9 +180,11 @@ def record_cut_off(
     """
     done = []
     for dataset, run in marks.of_the_dead():
-        begun = _begun(dataset, run, spool, runs) or marks.early(run)
+        early = marks.early(run)
+        begun = _begun(dataset, run, spool, runs) or early
         if begun is not None and not begun.state.is_terminal:
-            error = _what_became_of(begun, environ, warn, (stop or {}).get(run))
+            own = replace(begun, job=None if early is None else early.job)  # others may write to the store
+            error = _what_became_of(own, environ, warn, (stop or {}).get(run))
             if error is None:
                 continue
             begun = replace(begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=error)

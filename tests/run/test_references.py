@@ -1,0 +1,107 @@
+"""The reference of a job: written down before the job begins, so that a run can be found whoever is killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from dsv.engines.base import JobStatus, Plan
+from dsv.engines.guardian import processes_of
+from dsv.engines.output import Output
+from dsv.engines.process import Process
+from dsv.errors import LaunchError
+from dsv.fs.process import Process as Known
+from dsv.model.run import START, JobRef, RunId, RunRecord, RunState
+from dsv.repo.run_spool import Spool
+from dsv.runs.jobs import find_job
+from dsv.runs.life import RunResult, run
+from dsv.runs.marks import Mark, Marks, record_cut_off
+from dsv.runs.records import RunRecords
+from tests.run.shop import SCANS, STORE, Shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def start(shop: Shop, *command: str) -> RunResult:
+    records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
+    return run(shop.request(*command), place=shop.place, staging=shop.data, records=records)
+
+
+def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[RunRecord, JobStatus | None, list[int]]] = []
+    keep = Spool.keep
+
+    def watched(self: Spool, dataset: object, number: RunId, part: str, data: bytes) -> Path:
+        if part == START:
+            begun = RunRecord.decode(data, "start")
+            assert begun.job is not None
+            seen.append((begun, Process(shop.environ).status(begun.job), processes_of(number)))
+        return keep(self, dataset, number, part, data)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Spool, "keep", watched)
+    record = start(shop, "sh", "-c", "exit 3").record
+    ((begun, status, processes),) = seen
+    assert (status, processes) == (JobStatus(RunState.SUBMITTED), [])
+    assert (begun.state, begun.job) == (RunState.RUNNING, record.job)
+    assert record.job is not None and JobRef.decode(record.job.encode()) == record.job
+    assert shop.runs.read(shop.runs.listing(SCANS)[0]).job == record.job
+    found = find_job(record, shop.environ)
+    assert found is not None and found.status == JobStatus(RunState.ENDED)
+
+
+def test_a_job_whose_start_cannot_be_kept_does_not_begin(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Spool, *_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Spool, "keep", full)
+    with pytest.raises(LaunchError, match="can't be kept"):
+        start(shop, "touch", str(shop.home / "begun"))
+    assert not (shop.home / "begun").exists()
+
+
+def test_a_run_is_shown_as_submitted_until_its_engine_has_the_job(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[RunState] = []
+    submit = Process.submit
+
+    def watched(self: Process, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        seen.extend(each.state for each in Marks(shop.place.state, STORE).known())
+        return submit(self, plan, output, cancelled)
+
+    monkeypatch.setattr(Process, "submit", watched)
+    assert start(shop, "true").record.state is RunState.ENDED
+    assert seen == [RunState.SUBMITTED]
+
+
+def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone who may write to the store could name a job of somebody else in a record."""
+    monkeypatch.setattr(Mark, "is_dead", lambda self: True)
+    bystander = Process(shop.environ)
+    plan = Plan(engine="process", run="another", where=Known.here().kernel, argv=("true",), env={})
+    ref = bystander.submit(plan, Output(None, None), Event())
+    try:
+        record = start(shop, "true").record
+        begun = replace(
+            record,
+            run=RunId.parse("20200101-000000-00000000"),
+            state=RunState.RUNNING,
+            exit_code=None,
+            ended_ms=None,
+            job=None,
+        )
+        marks = Marks(shop.place.state, STORE)
+        marks.set(begun)
+        shop.runs.write(SCANS, begun.run, START, replace(begun, job=ref).encode())
+        (cut,) = record_cut_off(marks, shop.spool, shop.runs, shop.environ, lambda _: None)
+        assert (cut.run, cut.state) == (begun.run, RunState.CUT_OFF)
+        assert bystander.status(ref) == JobStatus(RunState.SUBMITTED)
+    finally:
+        bystander.cancel(ref, 0)
+    assert bystander.status(ref) == JobStatus(RunState.ENDED)

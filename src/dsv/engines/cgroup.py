@@ -1,7 +1,7 @@
-"""What a container takes, read from its control group while it runs: v2, v1, or both side by side.
+"""The memory and processor time of a container, read from its control group while it runs (v2, v1, or both).
 
-The kernel's own peak counts the page cache, which for a job that reads a dataset is all of the machine's
-memory. So the anonymous and shared memory is sampled; a peak between two samples is missed.
+The kernel's own peak counts the page cache, which fills all of the machine's memory if a job reads a large dataset.
+So the anonymous and shared memory is sampled. A peak between two samples is missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 class CgroupSampler:
-    """Samples twice a second. find_pid: the container's first process, once there is one."""
+    """Samples twice a second. find_pid: finds the container's first process; None until it has started."""
 
     def __init__(
         self, find_pid: Callable[[], int | None], root: Path = _ROOT, proc: Path = Path("/proc")
@@ -35,7 +35,7 @@ class CgroupSampler:
         self._sampling.start()
 
     def stop(self) -> None:
-        """What was sampled stays to be read."""
+        """The figures stay readable."""
         self._sampling.stop()
 
     def _run(self) -> float:
@@ -49,17 +49,17 @@ class CgroupSampler:
         return INTERVAL
 
     def _find_folders(self, pid: int) -> tuple[list[Path], list[Path]]:
-        """Where the memory and the processor figures may lie, the best first."""
+        """The folders that may hold the memory and the processor figures, the best first."""
         memory: list[Path] = []
         cpu: list[Path] = []
         own = self._lines("self")
         for line in self._lines(str(pid)):
-            if line in own:  # a rootless engine that may make no groups leaves the container in the caller's
+            if line in own:  # a rootless engine that can't create groups leaves the container in the caller's
                 continue
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             below = path.strip("/")
-            if not below:  # the root group: the figures would be the whole machine's
+            if not below:  # the root group has the figures of the whole machine
                 continue
             if number == "0":
                 memory.append(self._root / below)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: which of them a job gets, and what it makes of them."""
+"""NVIDIA GPUs: which of them a job gets, and how much it uses them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ INTERVAL: Final = 10.0
 
 
 def pick(wanted: int, machine: Machine) -> tuple[str, ...] | None:
-    """The indices or UUIDs that a job of `wanted` GPUs gets: the first ones that the caller was given.
+    """The indices or UUIDs of the GPUs that a job gets: the first `wanted` of those that the caller was given.
 
-    None if the caller was given no particular ones and wants all, or any so many. Raises `LaunchError` if
-    there are too few.
+    None if the caller may use all GPUs, so that the engine can choose. Raises `LaunchError` if there are too few.
     """
     if machine.visible_gpus is None:
         return None
@@ -29,13 +28,13 @@ def pick(wanted: int, machine: Machine) -> tuple[str, ...] | None:
         raise LaunchError(
             f"{'all' if wanted == ALL_GPUS else wanted} GPUs were asked for, and CUDA_VISIBLE_DEVICES grants {granted}",
             subject="CUDA_VISIBLE_DEVICES",
-            hint="ask for fewer with --gpus, or for more where the job was allocated",
+            hint="ask for fewer with --gpus, or have more allocated",
         )
     return machine.visible_gpus[:count]
 
 
 def names_of(wanted: int, machine: Machine) -> tuple[str, ...] | None:
-    """The indices or UUIDs of a job's GPUs, None for all of the machine's. Raises as `pick`."""
+    """The indices or UUIDs of a job's GPUs; None for all of the machine's. Raises what `pick` raises."""
     names = pick(wanted, machine)
     if names is None and wanted != ALL_GPUS:
         return tuple(str(index) for index in range(wanted))
@@ -63,7 +62,7 @@ class GpuWatch:
         self._sampling.start()
 
     def stop(self) -> tuple[GpuUse, ...]:
-        """What was seen, by GPU; empty if there was nothing to see."""
+        """The use of each GPU; empty if there are none."""
         self._sampling.stop()
         return tuple(
             GpuUse(each.name, round(each.utilization / each.samples, 1), each.peak)

@@ -1,4 +1,4 @@
-"""A job's guard: a small process that ends the job if this one is killed."""
+"""The guard of a job: starts and dismisses the guardian, a small process that ends the job if this one is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRACE: Final = 20.0
 
 
 class Guard:
-    """Set before the job is started. Without room for one more process the job goes on without it."""
+    """Made before the job is started. If no process can be started for it, the job goes on without one."""
 
     def __init__(
         self,

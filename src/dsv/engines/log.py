@@ -1,7 +1,7 @@
 """A job's log within a bound: its head and its tail.
 
-Lines of stdout and stderr are never mixed: what a stream has written of a line waits for the rest of it. So a secret
-that a job writes in pieces is whole in the log, and is found there.
+The beginning of a line waits for the rest of it, so lines of stdout and stderr are never mixed, and a secret that a job
+writes in pieces is found in the log.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LogKeeper:
         if len(head) + len(tail) == total:
             return KeptLog(masker.data(head + tail)[: self._head_room + self._tail_room], total)
         tail = tail[-self._tail_room :]
-        # A secret that the cut goes through is in neither half as a whole: what of it could be left goes too.
+        # A secret that lies across the cut is whole in neither half, so the bytes that may belong to it go too.
         edge = max(masker.longest - 1, 0)
         first, last = masker.data(head), masker.data(_without_end_of_key(tail))
         first, last = _without_last_word(first[: len(first) - edge]), _without_first_word(last[edge:])
@@ -93,7 +93,7 @@ class LogKeeper:
 
 
 def _without_last_word(data: bytes) -> bytes:
-    """Ends between two words, if the last one is not very long."""
+    """Without the last word, which may be cut, unless it is very long."""
     end = data[-_AT_THE_CUT:]
     return data if end.split() == [end] else data[: len(data) - len(end)] + _LAST_WORD.sub(b"", end)
 

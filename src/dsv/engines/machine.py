@@ -1,4 +1,4 @@
-"""What launching a job has to know about the machine and the caller."""
+"""The machine and the caller, as far as starting a job depends on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Machine:
 
 
 def visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """CUDA's list: what comes after a -1 doesn't count."""
+    """The GPUs in `CUDA_VISIBLE_DEVICES`; as in CUDA, those after a -1 don't count. None if it isn't set."""
     text = environ.get(_VISIBLE)
     if text is None:
         return None
@@ -76,7 +76,7 @@ def _reads(path: Path) -> bool:
 
 
 def _gpu_count() -> int:
-    """By the driver's own files, else by NVIDIA's library (WSL and Jetson have no such files)."""
+    """From the driver's files; on WSL and Jetson, which have none, from NVIDIA's library."""
     try:
         return sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of this machine's GPUs."""
+"""This machine's GPUs, as NVIDIA's management library reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A GPU at one moment. utilization: per cent; memory_bytes: in use. 0 for what it doesn't tell."""
+    """A GPU at one moment. utilization: per cent; memory_bytes: in use. 0 if the library doesn't report it."""
 
     index: int
     uuid: str
@@ -19,7 +19,7 @@ class Sample:
 
 
 def count() -> int:
-    """How many GPUs there are; 0 without the library, or without a driver."""
+    """The number of GPUs; 0 without the library or a driver."""
     with _loaded() as found:
         return found
 
@@ -31,7 +31,7 @@ def samples() -> list[Sample]:
     taken = []
     with _loaded() as found:
         for index in range(found):
-            with suppress(pynvml.NVMLError):  # it fell off the bus, or is not the caller's
+            with suppress(pynvml.NVMLError):  # it failed, or the caller may not use it
                 taken.append(_sample(index))
     return taken
 

@@ -1,4 +1,4 @@
-"""Which engines there are, and which one a run gets."""
+"""The engines, and how one is chosen for a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINES: Final[Mapping[str, Callable[[Mapping[str, str]], Engine]]] = {
     Podman.name: Podman,
     Process.name: Process,
 }
-"""By name, those tried first before the others. Each is made from the caller's environment."""
+"""By name, in the order in which they are tried. Each is made from the caller's environment."""
 
 
 _PLAIN: Final = (
@@ -28,7 +28,7 @@ _PLAIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """note: what to say once about the choice, if it may surprise."""
+    """note: what to tell the user once about the choice, if it may surprise."""
 
     engine: Engine
     facts: Facts
@@ -36,10 +36,10 @@ class Chosen:
 
 
 def choose(environ: Mapping[str, str], name: str | None, image: str | None) -> Chosen:
-    """The engine of this name; without one the first that answers, or `process` if there is no image.
+    """The engine of this name; without a name the first that answers, or `process` if there is no image.
 
-    Raises `UsageError` for an unknown name or an image that doesn't go with it, `LaunchError` if the one
-    that was named, or none of them, answers.
+    Raises `UsageError` for an unknown name, or an image that the engine can't run; `LaunchError` if the named engine,
+    or every engine, doesn't answer.
     """
     if name is not None:
         return _named(environ, name, image)

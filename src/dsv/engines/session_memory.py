@@ -1,7 +1,7 @@
-"""The memory of a plain process and all that it started, sampled from /proc.
+"""The memory of a plain process and of all processes that it started, sampled from /proc.
 
-`wait4` would give a peak for nothing, but of one process alone, and never less than dsv's own: the kernel
-counts what the child had between fork and exec.
+`wait4` gives a peak without sampling, but only that of the largest single process, and at least dsv's own: the kernel
+counts the memory that the child had between fork and exec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SessionMemory:
         self._sampling.start()
 
     def stop(self) -> int | None:
-        """The most that was seen, in bytes: the private memory of all, and the largest shared one."""
+        """The peak in bytes: the private memory of all processes and the largest shared memory of one."""
         self._sampling.stop()
         return self._peak
 
@@ -64,7 +64,7 @@ class SessionMemory:
 
 
 def _status(folder: Path) -> dict[str, int]:
-    """The figures in kB of a process's status, as bytes."""
+    """The lines of a process's status that are given in kB, in bytes."""
     try:
         lines = (folder / "status").read_text(errors="replace").splitlines()
     except OSError:

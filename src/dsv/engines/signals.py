@@ -1,4 +1,4 @@
-"""Signals that are for the job, caught and kept in order until somebody passes them on."""
+"""Signals for the job, caught and queued until they are passed on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import FrameType
 from typing import Final
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those after which a job is expected to end."""
+"""They ask a job to end."""
 TELLING: Final = (signal.SIGUSR1, signal.SIGUSR2)
-"""Those that tell it something, such as Slurm's warning before the time is up."""
+"""They only tell a job something, such as Slurm's warning before the time limit."""
 
 
 class Signals:
-    """A queue of signal numbers. `wake` makes a waiter look up without one."""
+    """A queue of signal numbers. `wake` ends a wait without a signal."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[int | None] = SimpleQueue()
@@ -29,7 +29,7 @@ class Signals:
         self._queue.put(None)
 
     def next(self, seconds: float) -> int | None:
-        """The next signal; None after so long, or when woken."""
+        """The next signal; None after so many seconds, or after `wake`."""
         try:
             return self._queue.get(timeout=seconds)
         except Empty:
@@ -37,9 +37,9 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """While this lasts, the process's signals come here. Outside the main thread it changes nothing.
+        """Meanwhile the process's signals come here. Outside the main thread it changes nothing.
 
-        What the caller ignores (under nohup, in the background of a script) stays ignored.
+        Signals that the caller ignores (under nohup, in the background of a script) stay ignored.
         """
         with _handled((*ENDING, *TELLING), self._handle):
             yield
@@ -50,8 +50,10 @@ class Signals:
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """While this lasts, signals that end nothing do nothing: there is no job yet that they could tell, or none any
-    more. Not ignored, which what is started here would inherit. Else as `Signals.caught`, which takes precedence.
+    """Meanwhile the signals that only tell a job something do nothing: there is no job yet, or none any more.
+
+    They are handled and not ignored, because child processes inherit what is ignored. `Signals.caught` inside of this
+    takes precedence.
     """
     with _handled(TELLING, lambda number, frame: None):
         yield

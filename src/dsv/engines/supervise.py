@@ -1,4 +1,4 @@
-"""Stays with a job until it ends: passes signals on, gives it time to end, and kills it if it doesn't."""
+"""Waits for the end of a job: passes signals on, gives the job time to end, and kills it if it doesn't."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ def supervise(
 ) -> Outcome:
     """Returns when the job is over and its output delivered.
 
-    lost: asked once a second; what it answers is a reason to end the job. grace: seconds that the job gets to end,
-    asked for when it is told to. over: called in between: a slow reader
-    may take as long as it likes, and that is no time of the job's. An exception that reaches this
-    function, for instance Ctrl-C if nobody catches signals, ends the job before it goes on.
+    lost: called once a second; an answer is the reason to end the job. grace: the seconds that the job gets to end,
+    called when it is told to. over: called after the job's end and before its last output is delivered, which may take
+    long. An exception in this function, for instance by Ctrl-C if signals are not caught, ends the job first.
     """
     try:
         outcome = _until_end(handle, output, signals, lost, note, grace)
@@ -94,7 +93,7 @@ def _until_end(
 
 
 def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
-    """A slow reader gets what the job wrote, however long that takes; a signal ends the wait."""
+    """A slow reader gets all that the job wrote, however long that takes; a signal ends the wait."""
     if not patient and not output.settled(_LAST_OUTPUT):
         output.let_go()
     while not output.settled(0.2):

@@ -1,4 +1,4 @@
-"""Following and ending a run that is under way on this machine, from another process than the one that runs it."""
+"""Ending a run that is under way on this machine, and waiting for its end, from another process."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which runs are under way on this machine: by this other commands show, follow, stop and wait for them.
+"""The runs that are under way on this machine, so that other commands can show, follow, stop and wait for them.
 
-A run has a mark from before its record begins until its end is kept: a file that says which process supervises it,
-how far it has come, and where its output is. If that process is gone, nobody will ever end the run: it was cut off.
-Only the machine itself can tell, so a mark of another one (a home on a file server has those of all) is left alone.
+A run has a mark from before its data is fetched until its record is kept. The mark is a file that names the process
+that supervises the run, its state, its job, and where its output is. If that process is gone, the run was cut off.
+Only the same machine can tell, so marks of other machines (in a home on a file server) are left alone.
 
     <state>/running/<run id>         the mark
-    <state>/running/<run id>.stop    somebody has asked for its end: the seconds that it gets
+    <state>/running/<run id>.stop    a request to end the run: the seconds that its job gets
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ GONE: Final = "dsv was killed or its machine went down before the job had ended"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """process: the kernel, the number and the start of the one that supervises the run. store: where its record
-    goes; record: what is known of the run, as it would be stored; live: the file with its output so far, if it is
-    detached. Marks of earlier versions have neither."""
+    """process: kernel, number and start of the process that supervises the run. store: where its record goes.
+    record: the record so far, encoded. live: the file with its output so far, if it is detached. Marks of earlier
+    versions have neither of the last two."""
 
     store: str
     dataset: str
@@ -113,14 +113,14 @@ class Marks:
             return None
 
     def early(self, run: RunId) -> RunRecord | None:
-        """What is known of a run before its job starts, if it is a detached one."""
+        """The record of a run as its mark has it."""
         for record in self.known():
             if record.run == run:
                 return record
         return None
 
     def known(self) -> list[RunRecord]:
-        """What is known of the runs that are under way."""
+        """The records of the runs that are under way."""
         return [
             record
             for each in under_way(self._state)

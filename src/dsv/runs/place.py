@@ -1,4 +1,4 @@
-"""What surrounds a run: the caller, the folders it gets, the data's mounts, what it left behind."""
+"""The surroundings of a run: the caller, its folders, the mounts of its data, and the metrics that it leaves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunPlace:
 
 
 def first_time(place: RunPlace, what: str) -> bool:
-    """Whether this user has not been told of this on this machine; from now on they have."""
+    """Whether this is the first time that this user is told of this on this machine."""
     try:
         folder = place.state / "told"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

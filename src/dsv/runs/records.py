@@ -1,4 +1,4 @@
-"""Getting the record of a run made, kept and sent."""
+"""Making, keeping and sending the record of a run."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.engines.guard import GRACE
-from dsv.errors import NotFound, Unsupported
+from dsv.errors import NotFound, Unreachable, Unsupported
 from dsv.model.run import RunRecord
 from dsv.model.units import parse_duration
 from dsv.runs.control import ask_to_stop, find_under_way, wait_for_end
@@ -54,7 +54,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
             if not asked:
                 call.say(f"run {one.run} was asked to stop already")
             wait_for_end(one)
-        except NotFound:  # its dsv is gone
+        except NotFound:  # its supervisor is gone
             pass
         kept = ended_here(call.settings.state / SPOOLS, one.run)
         if kept is not None:
@@ -64,9 +64,15 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
         record = found.show(run if one is None else one.run).record
         warn_of_cut_off(call, found, stop={record.run: seconds})
         record = found.show(record.run).record
+    if not record.state.is_terminal and one is not None and one.mark.is_dead():
+        raise Unreachable(
+            f"run {record.run} may still run: {record.engine} did not end its job",
+            subject=record.run,
+            hint=f"see that {record.engine} answers, then: dsv stop {record.run}",
+        )
     if not record.state.is_terminal:
         raise Unsupported(
-            f"run {record.run} is not under the care of a dsv on this machine; it was started on {record.host}",
+            f"run {record.run} is not supervised on this machine: it was started on {record.host}",
             subject=record.run,
             hint=f"ssh {record.host} dsv stop {record.run}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,14 +42,14 @@ def pick(
     call: Call,
     function: Callable[[Context, PickRequest], Picked],
     request: PickRequest,
-    author: str | None,
+    opening: AbstractContextManager[Context],
     *,
     verb: str,
 ) -> int | None:
-    """Runs one of both, and tells of it. verb: what was done to the commit, such as `applied`."""
+    """Runs one of both, and tells of it. opening: gives the context. verb: what was done to the commit, such as `applied`."""
     from dsv.api.merged_tree import MergeConflict
 
-    with call.context(writes=True, author=author) as context:
+    with opening as context:
         try:
             done = function(context, request)
         except MergeConflict as error:

@@ -10,6 +10,7 @@ from dsv.api.pick import PickRequest
 from dsv.api.pick import cherry_pick as apply_commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.forcing import Force, override
 from dsv.cli.merging import (
     Author,
     Both,
@@ -54,6 +55,7 @@ def cherry_pick(
     table_key: TableKey = None,
     message: Message = None,
     dry_run: DryRun = False,
+    force: Force = False,
     author: Author = None,
 ) -> int | None:
     """Apply the changes of one commit to a branch.
@@ -66,4 +68,5 @@ def cherry_pick(
         source_target(call, source), path_set(paths) or PathSet(), into_name(into), mainline,
         choices(ours, theirs, both), message, table_key, dry_run,
     )  # fmt: skip
-    return pick(call, apply_commit, request, author, verb="applied")
+    context = call.context(writes=True, author=author, override=override(force, message))
+    return pick(call, apply_commit, request, context, verb="applied")

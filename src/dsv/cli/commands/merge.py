@@ -11,6 +11,7 @@ from dsv.api.merge import merge as merge_branches
 from dsv.api.merged_tree import MergeConflict
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.forcing import Force, override
 from dsv.cli.merging import (
     CONFLICT_KEYS,
     COUNT_KEYS,
@@ -68,6 +69,7 @@ def merge(
         typer.Option("--no-ff", help="Make a merge commit even if the branch could just move forward."),
     ] = False,
     dry_run: DryRun = False,
+    force: Force = False,
     author: Author = None,
 ) -> int | None:
     """Bring the changes of one branch into another.
@@ -81,7 +83,7 @@ def merge(
         source_target(call, source), into_name(into), choices(ours, theirs, both), message, not no_ff, table_key,
         dry_run,
     )  # fmt: skip
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         try:
             done = merge_branches(context, request)
         except MergeConflict as error:

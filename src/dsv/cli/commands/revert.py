@@ -10,6 +10,7 @@ from dsv.api.pick import PickRequest
 from dsv.api.pick import revert as undo_commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.forcing import Force, override
 from dsv.cli.merging import (
     Author,
     Both,
@@ -51,6 +52,7 @@ def revert(
     table_key: TableKey = None,
     message: Message = None,
     dry_run: DryRun = False,
+    force: Force = False,
     author: Author = None,
 ) -> int | None:
     """Undo the changes of one commit on a branch.
@@ -63,4 +65,5 @@ def revert(
         source_target(call, source), path_set(paths) or PathSet(), into_name(into), mainline,
         choices(ours, theirs, both), message, table_key, dry_run,
     )  # fmt: skip
-    return pick(call, undo_commit, request, author, verb="taken back")
+    context = call.context(writes=True, author=author, override=override(force, message))
+    return pick(call, undo_commit, request, context, verb="taken back")

@@ -46,7 +46,10 @@ def pick(
     *,
     verb: str,
 ) -> int | None:
-    """Runs one of both, and tells of it. opening: gives the context. verb: what was done to the commit, such as `applied`."""
+    """Runs one of both, and tells of it.
+
+    opening: gives the context. verb: what was done to the commit, such as `applied`.
+    """
     from dsv.api.merged_tree import MergeConflict
 
     with opening as context:

@@ -27,6 +27,18 @@ def dsv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dsv:
     return Dsv(home, cwd, plain_environment(home))
 
 
+@pytest.fixture(scope="module")
+def dsv_of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dsv]:
+    """As `dsv`, and the same for all tests of a file: they leave it as they found it."""
+    top = tmp_path_factory.mktemp("file")
+    home, cwd = top / "home", top / "work"
+    home.mkdir()
+    cwd.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "SYSTEM_CONFIG", top / "etc/config.toml")
+        yield Dsv(home, cwd, plain_environment(home))
+
+
 @pytest.fixture
 def pets(dsv: Dsv) -> Dsv:
     """Dataset `pets` with the tags v1 and v2; the cache is `cache` beside the workspace."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from typer.core import TyperArgument, TyperOption
 
@@ -23,8 +26,7 @@ TAKES_TEXT = [
 ]
 
 
-@pytest.fixture
-def pets(dsv: Dsv) -> Dsv:
+def make_pets(dsv: Dsv) -> Dsv:
     """A workspace of `pets` with two commits; the first is tagged v1."""
     write_files(dsv.cwd, {"a.txt": b"alpha\n", "train/b.txt": b"beta\n"})
     dsv.ok("init", "pets")
@@ -33,6 +35,33 @@ def pets(dsv: Dsv) -> Dsv:
     write_files(dsv.cwd, {"c.txt": b"gamma\n"})
     dsv.ok("sync", "-m", "two")
     return dsv
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    return make_pets(dsv)
+
+
+@pytest.fixture(scope="module")
+def shared(dsv_of_the_file: Dsv) -> Dsv:
+    return make_pets(dsv_of_the_file)
+
+
+@pytest.fixture
+def unchanged(shared: Dsv) -> Iterator[Dsv]:
+    """What is refused changes nothing, so the next test finds it as it was."""
+    before = contents(shared.home.parent)
+    yield shared
+    assert contents(shared.home.parent) == before
+
+
+def contents(top: Path) -> dict[Path, bytes | None]:
+    """All but the workspace's lock, and the names that are remembered for the shell's completion."""
+    return {
+        path: path.read_bytes() if path.is_file() else None
+        for path in top.rglob("*")
+        if not {".cache", "lock"} & set(path.parts)
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,8 +111,8 @@ def pets(dsv: Dsv) -> Dsv:
         ("run --json pets -- true", "stdout is the job's", "--json-file FILE"),
     ],
 )
-def test_what_would_be_ignored_is_refused(pets: Dsv, line: str, said: str, hint: str) -> None:
-    done = pets(*line.split(" "))
+def test_what_would_be_ignored_is_refused(unchanged: Dsv, line: str, said: str, hint: str) -> None:
+    done = unchanged(*line.split(" "))
     told = done.err
     if "--json" in line.split():
         error = done.json["error"]
@@ -91,14 +120,14 @@ def test_what_would_be_ignored_is_refused(pets: Dsv, line: str, said: str, hint:
     assert done.code == 2 and (done.out == "" or "--json" in line), done
     assert said in told
     assert not hint or f"hint: {hint}" in told
-    assert "v9" not in pets.ok("tag").out
+    assert "v9" not in unchanged.ok("tag").out
 
 
 @pytest.mark.parametrize(("name", "flag"), UNUSED)
 def test_a_global_option_behind_a_command_without_use_for_it_is_refused(
-    pets: Dsv, name: str, flag: str
+    unchanged: Dsv, name: str, flag: str
 ) -> None:
-    done = pets(name, flag) if flag == "--json" else pets(name, flag, "x")
+    done = unchanged(name, flag) if flag == "--json" else unchanged(name, flag, "x")
     assert (done.code, done.out.startswith("{") if flag == "--json" else done.out == "") == (2, True), done
     assert f"dsv {name} has no use for {flag}" in done.out + done.err
 
@@ -119,7 +148,7 @@ def test_help_explains_the_global_options_that_a_command_has_use_for(dsv: Dsv, n
 @pytest.mark.parametrize(
     ("name", "param"), TAKES_TEXT, ids=lambda value: value if isinstance(value, str) else value.name
 )
-def test_an_empty_word_is_refused(pets: Dsv, name: str, param: TyperArgument | TyperOption) -> None:
+def test_an_empty_word_is_refused(unchanged: Dsv, name: str, param: TyperArgument | TyperOption) -> None:
     """It is a variable that is not set, and would mean what the command does without it."""
     needed = {"clone": [], "cat": [], "config": ["store"] if param.name == "value" else []}.get(name)
     if needed is None:
@@ -128,7 +157,7 @@ def test_an_empty_word_is_refused(pets: Dsv, name: str, param: TyperArgument | T
     if name == "clone" and param.name == "folder":
         needed = ["pets"]
     word = [""] if isinstance(param, TyperArgument) else [param.opts[0], ""]
-    done = pets(name, *needed, *word)
+    done = unchanged(name, *needed, *word)
     assert (done.code, done.out) == (2, ""), done
     assert "empty" in done.err or "''" in done.err, done
 

@@ -64,8 +64,7 @@ def test_a_run_that_another_machine_has_begun_is_told_with_its_name(pets: Dsv) -
     assert (item["state"], item["host"]) == ("running", "gpu7")
 
 
-@pytest.fixture
-def trained(dsv: Dsv) -> Dsv:
+def train(dsv: Dsv) -> Dsv:
     """Three runs on v1.0 with a parameter n and metrics that follow from it; the one with n=3 failed."""
     write_files(dsv.cwd, {"a": b"a"})
     dsv.ok("init", "pets")
@@ -78,6 +77,12 @@ def trained(dsv: Dsv) -> Dsv:
     for n in (2, 3, 1):
         dsv.process("run", "pets@v1.0", "-p", f"n={n}", "--name", f"base{n}", "--", "sh", "-c", script)
     return dsv
+
+
+@pytest.fixture(scope="module")
+def trained(dsv_of_the_file: Dsv) -> Dsv:
+    """For tests that only read."""
+    return train(dsv_of_the_file)
 
 
 def _names(result: Result) -> list[str]:
@@ -119,7 +124,8 @@ def test_a_question_that_can_t_be_answered_is_refused(
     assert refused.code == code and said in refused.err + refused.out
 
 
-def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(trained: Dsv) -> None:
+def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -> None:
+    trained = train(dsv)
     items = trained.ok("runs", "--json").json["items"]
     first = next(item for item in items if item["name"] == "base1")
     for text in (first["run"], first["run"][-8:], first["run"][-7:], first["name"]):

@@ -27,7 +27,7 @@ from tests.labs.docker_engine import ContainerEngine
 from tests.labs.machine import MissingError
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
-from tests.scheduling import ON_HOSTS, Scheduling
+from tests.scheduling import Scheduling, hosts_of
 from tests.store.servers_on_moto import ServerOnMoto
 
 # A busy machine is no failure of the code; pytest's own timeout ends what hangs. And the same examples each time, as
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & REAL:
             item.add_marker(pytest.mark.real)
-        if "nfs_hosts" in fixtures and not ON_HOSTS.match(item.nodeid):
+        if "nfs_hosts" in fixtures and hosts_of(item.nodeid) is None:
             raise pytest.UsageError(f"{item.nodeid} boots hosts: name its file test_nfs*.py")
 
 

@@ -6,12 +6,21 @@ import re
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Hosts have numbers, and their tests last longest: one worker begins with them and keeps them.
-ON_HOSTS = re.compile(r"tests/(nfs/|labs/|\w+/test_nfs)")
+# Hosts have numbers. Those of tests/nfs have the upper ones, and stay up from test to test; the others boot the lower
+# ones. Their tests last longest and wait most of the time: two workers begin with them, so both sets go on at once.
+_HOSTS = {
+    "hosts that stay up": re.compile(r"tests/nfs/"),
+    "hosts of one test": re.compile(r"tests/(labs/|\w+/test_nfs)"),
+}
+
+
+def hosts_of(nodeid: str) -> str | None:
+    """Which set of hosts a test is for, by its file; None: for none."""
+    return next((name for name, files in _HOSTS.items() if files.match(nodeid)), None)
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Each test goes to whoever is free, but all that boot hosts on NFS to one worker."""
+    """Each test goes to any worker that is free, but all of one set of hosts to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "hosts" if ON_HOSTS.match(nodeid) else nodeid
+        return hosts_of(nodeid) or nodeid

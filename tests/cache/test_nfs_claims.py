@@ -66,7 +66,7 @@ def crew(nfs_hosts: NfsHosts) -> Iterator[Crew]:
     finally:
         for host in found.hosts.values():
             host.power_off()
-        for path in nfs_hosts.out.glob("*"):
+        for path in (*nfs_hosts.out.glob("*.said"), *nfs_hosts.out.glob("*.go")):
             path.unlink()
 
 

@@ -21,6 +21,7 @@ DATASETS = {
     "small": ((800, 3_000),),
     "tiny": ((150, 2_000),),
 }
+CREWS = pytest.StashKey[list[Crew]]()
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +48,17 @@ def lake(nfs_hosts: NfsHosts) -> Path:
     return folder.rename(lake)
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last test here the hosts go: each would take a share of the processor until the end."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        for crew in item.session.stash.get(CREWS, []):
+            crew.down()
+
+
 @pytest.fixture(scope="session")
-def _hosts(nfs_hosts: NfsHosts, lake: Path) -> Iterator[Crew]:
+def _hosts(nfs_hosts: NfsHosts, lake: Path, request: pytest.FixtureRequest) -> Iterator[Crew]:
     crew = Crew(nfs_hosts)
+    request.session.stash.setdefault(CREWS, []).append(crew)
     yield crew
     crew.down()
 

@@ -7,6 +7,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dsv.model.names import DatasetName
+from dsv.repo.heard import Heard
 from dsv.repo.metadata import MetadataCache
 
 
@@ -26,3 +28,16 @@ def test_folders_have_the_rights_of_the_one_above_whoever_makes_them_at_once(tmp
                 assert list(shared.rglob(".*")) == []
     finally:
         os.umask(before)
+
+
+def test_all_of_a_group_read_the_names_that_one_of_them_has_heard(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o2775)
+    heard = Heard()
+    heard.datasets([DatasetName.parse("scans")])
+    before = os.umask(0o077)
+    try:
+        heard.keep(tmp_path / "shared/names.json")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "shared/names.json").stat().st_mode) == 0o664

@@ -68,7 +68,10 @@ class Heard:
             before = _read(path)
             after = self._added_to(before)
             if after != before:
-                replace_file(path, msgspec.json.encode(_File(1, after)), sync=False)
+                mode = (
+                    path.parent.stat().st_mode & 0o666
+                )  # whatever the umask: the folder of a cache is shared
+                replace_file(path, msgspec.json.encode(_File(1, after)), mode=mode, sync=False)
 
     def _added_to(self, before: dict[str, _Known]) -> dict[str, _Known]:
         names = {*before, *self._names, *self._commits, *(self._datasets or ())}

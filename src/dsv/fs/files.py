@@ -61,6 +61,25 @@ def write_new(
             os.fsync(descriptor)
 
 
+def replace_link(path: Path, target: str) -> None:
+    """Makes a symlink to `target`, in the place of one that is there. What else is there stays.
+
+    Raises `OSError`, `FileExistsError` for something in its place that is no symlink.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    temporary.symlink_to(target)
+    try:
+        if path.is_symlink():
+            temporary.replace(path)
+        else:
+            os.link(
+                temporary, path, follow_symlinks=False
+            )  # fails if there is anything, even if it comes just now
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def read_file(path: Path) -> bytes:
     """The file's content. An NFS client that still knew the one which was replaced just now asks again.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dsv.api.cache_link import check_link, make_link
 from dsv.api.cache_stage import CacheItem
 from dsv.api.cache_stage import cache as materialize
 from dsv.cli.call import Call
@@ -17,6 +19,28 @@ from dsv.cli.targets import Offline
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.model.units import LONGEST, format_bytes, format_count, format_duration, parse_duration
+
+Hold = Annotated[
+    str | None,
+    typer.Option(
+        "--hold",
+        metavar="DURATION",
+        help="Keep them from eviction for so long (in a Slurm job: to its end).",
+    ),
+]
+WhilePid = Annotated[
+    int | None,
+    typer.Option(
+        "--while",
+        parser=whole(1),
+        metavar="PID",
+        help="Keep them from eviction for as long as this process of this host lives.",
+    ),
+]
+Link = Annotated[
+    str | None,
+    typer.Option("--link", metavar="LINK", help="Make this symlink lead to the cached commit."),
+]
 
 
 @command(
@@ -29,6 +53,7 @@ from dsv.model.units import LONGEST, format_bytes, format_count, format_duration
             "parts of a commit, with their full paths",
         ),
         ("dsv cache chest-xray@v1 --cache gpu-nfs --jobs 8", "in another cache, filled by eight processes"),
+        ("dsv cache chest-xray@v2 --link data --hold 3d", "data/ is that commit from now on"),
         ("dsv cache chest-xray --offline", "as the cache last knew it, when the store is away"),
     ],
     result={
@@ -47,23 +72,8 @@ from dsv.model.units import LONGEST, format_bytes, format_count, format_duration
 def cache(
     call: Call,
     targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET...")] = None,
-    hold: Annotated[
-        str | None,
-        typer.Option(
-            "--hold",
-            metavar="DURATION",
-            help="Keep them from eviction for so long (in a Slurm job: to its end).",
-        ),
-    ] = None,
-    while_pid: Annotated[
-        int | None,
-        typer.Option(
-            "--while",
-            parser=whole(1),
-            metavar="PID",
-            help="Keep them from eviction for as long as this process of this host lives.",
-        ),
-    ] = None,
+    hold: Hold = None,
+    while_pid: WhilePid = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -74,6 +84,7 @@ def cache(
             help="Number of processes that fill the cache (default: automatic).",
         ),
     ] = None,
+    link: Link = None,
     offline: Offline = False,
 ) -> None:
     """Make commits appear as files in the cache.
@@ -81,10 +92,17 @@ def cache(
     Prints a path for each TARGET, [DATASET][@REV][:PATH]. The files are read-only, and appear whole or not at
     all. What another cached commit has is linked, not fetched again. Any number of processes that ask for one
     commit fill it together.
+
+    --link makes a symlink, or replaces one in one step, once all of the commit is there. It does not keep the
+    commit from eviction: --hold or --while does.
     """
     wanted = [Target.parse(text) for text in targets or ()]
     if hold is not None and while_pid is not None:
         raise UsageError("hold them for a time or while a process lives, not both", hint="dsv cache --help")
+    if link is not None and len(wanted) != 1:
+        raise UsageError("--link leads to one target", subject=link, hint="dsv cache TARGET --link LINK")
+    if link is not None:
+        check_link(Path(link))
     seconds, job = _hold(hold, call.around.environ)
     with call.context() as context:
         folder = call.settings.cache().path
@@ -94,6 +112,9 @@ def cache(
             found = cache_while(context, folder, wanted, while_pid, offline=offline, jobs=jobs)
         else:
             found = materialize(context, folder, wanted, hold=seconds, job=job, offline=offline, jobs=jobs)
+    if link is not None:
+        make_link(Path(link), found[0].path)
+        call.say(f"{link} leads to {found[0].path}")
     if call.json:
         call.items(map(_item, found))
     for item in found:

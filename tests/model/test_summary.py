@@ -84,3 +84,6 @@ def test_rows_sum_up_to_the_total(found: list[bytes], data: st.DataObject) -> No
             total.add(row.sums)
         assert total == summary.total
     assert summary.total.paths == len(found)
+    at_once, one_by_one = Summary(), Summary(added(path, 3) for path in found)
+    at_once.add_files(found, [3] * len(found))
+    assert at_once.by_folder(2) == one_by_one.by_folder(2)

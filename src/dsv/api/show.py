@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context
 from dsv.api.log import names_of_commits
@@ -17,6 +17,7 @@ from dsv.model.names import DatasetName, Target, clean_path
 from dsv.model.path_set import PathSet
 from dsv.model.paths import show as quote
 from dsv.model.renames import Difference, Found, differences, find_renames
+from dsv.model.summary import Summary
 from dsv.repo.objects import Objects
 from dsv.repo.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.tree_diff import WHOLE, diff_trees
@@ -53,6 +54,17 @@ class ShownCommit:
     differences: Iterable[Difference]
     unsearched: int = 0
     path: ShownPath | None = None
+    tree: TreeReader | None = field(default=None, repr=False)
+    """Of a first commit that was asked for as a whole."""
+
+    def summarize(self) -> Summary:
+        """The differences, in place of taking them."""
+        if self.tree is None:
+            return Summary(self.differences)
+        summary = Summary()
+        for located in self.tree.segments():
+            summary.add_files(located.segment.paths, located.segment.sizes)
+        return summary
 
     @property
     def parent(self) -> CommitId | None:
@@ -85,7 +97,9 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
             return
         changes = differences(diff_trees(before, after, PathSet.of([path] if path else [])))
         if before is None:
-            yield replace(made, differences=changes)  # not held: it is the whole tree
+            yield replace(
+                made, differences=changes, tree=None if path else after
+            )  # not held: it is the whole tree
             return
         found = _with_renames(repository.objects, changes)
         yield replace(made, differences=found.differences, unsearched=found.unsearched)

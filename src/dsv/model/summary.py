@@ -78,6 +78,17 @@ class Summary:
             sums.changed += 1
             sums.changed_bytes += after
 
+    def add_files(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
+        """Paths that were added, a million of them in a second: without a difference for each."""
+        folder, sums = None, Sums()
+        for path, size in zip(paths, sizes, strict=True):
+            now = path[: path.rfind(b"/") + 1]
+            if now != folder:
+                folder, sums = now, self._of(path)
+            sums.added += 1
+            sums.added_bytes += size
+            sums.net_bytes += size
+
     @property
     def total(self) -> Sums:
         total = Sums()

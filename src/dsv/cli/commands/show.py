@@ -15,7 +15,6 @@ from dsv.cli.declare import command
 from dsv.cli.output import printable
 from dsv.cli.targets import Offline, one_of
 from dsv.model.names import Target
-from dsv.model.summary import Summary
 from dsv.model.units import format_bytes, format_count
 
 FOLDERS = 20
@@ -93,7 +92,7 @@ def _write_head(call: Call, shown: ShownCommit) -> None:
 
 
 def _write_change(call: Call, shown: ShownCommit, dirs: int | None) -> None:
-    summary = Summary(shown.differences)
+    summary = shown.summarize()
     call.out.line("")
     since = "The first commit" if shown.parent is None else f"Since {shown.dataset}@{str(shown.parent)[:12]}"
     call.out.line(f"{since}: {told.counts(summary.total)}")
@@ -148,7 +147,7 @@ def _commit(shown: ShownCommit) -> str:
 
 
 def _document(shown: ShownCommit, dirs: int | None) -> dict[str, object]:
-    summary = Summary(shown.differences)
+    summary = shown.summarize()
     return {
         "dataset": str(shown.dataset),
         **commit_item(shown.id, shown.commit),

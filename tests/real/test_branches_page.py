@@ -14,10 +14,12 @@ def test_branches_conflicts_and_undo(tmp_path: Path) -> None:
     ann = Person(tmp_path / "ann")
     write_files(ann.home / "pets", PETS)
     ann.types("cd ~/pets\ndsv init\ndsv sync -m 'first import'\ndsv tag v1.0")
-    branch, switch, take, ben, both, undo = [block for _, block in blocks(PAGE)]
+    branch, switch, names, take, ben, both, rules, undo = [block for _, block in blocks(PAGE)]
     assert "pets@relabel, base" in ann.types(branch)
     ann.types(switch)
     assert not (ann.home / "pets/labels.csv").exists()
+    told = ann.types(names)
+    assert "* main" in told and "pets@second-try is at" in told
     ann.types(take)
     assert (ann.home / "pets/labels.csv").read_text() == "cat/2.png dog\n"
     ann.types(ben)
@@ -29,5 +31,7 @@ def test_branches_conflicts_and_undo(tmp_path: Path) -> None:
     ann.types("cp labels.csv" + after)
     assert (ann.home / "pets/labels.csv").read_text() == "cat/1.png cat\ndog/1.png dog\n"
     assert (ann.home / "pets/notes.txt").exists()
+    told = ann.types(rules)
+    assert "pets@main is protected: at most 5 % removed" in told and "pets@main is not protected" in told
     assert "Ann's label was wrong" in ann.types(undo)
     assert (ann.home / "pets/labels.csv").read_text() == "cat/1.png cat\n"

@@ -8,6 +8,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "clone": "Fetch a dataset into a new workspace",
         "pull": "Bring the workspace up to its branch",
         "restore": "Put files back as a commit has them",
+        "switch": "Follow another branch",
         "rollback": "Take the branch back to an earlier commit",
         "sync": "Commit this folder and publish it",
         "status": "Show what a sync would do",

@@ -17,6 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
 from dsv.repo.standing import standing
 from dsv.store.counting import Counts
+from dsv.worktree.unfinished import SWITCH, read_begun, unfinished
 from dsv.worktree.workspace import Workspace
 
 _COUNTED = 50
@@ -69,6 +70,13 @@ class OpenWorkspace:
                 f"{name} of {workspace.dataset} has no commit, and this workspace has one",
                 subject=f"{workspace.dataset}@{name}",
                 hint="dsv sync --new-branch NAME publishes what is here beside it",
+            )
+        begun = unfinished(read_begun(workspace.begun_path), base)
+        if begun and begun[-1].command == f"{SWITCH}{head.branch}":
+            return Conflict(
+                f"{begun[-1].command} did not end here",
+                subject=str(workspace.root),
+                hint=f"{begun[-1].finish} finishes it",
             )
         text, hint = self._where(head, head.commit, base)
         if not changed and base is not None:

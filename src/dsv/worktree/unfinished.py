@@ -20,6 +20,9 @@ from dsv.model.diff import Change
 from dsv.model.ids import CommitId
 from dsv.model.path_set import PathSet
 
+SWITCH = "dsv switch "
+"""What the command of a switch begins with; the branch follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -44,6 +47,8 @@ class Begun:
     @property
     def finish(self) -> str:
         """The command line that finishes it."""
+        if self.command.startswith(SWITCH):
+            return self.command
         if self.command != "dsv restore":
             return "dsv pull"
         paths = "".join(" " + (path or b".").decode("utf-8", "backslashreplace") for path in self.paths)

@@ -9,6 +9,7 @@ import typer
 from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
+from dsv.cli.forcing import Force, override
 from dsv.cli.output import path_counts
 from dsv.model.names import Target
 
@@ -43,6 +44,7 @@ def rollback(
             "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
         ),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Take the branch back to an earlier commit.
 
@@ -50,7 +52,7 @@ def rollback(
     is lost: to undo a rollback, roll back to the commit before it. Local changes stay. If one of them is to a path
     that would change, or if somebody has moved the branch meanwhile, nothing happens and the exit code is 4.
     """
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         done = take_back(context, Target.parse(target), message)
     if call.json:
         call.document(

@@ -10,6 +10,7 @@ from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text, whole
+from dsv.cli.forcing import Force, override
 from dsv.cli.paths import workspace_paths
 from dsv.errors import IntegrityError, UsageError
 from dsv.model.names import BranchName
@@ -101,6 +102,7 @@ def sync(
         bool, typer.Option("--rehash", help="Read contents again, whatever sizes and times say.")
     ] = False,
     author: Author = None,
+    force: Force = False,
 ) -> int:
     """Commit this folder and publish it.
 
@@ -110,7 +112,7 @@ def sync(
     NAME' leads on. If it is killed, the next sync goes on where it was.
     """
     name = _one_of(branch, new_branch)
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         chosen = workspace_paths(context.workspace(), paths or ())
         request = SyncRequest(
             paths=() if b"" in chosen else chosen,

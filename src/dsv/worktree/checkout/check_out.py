@@ -1,4 +1,4 @@
-"""Checking out files of a commit into a workspace, for clone, pull, restore and rollback."""
+"""Checking out files of a commit into a workspace, for clone, pull, restore, switch and rollback."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId, PackId
 from dsv.model.location import Location
+from dsv.model.names import BranchName
 from dsv.model.paths import fold_clashes, show
 from dsv.model.units import format_count
 from dsv.repo.objects import Objects
@@ -47,6 +48,8 @@ class Goal:
     conflicts. there: the other side of conflicts, for their message. may_overwrite: paths at which even what no commit
     has may be overwritten. ready: called when there is no conflict and nothing is written yet; if it raises, nothing is
     written.
+    branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
+    written finds that too; None: the one it follows.
     """
 
     command: str
@@ -57,6 +60,7 @@ class Goal:
     may_overwrite: OverwritePolicy = NEVER
     there: str = ""
     ready: Callable[[], None] = lambda: None
+    branch: BranchName | None = None
 
 
 def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
@@ -88,8 +92,10 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
     goal.ready()
     begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
-    if plan.writes and begun.commit != begun.base:
+    if (plan.writes or goal.branch is not None) and begun.commit != begun.base:
         write_begun(workspace.begun_path, (*baseline.begun, begun))
+    if goal.branch is not None:
+        workspace = opened.following(goal.branch).workspace
     made = _write(opened, scan, writer, plan)
     if follow is not None:
         workspace.set_base(follow)

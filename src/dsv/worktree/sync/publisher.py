@@ -99,6 +99,7 @@ class Publisher:
             if branch == self._workspace.branch:
                 refs.head(dataset, branch)  # raises what is missing
             raise self._opened.no_branch(branch)
+        refs.check_mover(self._head, self._opened.writer.author)
         if self._head is None or self._begins_branch:
             return True
         return follows(self._repository.objects, self._head, self._base)
@@ -152,6 +153,11 @@ class Publisher:
             if isinstance(moved, LostRace):
                 raise self._opened.not_at_base(moved.winner, base)
         self._follow(base)
+
+    @property
+    def opened(self) -> OpenWorkspace:
+        """The workspace, which may follow another branch since `finish_killed`."""
+        return self._opened
 
     @property
     def _workspace(self) -> Workspace:

@@ -1,0 +1,164 @@
+"""Following another branch: its files come here, and what was changed here stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsv.api.context import Context
+from dsv.api.workspaces import open_to_publish
+from dsv.errors import Conflict, NotFound
+from dsv.model.action import Action
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import BranchName, DatasetName, TagName
+from dsv.model.records import RefEntry
+from dsv.repo.damage import missing_commit
+from dsv.repo.naming import check_new_branch, naming
+from dsv.repo.refs import Head, LostRace
+from dsv.repo.trees import TreeReader
+from dsv.worktree.baseline import open_baseline
+from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.journal import Journal
+from dsv.worktree.open_workspace import OpenWorkspace
+from dsv.worktree.sync.publisher import Publisher
+from dsv.worktree.unfinished import SWITCH, read_begun
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The branch that the workspace follows now, and its base; both as they were before, too. The counts are of paths.
+
+    made: this call has made the branch.
+    """
+
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None
+    before_branch: BranchName
+    before: CommitId | None
+    made: bool = False
+    created: int = 0
+    replaced: int = 0
+    removed: int = 0
+
+    @property
+    def any_change(self) -> bool:
+        return self.branch != self.before_branch or self.commit != self.before or bool(self.writes)
+
+    @property
+    def writes(self) -> int:
+        return self.created + self.replaced + self.removed
+
+
+def switch(context: Context, branch: BranchName, *, create: bool = False) -> Switched:
+    """The workspace follows `branch`, and has its files. create: makes the branch at the base, where no file changes.
+
+    Local changes stay. Raises `Conflict` with nothing written if one of them is to a path that would change, or if the
+    branch that is to be made is there, and `NotFound` for one that is not there. If it is killed while files are
+    written, the same call finishes it, and until then no command takes what was written for a change of the user's.
+    """
+    with open_to_publish(context, f"{SWITCH}{branch}", branch) as opened:
+        opened = _after_killed_sync(opened)
+        return _create(context, opened, branch) if create else _switch(opened, branch)
+
+
+def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
+    workspace, repository = opened.workspace, opened.repository
+    before = workspace.base()
+    head = _head(opened, branch)
+    if head.commit is None:
+        if before is not None:
+            raise NotFound(
+                f"branch {branch} of {head.dataset} has no commit yet",
+                subject=f"{head.dataset}@{branch}",
+                hint="dsv sync --branch makes one of what is here",
+            )
+        opened.following(branch)
+        return Switched(head.dataset, branch, None, workspace.branch, None)
+    if repository.objects.stored_commit(head.commit) is None:
+        raise missing_commit(head.commit, repository.store.url)
+    base = opened.proven_base()
+    if base == head.commit and not read_begun(workspace.begun_path):
+        opened.following(branch).workspace.set_seen(branch, head.commit)
+        return Switched(head.dataset, branch, base, workspace.branch, before)
+    with open_baseline(opened, base, writes=True) as baseline:
+        after = TreeReader(repository.objects, head.commit)
+        check_tree(after, workspace.root)
+        goal = Goal(
+            f"{SWITCH}{branch}",
+            head.commit,
+            lambda: baseline.changes_to(after),
+            "to keep yours: dsv sync, or dsv sync --new-branch NAME; to drop yours: dsv restore PATH",
+            there=f"{str(head.commit)[:12]} by {opened.author(head)}",
+            branch=branch,
+        )
+        made = check_out(opened, baseline, goal)
+    opened.following(branch).workspace.set_seen(branch, head.commit)
+    return Switched(
+        head.dataset, branch, head.commit, workspace.branch, before,
+        created=made.created, replaced=made.replaced, removed=made.removed,
+    )  # fmt: skip
+
+
+def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Switched:
+    workspace, repository = opened.workspace, opened.repository
+    dataset, base = workspace.dataset, opened.proven_base()
+    newest = repository.refs.newest(dataset, branch)
+    if newest is not None and not newest.entry.deleted:
+        raise _taken(newest)
+    check_new_branch(repository, dataset, branch)
+    if base is None:
+        raise NotFound(
+            f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"
+        )
+    entry = RefEntry(
+        commit=base,
+        deleted=False,
+        nonce=Nonce.random(),
+        time_ms=context.clock(),
+        author=opened.writer.author,
+        action=str(Action("create")),
+    )
+    with naming(repository, opened.writer, base):
+        moved = repository.refs.move(dataset, branch, newest, entry)
+        if isinstance(moved, LostRace):
+            raise _taken(moved.winner)
+    opened.following(branch).workspace.set_seen(branch, base)
+    return Switched(dataset, branch, base, workspace.branch, base, made=True)
+
+
+def _after_killed_sync(opened: OpenWorkspace) -> OpenWorkspace:
+    """If a killed sync had just published, its commit is the base, and its branch the one that is followed."""
+    workspace = opened.workspace
+    if not workspace.journal_path.exists():
+        return opened
+    with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+        publisher = Publisher(opened, journal, workspace.branch, new_branch=False)
+        publisher.finish_killed()
+        return publisher.opened
+
+
+def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
+    """Raises `NotFound`, with a hint for a tag, and for a branch that could be made."""
+    refs, dataset = opened.repository.refs, opened.workspace.dataset
+    newest = refs.newest(dataset, branch)
+    if newest is not None:
+        return newest if not newest.entry.deleted else refs.head(dataset, branch)
+    if refs.tag(dataset, TagName.parse(branch)) is not None:
+        raise NotFound(
+            f"{branch} is a tag of {dataset}, and a workspace follows a branch",
+            subject=branch,
+            hint=f"dsv restore --from @{branch} brings its files; then dsv switch NAME --create",
+        )
+    raise NotFound(
+        f"dataset {dataset} has no branch {branch}",
+        subject=branch,
+        hint=f"dsv branch lists them; dsv switch {branch} --create makes it here",
+    )
+
+
+def _taken(head: Head) -> Conflict:
+    return Conflict(
+        f"dataset {head.dataset} has a branch {head.branch} already",
+        subject=f"{head.dataset}@{head.branch}",
+        hint=f"dsv switch {head.branch} follows it",
+    )

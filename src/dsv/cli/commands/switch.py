@@ -1,0 +1,96 @@
+"""dsv switch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsv.api.branches import BranchPath
+from dsv.api.context import Context
+from dsv.api.switch import switch as follow
+from dsv.cli.call import Call
+from dsv.cli.declare import command, text
+from dsv.cli.output import path_counts
+from dsv.errors import UsageError
+from dsv.model.names import BranchName
+
+
+@command(
+    "switch",
+    unused=["--cache"],
+    examples=[
+        ("dsv switch relabel", "its files come here, and dsv sync publishes on it from then on"),
+        ("dsv switch relabel --create", "a new branch where this workspace is; no file changes"),
+        ("dsv switch main", "back again"),
+    ],
+    result={
+        "dataset": "the dataset",
+        "branch": "the branch that the workspace follows now",
+        "commit": "the base now; null before the branch's first commit",
+        "before_branch": "the branch that it followed before",
+        "before": "the base before",
+        "made": "whether this has made the branch",
+        "created": "how many paths are new here",
+        "replaced": "how many have other content now",
+        "removed": "how many went",
+        "any_change": "false if the workspace was there already",
+    },
+)
+def switch(
+    call: Call,
+    branch: Annotated[str, typer.Argument(metavar="BRANCH")],
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the branch, at the base commit of this workspace.")
+    ] = False,
+    author: Annotated[
+        str | None,
+        typer.Option(
+            "--author", parser=text, metavar="WHO", help="Who makes it, instead of the configured author."
+        ),
+    ] = None,
+) -> None:
+    """Follow another branch.
+
+    BRANCH is one of the dataset of this workspace. Its files come here. Local changes stay; if one of them is to a path that would change, it ends with
+    exit code 4 and the list, and nothing is written. If it is killed, the same command finishes it.
+    """
+    with call.context(writes=True, author=author) as context:
+        done = follow(context, _branch(context, branch), create=create)
+    if call.json:
+        call.document(
+            {
+                "dataset": str(done.dataset),
+                "branch": str(done.branch),
+                "commit": None if done.commit is None else str(done.commit),
+                "before_branch": str(done.before_branch),
+                "before": None if done.before is None else str(done.before),
+                "made": done.made,
+                "created": done.created,
+                "replaced": done.replaced,
+                "removed": done.removed,
+                "any_change": done.any_change,
+            }
+        )
+        return
+    at = "which has no commit yet" if done.commit is None else f"at {str(done.commit)[:12]}"
+    where = f"{done.dataset}@{done.branch}, {at}"
+    if not done.any_change:
+        call.line(f"this workspace follows {where} already")
+    else:
+        call.line(f"this workspace follows {where}")
+        if not done.made:
+            call.say(path_counts(done.created, done.replaced, done.removed))
+
+
+def _branch(context: Context, name: str) -> BranchName:
+    """A branch of the workspace's dataset, named with it or without."""
+    path = BranchPath.parse(name)
+    workspace = context.workspace()
+    if path.dataset not in (None, workspace.dataset):
+        raise UsageError(
+            f"{workspace.root} is a workspace of {workspace.dataset}, not of {path.dataset}",
+            subject=name,
+            hint=f"dsv clone {path} DIR",
+        )
+    return path.branch

@@ -242,3 +242,23 @@ def test_the_longest_name(pets: Dsv) -> None:
     pets.ok("branch", name)
     assert name in listed(pets)
     assert pets("branch", name + "n").code == 2
+
+
+def test_merges_move_a_branch_that_only_merges_move(relabel: Dsv) -> None:
+    """Other commands need --force and a reason: of a commit that is made without a workspace, too."""
+    above = relabel.at(relabel.cwd.parent)
+    above.ok("branch", "--protect", "pets@main", "--only-merge")
+    tip = head(relabel, "@relabel")
+    assert "only a merge moves it" in error(above("cherry-pick", f"pets@{tip}", "--into", "main"), 4)
+    above.ok("merge", "pets@relabel", "--into", "main")
+    assert "only a merge moves it" in error(above("revert", f"pets@{tip}", "--into", "main"), 4)
+    assert above("revert", f"pets@{tip}", "--into", "main", "--force").code == 2
+    above.ok("revert", f"pets@{tip}", "--into", "main", "--force", "-m", "not a dog")
+    (move,) = above.ok("log", "--reflog", "pets@main", "-n", "1", "--json").json["moves"]
+    assert (move["forced"], move["message"]) == (True, "not a dog")
+    above.ok("branch", "pets@ahead", "pets@main")
+    other = relabel.at(relabel.cwd)
+    other.ok("switch", "ahead")
+    write_files(other.cwd, {"more": b"m"})
+    other.ok("sync")
+    above.ok("merge", "pets@ahead", "--into", "main")  # forward to a commit that has one parent

@@ -28,6 +28,7 @@ OTHER_NAMES: dict[str, str] = {
     "settings": "dsv config",
     "tags": "dsv tag",
     "branches": "dsv branch",
+    "reflog": "dsv log --reflog BRANCH shows every move of a branch",
     "protect": "dsv branch --protect NAME",
     "remote": "dsv config store shows the store; dsv config store URL names another",
     "login": "there is nothing to log in to: credentials are found as the AWS tools find them; dsv config",

@@ -105,6 +105,7 @@ def commit_changes(
     for parent in draft.parents:
         if repository.objects.stored_commit(parent) is None:
             raise missing_commit(parent, repository.store.url)
+    repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
     with Session.open(repository, writer) as session, Uploader(session) as uploader:
         _check_kept(session, draft, base)
         tree = write_tree(uploader, base, changes(uploader))

@@ -17,6 +17,7 @@ from dsv.cli.declare import PATHS, command, text, whole
 from dsv.cli.graph import Graph
 from dsv.cli.output import printable, to_json
 from dsv.cli.paths import dataset_paths
+from dsv.cli.reflog import MOVE_KEYS, show_moves
 from dsv.cli.targets import Offline, commit_target, one_of
 from dsv.errors import UsageError
 from dsv.model.names import Target
@@ -46,6 +47,12 @@ Grep = Annotated[
 FirstParent = Annotated[
     bool, typer.Option("--first-parent", help="Of a merge, follow the branch that was merged into.")
 ]
+Reflog = Annotated[
+    str | None,
+    typer.Option(
+        "--reflog", metavar="BRANCH", help="Every move of this branch, a deleted one too, and who made it."
+    ),
+]
 Follow = Annotated[
     str | None,
     typer.Option("--follow", metavar="PATH", help="Where a file's content comes from, through renames."),
@@ -62,6 +69,10 @@ Follow = Annotated[
         ("dsv log --stat -- train labels.csv", "what changed there, and in which commit"),
         ("dsv log --follow train/1.png", "since when a file has its content, and from which path it came"),
         ("dsv log chest-xray --since 2w --author ann", ""),
+        (
+            "dsv log --reflog main -n 5",
+            "the last five moves of a branch: who, when, from where to where, why",
+        ),
         ("dsv log --offline", "as far as is known here, without the store"),
         ("dsv log --json | jq -r '.items[0].commit'", "the newest commit's id"),
     ],
@@ -74,6 +85,7 @@ Follow = Annotated[
         "items.old_path": "with --follow: the path in the commit before; else null",
         "items.similarity": "with --follow: percent of the content that a renamed file kept; else null",
         "items.present": "with --follow: whether the file has its content since this commit; else null",
+        **{f"moves.{key}": meaning for key, meaning in MOVE_KEYS.items()},
     },
 )
 def log(
@@ -85,6 +97,7 @@ def log(
     author: Author = None,
     grep: Grep = None,
     follow: Follow = None,
+    reflog: Reflog = None,
     first_parent: FirstParent = False,
     graph: Annotated[bool, typer.Option("--graph", help="Draw what was merged with what.")] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Sum up by folder what each commit changed.")] = False,
@@ -98,6 +111,12 @@ def log(
     only the commits that changed something there. Case does not matter to --author and --grep.
     """
     one_of(json=call.json, jsonl=jsonl, oneline=oneline)
+    if reflog is not None:
+        others = (
+            target, call.words, since, until, author, grep, follow, first_parent, graph, stat, oneline, offline
+        )  # fmt: skip
+        show_moves(call, reflog, limit, others, jsonl=jsonl)
+        return
     one_of(json=call.json, jsonl=jsonl, graph=graph)
     one_of(follow=follow, graph=graph)
     wanted = commit_target("log", target)

@@ -52,8 +52,9 @@ def switch(
 ) -> None:
     """Follow another branch.
 
-    BRANCH is one of the dataset of this workspace. Its files come here. Local changes stay; if one of them is to a path that would change, it ends with
-    exit code 4 and the list, and nothing is written. If it is killed, the same command finishes it.
+    BRANCH is one of this workspace's dataset. Its files come here. Local changes stay; if one of them is to a path that
+    would change, it ends with exit code 4 and the list, and nothing is written. If it is killed, the same command
+    finishes it.
     """
     with call.context(writes=True, author=author) as context:
         done = follow(context, _branch(context, branch), create=create)

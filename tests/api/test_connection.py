@@ -102,7 +102,10 @@ def test_the_examples_of_the_page_work(environ: dict[str, str], tmp_path: Path) 
     lines = done.stdout.splitlines()
     assert lines.count("a,b") == 2 and "labels.csv 4" in lines
     head = dsv.connect(environ, tmp_path / "pets").workspace().base()
-    assert lines[-1] == f"{head} 2"
+    assert lines[-2] == f"{head} 2"
+    assert lines[-1].endswith(" [('added', 'about.json'), ('added', 'labels2.csv')]")
+    edited = resolve(dsv.connect(environ, tmp_path), Target.parse("pets")).commit
+    assert lines[-1].startswith(str(edited))
 
 
 def test_importing_dsv_imports_no_heavy_part() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dsv.cli.app import load, root
 from dsv.cli.catalogue import COMMANDS, root_help
-from dsv.cli.other_names import FILES_ARE_YOURS, NOT_YET, OTHER_NAMES, hint_for
+from dsv.cli.other_names import NOT_YET, OTHER_NAMES, hint_for
 from tests.cli.runner import Dsv, write_files
 
 
@@ -24,12 +24,13 @@ def pets(dsv: Dsv) -> Dsv:
     ("line", "hint"),
     [
         ("config --list", "dsv config"),
-        ("delete", "dsv can't yet delete datasets; 'dsv tag --delete NAME' deletes a tag"),
+        ("delete", "dsv can't yet delete datasets; 'dsv rm' removes files"),
         ("remote", "dsv config store shows the store"),
         ("login", "there is nothing to log in to"),
         ("stash", "dsv sync --new-branch NAME"),
         ("branches", "dsv branch\n"),
-        ("rm", "remove the file as any other, then dsv sync"),
+        ("rm labels.csv", "in a workspace, change the files and run dsv sync; else DATASET:labels.csv"),
+        ("cp a.txt b.txt", "dsv put copies files into a dataset"),
         ("import", "dsv can't yet import from a bucket"),
         ("gc", "dsv can't yet remove what nothing names from a store; 'dsv evict'"),
         ("fsck", "dsv can't yet check a whole store; 'dsv cached --check'"),
@@ -45,12 +46,12 @@ def test_what_other_tools_call_it_leads_on(pets: Dsv, line: str, hint: str) -> N
 
 
 def test_no_name_of_another_tool_is_a_command_of_ours() -> None:
-    named = [*OTHER_NAMES, *NOT_YET, *FILES_ARE_YOURS]
+    named = [*OTHER_NAMES, *NOT_YET]
     assert len(named) == len(set(named))
     assert not set(named) & set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", [*OTHER_NAMES, *NOT_YET, *FILES_ARE_YOURS])
+@pytest.mark.parametrize("name", [*OTHER_NAMES, *NOT_YET])
 def test_every_command_and_option_in_a_hint_is_there(name: str) -> None:
     words = [word.strip("';,") for word in (hint_for(name) or "").split()]
     assert words

@@ -10,6 +10,7 @@ from dsv.errors import Conflict, Unsupported, UsageError
 from dsv.model.ids import Nonce
 from dsv.model.names import MAIN, DatasetName
 from dsv.model.records import RefEntry
+from dsv.repo.naming import check_new_dataset
 from dsv.repo.refs import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
@@ -52,7 +53,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             else context.open_repository(store)
         )
         repository.format.check(store.url, writing=True)
-        _check_name(repository, dataset)
+        check_new_dataset(repository, dataset)
         resumed = inside is not None and inside.store_id == repository.id and inside.base() is None
         if inside is not None and not resumed:
             raise Conflict(
@@ -153,15 +154,6 @@ def _create_dataset(
             return
     workspace.unbind()
     raise _exists(repository, dataset)
-
-
-def _check_name(repository: Repository, dataset: DatasetName) -> None:
-    for other in repository.refs.datasets():
-        if other != dataset and other.casefold() == dataset.casefold():
-            raise Conflict(
-                f"{repository.store.url} has a dataset {other}, and names may not differ in case only",
-                subject=dataset,
-            )
 
 
 def _exists(repository: Repository, dataset: DatasetName) -> Conflict:

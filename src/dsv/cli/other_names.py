@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 OTHER_NAMES: dict[str, str] = {
-    "add": "dsv sync",
+    "add": "dsv sync commits a workspace; dsv put FILE DATASET:PATH adds files without one",
     "commit": "dsv sync",
     "push": "dsv sync",
-    "upload": "dsv sync",
+    "upload": "dsv put FILE DATASET:PATH; dsv sync commits a workspace",
     "publish": "dsv sync",
     "checkout": "dsv switch BRANCH follows a branch; dsv restore PATH puts files back",
     "reset": "dsv restore",
@@ -34,30 +34,27 @@ OTHER_NAMES: dict[str, str] = {
     "login": "there is nothing to log in to: credentials are found as the AWS tools find them; dsv config",
     "logout": "dsv keeps no credentials; dsv config",
     "du": "dsv cached shows what a cache takes; dsv datasets shows what the datasets hold",
+    "remove": "dsv rm removes files of a dataset; dsv evict drops a cached commit",
+    "rename": "dsv mv renames files of a dataset; a dataset keeps its name",
+    "move": "dsv mv",
+    "cp": "dsv put copies files into a dataset; dsv cat and dsv clone copy them out of it",
+    "copy": "dsv put copies files into a dataset; dsv cat and dsv clone copy them out of it",
     "verify": "dsv cached --check reads a cache again",
 }
 """To each name the command, or a sentence that has it."""
 
 NOT_YET: dict[str, str] = {
     "blame": "trace a file's history; 'dsv log' shows the commits",
-    "delete": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",
-    "remove": "delete datasets; 'dsv tag --delete NAME' deletes a tag, 'dsv evict TARGET' drops a cached commit",
-    "rename": "rename datasets; in a workspace, rename the file and 'dsv sync'",
+    "delete": "delete datasets; 'dsv rm' removes files, 'dsv tag --delete NAME' a tag, 'dsv evict' a cached commit",
     "import": "import from a bucket; copy the files into a folder, then 'dsv init' and 'dsv sync'",
     "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
     "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",
 }
 """What dsv does not do in this version, after "dsv can't yet", and what to do meanwhile."""
 
-FILES_ARE_YOURS: dict[str, str] = {
-    "rm": "remove the file as any other, then dsv sync",
-    "mv": "move the file as any other, then dsv sync",
-    "cp": "copy the file as any other, then dsv sync",
-}
-
 
 def hint_for(name: str) -> str | None:
     """What to type instead of a command that isn't there; None for a name that says nothing."""
     if name in NOT_YET:
         return f"dsv can't yet {NOT_YET[name]}"
-    return OTHER_NAMES.get(name) or FILES_ARE_YOURS.get(name)
+    return OTHER_NAMES.get(name)

@@ -26,6 +26,8 @@ class Surroundings:
     stderr_is_terminal: bool
     width: int | None = None
     """Columns, where the caller knows better than the terminal."""
+    stdin: BinaryIO | None = None
+    """None for the process's own."""
 
     @property
     def colour(self) -> bool:

@@ -45,6 +45,16 @@ def check_whole(session: Session, commit_id: CommitId) -> None:
             )
 
 
+def check_new_dataset(repository: Repository, dataset: DatasetName) -> None:
+    """Raises `Conflict` if another dataset's name differs from this in case only."""
+    for other in repository.refs.datasets():
+        if other != dataset and other.casefold() == dataset.casefold():
+            raise Conflict(
+                f"{repository.store.url} has a dataset {other}, and names may not differ in case only",
+                subject=dataset,
+            )
+
+
 def check_new_branch(repository: Repository, dataset: DatasetName, name: BranchName) -> None:
     """Raises `Conflict` where a tag has the name, or another name differs from it in case only."""
     if repository.refs.tag(dataset, TagName.parse(name)) is not None:

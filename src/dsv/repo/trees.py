@@ -115,6 +115,16 @@ class TreeReader:
                 if entry_key == key or entry_key.startswith(inside):
                     yield entry, where
 
+    def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
+        """Every entry whose path begins with these bytes, which need not be those of a whole name."""
+        key = sort_key(prefix)
+        leaves = self.leaves()
+        first, last = self._position(key), self._position(key + b"\xff")
+        for located in self.segments(leaves[first : last + 1]):
+            for entry, where in located.entries():
+                if entry.path.startswith(prefix):
+                    yield entry, where
+
     def links(self) -> dict[bytes, bytes]:
         """Every symlink's target by its path."""
         return {

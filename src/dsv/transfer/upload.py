@@ -150,6 +150,27 @@ class Uploader:
         recipe_id, location = self._recipe(bytes(ids), lengths, places)
         return Stored(size, file_id, recipe_id, location)
 
+    def add_unsized(self, readinto: Callable[[memoryview], int]) -> Stored:
+        """Stores a content of which nobody knows how large it is; `readinto` is as that of `add_stream`."""
+        start = bytearray(SINGLE_CHUNK_MAX + 1)
+        view, size = memoryview(start), 0
+        while size < len(start) and (count := readinto(view[size:])):
+            size += count
+        if size <= SINGLE_CHUNK_MAX:
+            return self.add_bytes(bytes(view[:size]))
+        position = 0
+
+        def again(buffer: memoryview) -> int:
+            nonlocal position
+            if position == size:
+                return readinto(buffer)
+            count = min(len(buffer), size - position)
+            buffer[:count] = view[position : position + count]
+            position += count
+            return count
+
+        return self.add_stream(again)
+
     def find(self, size: int, file_id: FileId, recipe_id: RecipeId | None) -> Stored | None:
         """A content whose ids are known, if the store has all of it (or this upload has sent it)."""
         if not size:

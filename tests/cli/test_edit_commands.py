@@ -1,0 +1,197 @@
+"""put, rm and mv: their text, their JSON, their exit codes."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import chdir
+
+import pytest
+
+from dsv.cli.app import run
+from dsv.cli.surroundings import Surroundings
+from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.privileges import modes_count
+
+
+@pytest.fixture
+def outside(pets: Dsv) -> Dsv:
+    """Somebody who has no workspace of the dataset, in a folder with some files."""
+    folder = pets.cwd.parent / "outside"
+    write_files(folder, {"new.csv": b"1,2\n", "imgs/3.png": b"3", "imgs/deep/4.png": b"4"})
+    return pets.at(folder)
+
+
+def listed(dsv: Dsv, target: str = "pets") -> list[str]:
+    return dsv.ok("ls", target).lines
+
+
+def test_put_prints_the_commit_and_says_what_changed(outside: Dsv) -> None:
+    done = outside.ok("put", "new.csv", "imgs", "pets:train/", "-m", "more")
+    assert done.out == outside.ok("resolve", "pets").out
+    assert "pets@main: 3 paths: 3 added; now 7 files, " in done.err
+    assert listed(outside, "pets:train") == [
+        "train/1.png", "train/2.png", "train/imgs/3.png", "train/imgs/deep/4.png", "train/new.csv",
+    ]  # fmt: skip
+    newest = outside.ok("log", "pets", "--json").json["items"][0]
+    assert newest["message"] == "more"
+    again = outside.ok("put", "new.csv", "imgs", "pets:train/")
+    assert again.out == done.out and "nothing changed; pets@main is at" in again.err
+
+
+def test_a_message_is_made_of_what_was_done(outside: Dsv) -> None:
+    outside.ok("put", "new.csv", "pets:")
+    outside.ok("put", "new.csv", "imgs/.", "pets:x")
+    outside.ok("rm", "pets:new.csv")
+    outside.ok("mv", "pets:a.txt", "b.txt")
+    messages = [item["message"] for item in outside.ok("log", "pets", "--json").json["items"][:4]]
+    assert messages == ["move a.txt to b.txt", "remove new.csv", "put 2 paths", "put new.csv"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["put", "new.csv", "pets:labels.csv"],
+        ["put", "new.csv", "pets:labels.csv", "--dry-run"],
+        ["rm", "pets:train/", ":test/1.png", "--dry-run"],
+        ["mv", "pets:train/1.png", "test/2.png", "-n"],
+        ["mv", "pets:train/1.png", "pets:test/2.png"],
+    ],
+)
+def test_json_is_as_documented(outside: Dsv, words: list[str]) -> None:
+    before = outside.ok("resolve", "pets").out.strip()
+    document = outside.ok(*words, "--json").json
+    dry = words[-1] in ("--dry-run", "-n")
+    assert_documented(words[0], document, without="" if dry else "items")
+    assert document["parent"] == before and document["dry_run"] is dry and document["any_change"]
+    assert (outside.ok("resolve", "pets").out.strip() == before) is dry
+
+
+def test_a_dry_run_lists_every_path(outside: Dsv) -> None:
+    assert outside.ok("put", "new.csv", "pets:a.txt", "-n").lines == ["changed  a.txt"]
+    assert outside.ok("rm", "pets:t*/1.png", "-n").lines == ["removed  test/1.png", "removed  train/1.png"]
+    done = outside.ok("mv", "pets:train", "new", "-n")
+    assert done.lines == ["moved    train/1.png -> new/1.png", "moved    train/2.png -> new/2.png"]
+    assert "pets@main would change in 2 paths: 2 moved; nothing was written" in done.err
+
+
+def test_stdin_is_put(outside: Dsv) -> None:
+    stdout, stderr = io.BytesIO(), io.StringIO()
+    around = Surroundings(outside.environ, stdout, stderr, False, False, None, io.BytesIO(b"from a pipe"))
+    with chdir(outside.cwd):
+        assert run(["put", "-", "pets:piped"], around) == 0, stderr.getvalue()
+    assert outside.ok("cat", "pets:piped").out == "from a pipe"
+    refused = outside.process("put", "-", "pets:train/")
+    assert refused.code == 2 and "end the path with the name of a file" in refused.err
+
+
+def test_many_moves_come_from_a_list(outside: Dsv) -> None:
+    rows = '\ufeffold,new\r\ntrain/1.png,test/1.png\r\ntest/1.png,train/1.png\r\n\r\na.txt,"a,b.txt"\r\n'
+    (outside.cwd / "moves.csv").write_text(rows, newline="")
+    done = outside.ok("mv", "--from-file", "moves.csv", "pets", "--json").json
+    assert (done["moved"], done["added"], done["removed"]) == (3, 0, 0)
+    assert outside.ok("cat", "pets:train/1.png").out == "3"
+    assert listed(outside) == ["a,b.txt", "test/1.png", "train/1.png", "train/2.png"]
+    (outside.cwd / "gone.csv").write_text('path\n"a,b.txt"\ntrain/2.png\n')
+    assert outside.ok("rm", "--from-file", "gone.csv", "pets@main", "--json").json["removed"] == 2
+    assert listed(outside) == ["test/1.png", "train/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,b,c\n", "line 1 of list is not OLD,NEW"),
+        (b"old,new\na\n", "line 2 of list is not OLD,NEW"),
+        (b'a,"b\n', "is no CSV"),
+        (b"\xff,b\n", "is not UTF-8"),
+        (b"old,new\n", "has no paths"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(outside: Dsv, content: bytes, message: str) -> None:
+    (outside.cwd / "list").write_bytes(content)
+    done = outside("mv", "--from-file", "list", "pets")
+    assert done.code == 2 and message in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["put", "new.csv"], 2, "name what to put, and where"),
+        (["put", "none.csv", "pets:"], 3, "there is no file or folder 'none.csv'"),
+        (["put", "new.csv", "cats:"], 3, "there is no dataset cats"),
+        (["put", "new.csv", "pets@v1:"], 2, "v1 is a tag"),
+        (["put", "new.csv", "pets@nope:"], 3, "no branch nope"),
+        (["put", "new.csv", "pets:train"], 0, ""),
+        (["put", "new.csv", "pets:a.txt/"], 4, "'a.txt' is a file, so"),
+        (["rm", "pets"], 2, "pets names no path in a dataset"),
+        (["rm", "pets:"], 2, "whole dataset"),
+        (["rm", "pets:none"], 3, "'none' is not there"),
+        (["rm", "pets:a.txt", "cats:b"], 2, "another dataset or branch"),
+        (["rm", "pets:*"], 0, ""),
+        (["rm", "--from-file", "new.csv", "pets:a"], 2, "names a path"),
+        (["rm", "--from-file", "none", "pets"], 2, "there is no list none"),
+        (["mv", "pets:a.txt"], 2, "name the new path too"),
+        (["mv", "pets:a.txt", "train/1.png"], 4, "'train/1.png' is there already"),
+        (["mv", "pets:a.txt", "train/1.png", "--replace"], 0, ""),
+        (["mv", "pets:a.txt", "cats:a.txt"], 2, "another dataset or branch"),
+        (["mv", "pets:a.txt", ":12:30.txt"], 0, ""),
+        (["mv", "pets:a.txt", ":train", "test"], 0, ""),
+    ],
+)
+def test_exit_codes(outside: Dsv, words: list[str], code: int, message: str) -> None:
+    done = outside(*words)
+    assert done.code == code and message in done.err, done
+
+
+def test_a_dataset_without_a_commit_is_put_into(outside: Dsv) -> None:
+    write_files(outside.cwd / "empty", {})
+    (outside.cwd / "empty").mkdir()
+    outside.at(outside.cwd / "empty").ok("init", "blank")
+    assert outside("rm", "blank:a").code == 3
+    outside.ok("put", "new.csv", "blank:")
+    assert listed(outside, "blank") == ["new.csv"]
+    outside.ok("put", "new.csv", "other:", "--create")
+    assert listed(outside, "other") == ["new.csv"]
+
+
+def test_a_workspace_brings_in_what_was_put(pets: Dsv, outside: Dsv) -> None:
+    outside.ok("mv", "pets:train", "val")
+    pets.ok("pull")
+    assert (pets.cwd / "val/1.png").read_bytes() == b"1" and not (pets.cwd / "train").exists()
+
+
+def test_weird_names_do_nothing_to_a_terminal(outside: Dsv) -> None:
+    name = "a\n\x1b[31mb ü'\".png"
+    (outside.cwd / name).write_bytes(b"x")
+    (outside.cwd / "f\udcff").write_bytes(b"y")
+    assert outside.ok("put", name, "pets:").code == 0
+    assert "\\x1b" in outside.ok("rm", f"pets:{name}", "-n").out
+    refused = outside("put", "f\udcff", "pets:")
+    assert refused.code == 2 and "it is not UTF-8" in refused.err
+    assert outside.ok("put", "f\udcff", "pets:fine").code == 0
+
+
+def test_a_store_that_may_only_be_read_is_denied(outside: Dsv) -> None:
+    store = outside.ok("config", "store").out.strip()
+    for folder, _, _ in os.walk(store):
+        os.chmod(folder, 0o555)
+    try:
+        with modes_count():
+            for words in (["put", "new.csv", "pets:"], ["rm", "pets:a.txt"], ["mv", "pets:a.txt", "b"]):
+                done = outside(*words)
+                assert done.code == 8 and "not write to it" in done.err, done
+            assert outside("rm", "pets:a.txt", "--dry-run").code == 0
+    finally:
+        for folder, _, _ in os.walk(store):
+            os.chmod(folder, 0o755)
+
+
+def test_several_editors_at_once_all_land(outside: Dsv) -> None:
+    """Processes that put different files on one branch at the same time; none of them has to be told to try again."""
+    files = {f"by-{n}.txt": b"%d" % n for n in range(6)}
+    write_files(outside.cwd, files)
+    started = [outside.start("put", name, "pets:many/", "--json") for name in files]
+    for process in started:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    assert listed(outside, "pets:many") == [f"many/{name}" for name in sorted(files)]

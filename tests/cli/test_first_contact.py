@@ -31,7 +31,6 @@ def pets(dsv: Dsv) -> Dsv:
         ("branches", "dsv branch\n"),
         ("rm labels.csv", "in a workspace, change the files and run dsv sync; else DATASET:labels.csv"),
         ("cp a.txt b.txt", "dsv put copies files into a dataset"),
-        ("import", "dsv can't yet import from a bucket"),
         ("gc", "dsv can't yet remove what nothing names from a store; 'dsv evict'"),
         ("fsck", "dsv can't yet check a whole store; 'dsv cached --check'"),
         ("push", "dsv sync\n"),

@@ -12,7 +12,7 @@ from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.entry import Entry, Kind
 from dsv.model.names import clean_path
 from dsv.model.path_set import folders_above
-from dsv.model.paths import show
+from dsv.model.paths import check_path, show
 from dsv.repo.edited_tree import EditedTree, Placed
 from dsv.repo.trees import TreeReader
 from dsv.worktree.scan.patterns import Pattern
@@ -75,7 +75,16 @@ class MoveAll:
     replace: bool = False
 
 
-Edit = Put | Remove | Move | MoveAll
+@dataclass(frozen=True, slots=True)
+class PutSources:
+    """Adds or replaces files below a path, given in tree order. mirror: whatever else lies there goes."""
+
+    path: Path_
+    sources: Sequence[tuple[bytes, Source]]
+    mirror: bool = False
+
+
+Edit = Put | Remove | Move | MoveAll | PutSources
 
 
 @dataclass(slots=True)
@@ -137,6 +146,8 @@ class _Planner:
     def apply(self, edit: Edit) -> None:
         if isinstance(edit, Put):
             self._put(edit)
+        elif isinstance(edit, PutSources):
+            self._put_sources(edit)
         elif isinstance(edit, Remove):
             for _, below in self._chosen(edit.path, literal=edit.literal):
                 for path, _ in below:
@@ -185,6 +196,32 @@ class _Planner:
         self.tree.look_up_below(to, [path for path, _ in found])
         for path, source in found:
             self._place(path, source, replace)
+
+    def _put_sources(self, edit: PutSources) -> None:
+        to = _clean(edit.path)[0]
+        found = {_join(to, name): source for name, source in edit.sources}
+        self.tree.look_up_below(to, found)
+        if edit.mirror:
+            others = [(path, what) for path, what in self.tree.below(to) if path not in found]
+            self.tree.keep(others)
+            for path, _ in others:
+                self.tree.remove(path)
+        for path, source in found.items():
+            try:
+                check_path(path)
+            except ValueError as error:
+                self.problems.append(Problem(path, str(error)))
+                continue
+            if not self._has(path, source):
+                self._place(path, source, replace=True)
+
+    def _has(self, path: bytes, source: Source) -> bool:
+        """Whether the path has just what is known of the source. Its mode stays, as a URL says nothing of modes."""
+        here, stored = self.tree.find(path), source.stored
+        if here is None or here.entry is None or not here.entry.is_file:
+            return False
+        source.kind = here.entry.kind
+        return stored is not None and here.entry.file_id == stored.file_id
 
     def _place(self, path: bytes, source: Source, replace: bool) -> None:
         if not replace and self.tree.find(path) is not None:

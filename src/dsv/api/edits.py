@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dsv.api.branch_to_edit import branch_to_edit
 from dsv.api.context import Context
 from dsv.api.edit_plan import Edit, Move, MoveAll, Plan, Put, Remove, make_plan
-from dsv.api.local_files import Source, store_sources
+from dsv.api.local_files import OnStored, Source, store_sources
 from dsv.errors import Conflict
 from dsv.model.diff import Change
 from dsv.model.entry import Entry
@@ -92,13 +92,22 @@ def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditR
     """
     with context.store() as store:
         repository = context.open_repository(store, Target(target.dataset, target.rev))
-        return _Editing(context, repository, store, target, request).run(edits)
+        return Editing(context, repository, store, target, request).run(edits)
 
 
-class _Editing:
+class Editing:
+    """Plans edits and publishes them, in a store that is open. stored: told of each content that was read."""
+
     def __init__(
-        self, context: Context, repository: Repository, store: Counting, target: Target, request: EditRequest
+        self,
+        context: Context,
+        repository: Repository,
+        store: Counting,
+        target: Target,
+        request: EditRequest,
+        stored: OnStored = lambda *_: None,
     ) -> None:
+        self._stored = stored
         self._context = context
         self._repository = repository
         self._store = store
@@ -148,7 +157,7 @@ class _Editing:
 
     def _changes(self, uploader: Uploader, plan: Plan) -> Iterator[TreeChange]:
         sources = [what.source for _, what in plan.changes if what is not None and what.source is not None]
-        problems = store_sources(uploader, sources, self._context.progress)
+        problems = store_sources(uploader, sources, self._context.progress, self._stored)
         self._refuse(problems)
         plan.problems += problems
         for path, what in plan.changes:

@@ -40,6 +40,7 @@ class Source:
 
     root, name: the folder on this machine and the path in it, which no symlink leads to. read: fills a buffer and says
     with how many bytes, 0 at the end, for what is no file and can be read once.
+    reopen: gives such a function, each time from the start.
     target: of a symlink. kind, size: as it was found; reading it tells more.
     """
 
@@ -51,6 +52,11 @@ class Source:
     data: bytes | None = None
     target: bytes | None = None
     stored: Stored | None = None
+    reopen: Callable[[], Callable[[memoryview], int]] | None = None
+
+
+OnStored = Callable[[Uploader, Source, Stored], None]
+"""Told of each content that was read and stored, and is not yet durable."""
 
 
 @dataclass(slots=True)
@@ -147,7 +153,12 @@ def named_file(path: Path) -> Source | None:
     return Source(kind, info.st_size, whole.parent, os.fsencode(whole.name))
 
 
-def store_sources(uploader: Uploader, sources: Iterable[Source], progress: Progress) -> list[Problem]:
+def store_sources(
+    uploader: Uploader,
+    sources: Iterable[Source],
+    progress: Progress,
+    stored: OnStored = lambda *_: None,
+) -> list[Problem]:
     """Stores the contents that are not stored yet, and gives the files that could not be read.
 
     Those of one folder should follow each other in the order of their names.
@@ -165,7 +176,8 @@ def store_sources(uploader: Uploader, sources: Iterable[Source], progress: Progr
         while end < len(rest) and rest[end].root == root and root is not None:
             end += 1
         if root is None:
-            _store_given(uploader, rest[start])
+            content = _store_given(uploader, rest[start])
+            stored(uploader, rest[start], content)
             progress.advance(files=1, bytes=rest[start].size)
         else:
             problems += _store_files(uploader, root, rest[start:end], progress)
@@ -183,17 +195,20 @@ def _stored_before(uploader: Uploader, source: Source) -> bool:
     return stored is not None
 
 
-def _store_given(uploader: Uploader, source: Source) -> None:
-    if source.read is None:
-        source.stored = uploader.add_unsized(io.BytesIO(source.data or b"").readinto)
+def _store_given(uploader: Uploader, source: Source) -> Stored:
+    if source.reopen is not None:
+        stored = uploader.add_unsized(source.reopen())
+    elif source.read is None:
+        stored = uploader.add_unsized(io.BytesIO(source.data or b"").readinto)
     elif source.stored is None:
-        source.stored = uploader.add_unsized(source.read)
-        source.size = source.stored.size
+        stored = uploader.add_unsized(source.read)
     else:
         raise Conflict(
             "gc is removing from the store what came from a stream and was just stored there",
             hint="run the same command again",
         )
+    source.stored, source.size = stored, stored.size
+    return stored
 
 
 def _store_files(uploader: Uploader, root: Path, sources: list[Source], progress: Progress) -> list[Problem]:

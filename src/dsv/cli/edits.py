@@ -121,7 +121,8 @@ def one_dataset(words: Sequence[str]) -> tuple[Target, list[bytes]]:
     return Target(first.dataset, first.rev), [target.path or b"" for target in targets]
 
 
-def show_edited(call: Call, done: Edited, *, dry_run: bool) -> None:
+def show_edited(call: Call, done: Edited, *, dry_run: bool, more: Mapping[str, object] | None = None) -> None:
+    """more: further keys of the JSON document."""
     for problem in done.skipped:
         call.warn(f"left out {problem}")
     counts = {what: done.count(what) for what in ("added", "changed", "moved", "removed")}
@@ -139,6 +140,7 @@ def show_edited(call: Call, done: Edited, *, dry_run: bool) -> None:
                 "dry_run": dry_run,
                 "uploaded_bytes": done.uploaded_bytes,
                 "uploaded_objects": done.uploaded_objects,
+                **(more or {}),
                 **({"items": list(map(_item, done.paths))} if dry_run else {}),
             }
         )

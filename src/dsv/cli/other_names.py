@@ -46,7 +46,6 @@ OTHER_NAMES: dict[str, str] = {
 NOT_YET: dict[str, str] = {
     "blame": "trace a file's history; 'dsv log' shows the commits",
     "delete": "delete datasets; 'dsv rm' removes files, 'dsv tag --delete NAME' a tag, 'dsv evict' a cached commit",
-    "import": "import from a bucket; copy the files into a folder, then 'dsv init' and 'dsv sync'",
     "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
     "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",
 }

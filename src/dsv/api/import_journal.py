@@ -1,0 +1,79 @@
+"""What imports on this machine have stored, so that neither the next one nor one after a kill reads it again.
+
+A file of lines beside the local copies of a store's metadata, one for each source URL. Each line says which content a
+version of a file had; it is written once the store has the content and an index that names it. Whether the store still
+has it is asked each time, so losing the file, or a store that was put back, costs reading and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from dsv.errors import UsageError
+from dsv.fs.errors import about
+from dsv.model.ids import FileId, RecipeId
+from dsv.transfer.upload import Stored
+
+
+class _Line(msgspec.Struct, array_like=True, frozen=True):
+    key: str
+    version: str
+    size: int
+    file_id: str
+    recipe_id: str | None
+
+
+_LINES = msgspec.json.Decoder(_Line)
+
+
+class ImportJournal:
+    """Of one source URL and one store."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
+        self._known: dict[str, _Line] = {}
+        self._new: list[_Line] = []
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except OSError:
+            return
+        for line in lines:
+            try:
+                read = _LINES.decode(line)
+            except msgspec.DecodeError:
+                continue  # torn, or of another version
+            self._known[read.key] = read
+
+    def find(self, key: str, version: str | None) -> Stored | None:
+        """What this version of a file was stored as."""
+        known = self._known.get(key)
+        if known is None or version is None or known.version != version:
+            return None
+        try:
+            recipe = None if known.recipe_id is None else RecipeId.parse(known.recipe_id)
+            return Stored(known.size, FileId.parse(known.file_id), recipe, None)
+        except UsageError:
+            return None
+
+    def add(self, key: str, version: str | None, stored: Stored) -> None:
+        """To be kept by the next `save`."""
+        if version is not None:
+            recipe = None if stored.recipe_id is None else str(stored.recipe_id)
+            self._new.append(_Line(key, version, stored.size, str(stored.file_id), recipe))
+
+    def save(self) -> None:
+        """To be called when everything added is durable in the store, and in an index."""
+        if not self._new:
+            return
+        with about(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(b"\n" + b"\n".join(map(msgspec.json.encode, self._new)) + b"\n")
+                file.flush()
+                os.fdatasync(file.fileno())
+        self._known.update((line.key, line) for line in self._new)
+        self._new.clear()

@@ -1,0 +1,97 @@
+"""Committing what lies at a URL, without a workspace and without a copy of it on this machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from dsv.api.context import Context
+from dsv.api.edit_plan import PutSources
+from dsv.api.edits import Edited, Editing, EditRequest
+from dsv.api.import_journal import ImportJournal
+from dsv.api.local_files import Source
+from dsv.api.remote_files import ReadAhead, Remote, RemoteFile
+from dsv.model.entry import Kind
+from dsv.model.names import Target
+from dsv.store.options import StoreOptions
+from dsv.transfer.upload import Stored, Uploader
+
+SAVE_BYTES = 256 << 20
+SAVE_SECONDS = 60.0
+"""How much a killed import has to read again at most, but for one file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What the import came to. known: files that an import before has stored, and that were not read again."""
+
+    edited: Edited
+    found: int
+    known: int
+    read: int
+    read_bytes: int
+
+
+def import_url(
+    context: Context,
+    url: str,
+    target: Target,
+    request: EditRequest,
+    *,
+    mirror: bool = False,
+    options: StoreOptions | None = None,
+) -> Imported:
+    """Adds and replaces the files at the URL at and below the target's path, as one commit.
+
+    mirror: what is at the target's path and not at the URL goes. options: how to reach an s3:// URL; None: as the
+    store.
+    Raises what `edits.edit` does, `NotFound` if nothing is at the URL, and `Unsupported` if a package is missing.
+    """
+    with context.store() as store:
+        reach = options or context.store_options(context.settings.store())
+        remote = Remote(url, reach)
+        files = remote.files()
+        repository = context.open_repository(store, Target(target.dataset, target.rev))
+        folder = context.metadata / "stores" / str(repository.id) / "imports"
+        importing = _Importing(ImportJournal(folder, url), remote, files)
+        with importing.ahead:
+            editing = Editing(context, repository, store, target, request, importing.stored)
+            edited = editing.run([PutSources(target.path or b"", importing.sources, mirror)])
+        if not request.dry_run:
+            importing.journal.save()
+        return Imported(edited, len(files), importing.known, importing.read, importing.read_bytes)
+
+
+class _Importing:
+    def __init__(self, journal: ImportJournal, remote: Remote, files: list[RemoteFile]) -> None:
+        self.journal = journal
+        self.known = self.read = self.read_bytes = 0
+        self._unsaved, self._saved = 0, time.monotonic()
+        self._of: dict[Source, RemoteFile] = {}
+        self.sources: list[tuple[bytes, Source]] = []
+        unknown: list[RemoteFile] = []
+        for file in files:
+            stored = journal.find(file.key, file.version)
+            if stored is None:
+                unknown.append(file)
+            self.known += stored is not None
+            size = file.size or 0 if stored is None else stored.size
+            source = Source(Kind.FILE, size, stored=stored)
+            self._of[source] = file
+            self.sources.append((file.path, source))
+        self.ahead = ReadAhead(remote, unknown)
+        for _, source in self.sources:
+            source.reopen = partial(self.ahead.reader, self._of[source])
+
+    def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
+        """A file was read and stored; now and then, what was stored is made durable and noted."""
+        file = self._of[source]
+        self.read += 1
+        self.read_bytes += stored.size
+        self._unsaved += stored.size
+        self.journal.add(file.key, file.version, stored)
+        if self._unsaved >= SAVE_BYTES or time.monotonic() - self._saved > SAVE_SECONDS:
+            uploader.finish()
+            self.journal.save()
+            self._unsaved, self._saved = 0, time.monotonic()

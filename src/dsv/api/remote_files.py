@@ -1,0 +1,230 @@
+"""Files at a URL that fsspec can read: listed, told apart by what the server says of them, and read ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dsv.errors import Conflict, Denied, NotFound, Unreachable, Unsupported, UsageError
+from dsv.model.entry import sort_key
+from dsv.model.secret_shapes import hide_in_urls
+from dsv.store.options import StoreOptions
+
+SMALL = 8 << 20
+"""Bytes of the largest file that is read at once, and ahead."""
+AHEAD_BYTES = 128 << 20
+"""Bytes of files that may be under way or waiting, so that memory is bounded."""
+JOBS = 32
+_PIECE = 8 << 20
+_ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5")
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file below a URL. path: from there. version: what changes with its content, if the server says such a thing."""
+
+    path: bytes
+    key: str
+    size: int | None
+    version: str | None
+
+
+class Remote:
+    """What lies at a URL. jobs: how many files are read at the same time."""
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that nobody can read."""
+        self.url = hide_in_urls(url)
+        self.jobs = JOBS
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise missing_extra(url, error) from None
+        whole = url
+        if url.partition("?")[0].endswith(_TARS) and not url.startswith("tar://"):
+            whole, self.jobs = (
+                f"tar://::{url}",
+                1,
+            )  # a tar is one file, which is read from one place at a time
+        protocol = url.partition("://")[0].partition("::")[0]
+        try:
+            with self._reading():
+                self.fs, self.root = url_to_fs(whole, **storage_options(protocol, options))
+        except ImportError as error:
+            raise missing_extra(url, error) from None
+        except ValueError as error:
+            raise UsageError(f"{self.url} is no URL that can be read: {error}", subject=self.url) from None
+        self.root = self.root.rstrip("/")
+
+    def files(self) -> list[RemoteFile]:
+        """Every file, in tree order. Raises `NotFound` if there is none."""
+        with self._reading():
+            if self.fs.protocol in ("http", "https") or "http" in self.fs.protocol:
+                found = {self.root: self.fs.info(self.root)}
+            else:
+                found = self.fs.find(self.root, detail=True)
+        files = []
+        for key, info in found.items():
+            size = info.get("size")
+            if key.endswith("/") or info.get("type") == "directory":
+                continue  # what consoles put there to show a folder
+            inside = key.strip("/").removeprefix(self.root.strip("/")).strip("/")
+            name = inside or key.rstrip("/").rpartition("/")[2].partition("?")[0]
+            path = name.encode("utf-8", "surrogateescape")
+            files.append(RemoteFile(path, key, None if size is None else int(size), version_of(info)))
+        if not files:
+            raise NotFound(f"there is no file at {self.url}", subject=self.url)
+        return sorted(files, key=lambda file: sort_key(file.path))
+
+    def open(self, file: RemoteFile) -> Callable[[memoryview], int]:
+        """Reads a file from its start, piece by piece."""
+        with self._reading():
+            opened = self.fs.open(file.key, "rb", block_size=_PIECE)
+
+        def read(buffer: memoryview) -> int:
+            with self._reading():
+                data: bytes = opened.read(min(len(buffer), _PIECE))
+            buffer[: len(data)] = data
+            if not data:
+                opened.close()
+            return len(data)
+
+        return read
+
+    def read(self, file: RemoteFile) -> bytes:
+        """All of a small file."""
+        with self._reading():
+            data: bytes = self.fs.cat_file(file.key)
+        return data
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What goes wrong while reading becomes an error that names the URL."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"there is nothing at {self.url}", subject=self.url) from error
+        except PermissionError as error:
+            raise Denied(
+                f"{self.url} may not be read: {error}",
+                subject=self.url,
+                hint="AWS_PROFILE, or --source-profile",
+            ) from error
+        except (ImportError, ValueError):
+            raise
+        except Exception as error:
+            if "NoCredentials" in type(error).__name__:
+                raise Denied(f"there are no credentials for {self.url}", subject=self.url) from error
+            raise Unreachable(
+                f"{self.url} could not be read: {error or type(error).__name__}", subject=self.url
+            ) from error
+
+
+class ReadAhead:
+    """Reads small files by several threads, in the order in which they will be asked for."""
+
+    def __init__(self, remote: Remote, files: Sequence[RemoteFile]) -> None:
+        self._remote = remote
+        self._upcoming = deque(file for file in files if file.size is not None and file.size <= SMALL)
+        self._begun: deque[tuple[RemoteFile, Future[bytes]]] = deque()
+        self._bytes = 0
+        self._pool = ThreadPoolExecutor(remote.jobs, "dsv-import")
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def reader(self, file: RemoteFile) -> Callable[[memoryview], int]:
+        """A function that reads the file, from its first call on. Raises `Conflict` if its size is another by then."""
+        source: Callable[[memoryview], int] | None = None
+        size = 0
+
+        def read(buffer: memoryview) -> int:
+            nonlocal source, size
+            if source is None:
+                source = self._open(file)
+            count = source(buffer)
+            size += count
+            if (not count and file.size is not None and size != file.size) or size > (file.size or size):
+                raise Conflict(
+                    f"{file.key} was changed while it was read; nothing was published",
+                    subject=file.key,
+                    hint="run the same command again: what was read is not read again",
+                )
+            return count
+
+        return read
+
+    def _open(self, file: RemoteFile) -> Callable[[memoryview], int]:
+        self._begin()
+        while self._begun:
+            begun, future = self._begun.popleft()
+            self._bytes -= begun.size or 0
+            if begun is file:
+                return _reading(future.result())
+            if sort_key(begun.path) > sort_key(file.path):
+                self._begun.appendleft((begun, future))
+                self._bytes += begun.size or 0
+                break
+        return self._remote.open(file)
+
+    def _begin(self) -> None:
+        while self._upcoming and len(self._begun) < 4 * self._remote.jobs and self._bytes < AHEAD_BYTES:
+            file = self._upcoming.popleft()
+            self._begun.append((file, self._pool.submit(self._remote.read, file)))
+            self._bytes += file.size or 0
+
+
+def _reading(data: bytes) -> Callable[[memoryview], int]:
+    position = 0
+
+    def read(buffer: memoryview) -> int:
+        nonlocal position
+        count = min(len(buffer), len(data) - position)
+        buffer[:count] = data[position : position + count]
+        position += count
+        return count
+
+    return read
+
+
+def version_of(info: dict[str, Any]) -> str | None:
+    """Size, entity tag and time, if the server gives one of the latter two."""
+    etag = next((info[name] for name in _ETAGS if info.get(name)), None)
+    time = next((info[name] for name in _TIMES if info.get(name)), None)
+    return None if etag is None and time is None else f"{info.get('size')} {etag} {time}"
+
+
+def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
+    """For s3:// what dsv's own stores are reached by. Other protocols find their credentials themselves."""
+    if protocol not in ("s3", "s3a"):
+        return {}
+    client = {"endpoint_url": options.endpoint or options.s3_endpoint, "region_name": options.region}
+    if options.ca_file:
+        client["verify"] = options.ca_file
+    found: dict[str, Any] = {"client_kwargs": {name: value for name, value in client.items() if value}}
+    if options.anonymous:
+        return {**found, "anon": True}
+    named = {
+        "key": options.access_key,
+        "secret": options.secret_key,
+        "token": options.session_token,
+        "profile": options.profile if not options.access_key else None,
+    }
+    return {**found, **{name: value for name, value in named.items() if value}}
+
+
+def missing_extra(url: str, error: ImportError) -> Unsupported:
+    return Unsupported(
+        f"{hide_in_urls(url)} is read by a package that is not installed: {error}",
+        subject="import",
+        hint="pip install 'dsv-data[import]' brings fsspec and s3fs; hf:// and gs:// need huggingface_hub and gcsfs",
+    )

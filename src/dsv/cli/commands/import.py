@@ -1,0 +1,95 @@
+"""dsv import."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from dsv.api.edits import EditRequest
+from dsv.api.import_url import import_url
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.cli.edits import RESULT, AllowRemovals, Author, DryRun, Message, show_edited
+from dsv.errors import UsageError
+from dsv.model.names import Target
+from dsv.model.secret_shapes import hide_in_urls
+from dsv.model.units import format_bytes, format_count
+
+
+@command(
+    "import",
+    unused=["--cache"],
+    examples=[
+        ("dsv import s3://lab/scans scans:raw --create", "makes the dataset if it is not there yet"),
+        ("dsv import s3://lab/scans scans:raw --mirror", "again: reads what is new, removes what is gone"),
+        ("dsv import hf://datasets/team/pets pets:", "from Hugging Face"),
+        ("dsv import https://example.org/labels.csv pets:labels/", "one file"),
+        ("dsv import archive.tar.gz pets:", "what is in a tar"),
+    ],
+    result={
+        **RESULT,
+        "found": "files at the URL",
+        "known": "how many of them an import before has stored, so that they were not read",
+        "read": "how many were read",
+        "read_bytes": "their size",
+    },
+)
+def import_(
+    call: Call,
+    url: Annotated[str, typer.Argument(metavar="URL")],
+    typed: Annotated[str, typer.Argument(metavar="DATASET[@BRANCH][:PATH]")],
+    message: Message = None,
+    dry_run: DryRun = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the dataset if it is not there yet.")
+    ] = False,
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Remove what is at PATH and no longer at the URL.")
+    ] = False,
+    allow_removals: AllowRemovals = False,
+    skip_unsupported: Annotated[
+        bool, typer.Option("--skip-unsupported", help="Leave out files whose names no dataset can hold.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option("--source-profile", metavar="NAME", help="AWS profile for an s3:// URL.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--source-endpoint", metavar="URL", help="S3 server of an s3:// URL.")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Read an s3:// URL without credentials.")
+    ] = False,
+    author: Author = None,
+) -> None:
+    """Commit what lies at a URL, without a copy on this machine.
+
+    The files at the URL and below it are added at PATH as one commit on the branch (main), and replace what is there.
+    s3:// is read with the store's endpoint and credentials unless others are named; any other URL that fsspec knows is
+    read as its package does. If it is killed, the same command goes on where it was. A later import reads only files
+    whose size, entity tag or time has changed.
+    """
+    request = EditRequest(
+        message=f"import {hide_in_urls(url)}" if message is None else message,
+        action="import",
+        create=create,
+        allow_removals=allow_removals,
+        skip_unsupported=skip_unsupported,
+        dry_run=dry_run,
+    )
+    if profile is not None and anonymous:
+        raise UsageError("--source-profile and --anonymous exclude each other", hint="give one of them")
+    with call.context(writes=True, author=author) as context:
+        options = None
+        if profile is not None or endpoint is not None or anonymous:
+            options = replace(
+                context.options.overridden(endpoint=endpoint, profile=profile), anonymous=anonymous
+            )
+        done = import_url(context, url, Target.parse(typed), request, mirror=mirror, options=options)
+    more = {"found": done.found, "known": done.known, "read": done.read, "read_bytes": done.read_bytes}
+    show_edited(call, done.edited, dry_run=dry_run, more=more)
+    if not call.json:
+        known = f", {done.known:,} known from before" if done.known else ""
+        read = f"{done.read:,} read ({format_bytes(done.read_bytes)})"
+        call.say(f"{format_count(done.found, 'file')} at {hide_in_urls(url)}: {read}{known}")

@@ -1,0 +1,158 @@
+"""dsv import: a URL becomes a commit, and only what changed is read again."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+
+import pytest
+
+from dsv.api import import_url as import_module
+from dsv.api.remote_files import Remote, RemoteFile
+from dsv.errors import Unreachable
+from tests.cli.runner import Dsv, assert_documented, write_files
+
+fsspec = pytest.importorskip("fsspec")
+BIG = os.urandom(9 << 20)
+FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of files that were read."""
+    seen: list[str] = []
+    read, opened = Remote.read, Remote.open
+
+    def counted_read(self: Remote, file: RemoteFile) -> bytes:
+        seen.append(file.path.decode())
+        return read(self, file)
+
+    def counted_open(self: Remote, file: RemoteFile) -> object:
+        seen.append(file.path.decode())
+        return opened(self, file)
+
+    monkeypatch.setattr(Remote, "read", counted_read)
+    monkeypatch.setattr(Remote, "open", counted_open)
+    return seen
+
+
+@pytest.fixture
+def bucket(pets: Dsv) -> Iterator[str]:
+    """A URL with some files, of which each has a time."""
+    memory = fsspec.filesystem("memory")
+    for name, content in FILES.items():
+        memory.pipe_file(f"/lab/scans/{name}", content)
+    yield "memory://lab/scans"
+    memory.rm("/lab", recursive=True)
+
+
+def content(dsv: Dsv, name: str) -> str:
+    return dsv.ok("cat", name).out
+
+
+def test_a_url_becomes_one_commit(pets: Dsv, bucket: str, reads: list[str]) -> None:
+    done = pets.ok("import", bucket, "scans:raw", "--create", "--json").json
+    assert_documented("import", done, without="items")
+    assert (done["found"], done["read"], done["known"], done["added"]) == (4, 4, 0, 4)
+    assert done["read_bytes"] == sum(map(len, FILES.values()))
+    assert pets.ok("ls", "scans").lines == ["raw/a.txt", "raw/big", "raw/d/b.bin", "raw/d/e/c"]
+    assert sorted(reads) == sorted(FILES)
+    sizes = {item["path"]: item["size"] for item in pets.ok("ls", "scans", "--json").json["items"]}
+    assert sizes["raw/big"] == len(BIG) and content(pets, "scans:raw/d/b.bin") == "2" * 700_000
+    assert pets.ok("log", "scans", "--json").json["items"][0]["message"] == "import memory://lab/scans"
+
+
+def test_only_what_changed_is_read_again(pets: Dsv, bucket: str, reads: list[str]) -> None:
+    pets.ok("import", bucket, "scans:", "--create")
+    reads.clear()
+    again = pets.ok("import", bucket, "scans:", "--json").json
+    assert (again["any_change"], again["known"], reads) == (False, 4, [])
+    fsspec.filesystem("memory").pipe_file("/lab/scans/a.txt", b"new")
+    third = pets.ok("import", bucket, "scans:", "--json").json
+    assert (third["changed"], third["read"], reads) == (1, 1, ["a.txt"])
+    reads.clear()
+    assert pets.ok("import", bucket, "other:", "--create", "--json").json["added"] == 4
+    assert reads == [], "contents that the store has are not read for another dataset either"
+
+
+def test_mirror_removes_what_is_gone_there(pets: Dsv, bucket: str) -> None:
+    pets.ok("import", bucket, "pets:raw")
+    fsspec.filesystem("memory").rm("/lab/scans/a.txt")
+    assert not pets.ok("import", bucket, "pets:raw", "--json").json["any_change"]
+    done = pets.ok("import", bucket, "pets:raw", "--mirror", "--json").json
+    assert done["removed"] == 1
+    assert pets.ok("ls", "pets").lines == [
+        "a.txt", "raw/big", "raw/d/b.bin", "raw/d/e/c", "test/1.png", "train/1.png", "train/2.png",
+    ]  # fmt: skip
+
+
+def test_after_a_failure_it_goes_on_where_it_was(
+    pets: Dsv, bucket: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module, "SAVE_BYTES", 1)
+    counted = Remote.read
+
+    def failing(self: Remote, file: RemoteFile) -> bytes:
+        if file.path == b"d/b.bin":
+            raise Unreachable("the server went away")
+        return counted(self, file)
+
+    with monkeypatch.context() as once:
+        once.setattr(Remote, "read", failing)
+        failed = pets("import", bucket, "scans:", "--create")
+    assert failed.code == 6 and pets("resolve", "scans").code == 3
+    reads.clear()
+    done = pets.ok("import", bucket, "scans:", "--create", "--json").json
+    assert "big" not in reads and "a.txt" not in reads and done["added"] == 4
+
+
+def test_a_file_that_changes_while_it_is_read_is_a_conflict(
+    pets: Dsv, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Remote, "read", lambda self, file: b"more than it was listed with")
+    done = pets("import", bucket, "scans:", "--create")
+    assert done.code == 4 and "was changed while it was read" in done.err
+    assert pets("resolve", "scans").code == 3
+
+
+def test_a_tar_and_a_folder_are_imported(pets: Dsv) -> None:
+    write_files(pets.cwd.parent / "src", {"x/1": b"1", "2": b"2"})
+    outside = pets.at(pets.cwd.parent)
+    with tarfile.open(outside.cwd / "some.tar.gz", "w:gz") as tar:
+        for name, data in {"x/1": b"one", "y": b"two"}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    outside.ok("import", "some.tar.gz", "pets:tar")
+    outside.ok("import", "src", "pets:folder/")
+    assert content(outside, "pets:tar/x/1") == "one" and content(outside, "pets:folder/x/1") == "1"
+    outside.ok("import", "src/2", "pets:one/")
+    assert content(outside, "pets:one/2") == "2"
+
+
+@pytest.mark.parametrize(
+    ("url", "target", "code", "message"),
+    [
+        ("memory://nowhere", "pets:", 3, "no file at memory://nowhere"),
+        ("nosuch://x", "pets:", 2, "is no URL that can be read"),
+        ("gs://x/y", "pets:", 9, "package that is not installed"),
+        ("memory://lab/scans", "none:", 3, "no dataset none"),
+        ("memory://lab/scans", "pets:a.txt", 4, "is a file, so"),
+    ],
+)
+def test_exit_codes(pets: Dsv, bucket: str, url: str, target: str, code: int, message: str) -> None:
+    done = pets("import", url, target)
+    assert done.code == code and message in done.err, done
+
+
+def test_a_dry_run_reads_and_writes_nothing(pets: Dsv, bucket: str, reads: list[str]) -> None:
+    done = pets.ok("import", bucket, "pets:raw", "-n")
+    assert done.lines == [
+        "added    raw/a.txt",
+        "added    raw/big",
+        "added    raw/d/b.bin",
+        "added    raw/d/e/c",
+    ]
+    assert reads == [] and pets("ls", "pets:raw").code == 3

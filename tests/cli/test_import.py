@@ -13,6 +13,7 @@ from dsv.api import import_url as import_module
 from dsv.api.remote_files import Remote, RemoteFile
 from dsv.errors import Unreachable
 from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.labs.s3_server import S3Server
 
 fsspec = pytest.importorskip("fsspec")
 BIG = os.urandom(9 << 20)
@@ -156,3 +157,33 @@ def test_a_dry_run_reads_and_writes_nothing(pets: Dsv, bucket: str, reads: list[
         "added    raw/d/e/c",
     ]
     assert reads == [] and pets("ls", "pets:raw").code == 3
+
+
+def test_a_bucket_is_imported_with_the_credentials_of_the_store(
+    pets: Dsv, ceph_s3: S3Server, reads: list[str]
+) -> None:
+    """From Ceph, through s3fs."""
+    pytest.importorskip("s3fs")
+    bucket = ceph_s3.bucket()
+    client = ceph_s3.client()
+    names = [f"scans/d{n % 3}/{n:03}" for n in range(60)]
+    for name in names:
+        client.put_object(Bucket=bucket, Key=name, Body=name.encode())
+    client.put_object(Bucket=bucket, Key="scans/folder/", Body=b"")
+    client.put_object(Bucket=bucket, Key="scans/big", Body=BIG)
+    try:
+        person = pets.at(pets.cwd, **ceph_s3.env)
+        done = person.ok("import", f"s3://{bucket}/scans", "pets:s3", "--json").json
+        assert (done["found"], done["added"], done["read"]) == (61, 61, 61)
+        assert content(person, "pets:s3/d1/001") == "scans/d1/001"
+        reads.clear()
+        client.put_object(Bucket=bucket, Key="scans/d1/001", Body=b"other, as long")
+        again = person.ok("import", f"s3://{bucket}/scans/", "pets:s3", "--json").json
+        assert (again["changed"], reads) == (1, ["d1/001"])
+        none = person("import", f"s3://{bucket}-none/scans", "pets:s3")
+        assert none.code == 3, none
+        denied = pets.at(pets.cwd, **{**ceph_s3.env, "AWS_SECRET_ACCESS_KEY": "wrong"})
+        refused = denied("import", f"s3://{bucket}/scans", "pets:s3")
+        assert refused.code == 8, refused
+    finally:
+        ceph_s3.remove_bucket(bucket)

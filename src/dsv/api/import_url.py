@@ -54,7 +54,7 @@ def import_url(
         files = remote.files()
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         folder = context.metadata / "stores" / str(repository.id) / "imports"
-        importing = _Importing(ImportJournal(folder, url), remote, files)
+        importing = _Importing(ImportJournal(folder, url.rstrip("/")), remote, files)
         with importing.ahead:
             editing = Editing(context, repository, store, target, request, importing.stored)
             edited = editing.run([PutSources(target.path or b"", importing.sources, mirror)])

@@ -67,6 +67,13 @@ WORKS = {
     "resolve of a tag": Most(7, 3, 0, SMALL),
     # Format 2, head 3 | branches and tags 2 | the branch's head once more, the tag 2 | the one commit not seen yet.
     "log": Most(11, 5, 0, SMALL),
+    # Format 2, tag 4, head 3, both commits and their locators 4, a node each 2, the segments that one has alone 3.
+    "diff": Most(18, 10, 0, 2 * SEGMENTS + SMALL),
+    # Format 2, head 3, names as for a log 5, and the same two commits.
+    "show": Most(19, 10, 0, 2 * SEGMENTS + SMALL),
+    # Format 2, head 3, names 5; of each of three commits itself, its locator, its node, and the folder's segment.
+    # Two that look at one commit at the same time may both ask for its locator.
+    "log of a folder": Most(25, 16, 0, 4 * SEGMENT + SMALL),
     # Format 2, head 3, commit, locator, node, segment, chunk: two ranged reads below the node.
     "first cat": Most(10, 6, 0, SIZE + SEGMENT + SMALL),
     # The metadata is here: format 2, head 3, chunk.
@@ -83,6 +90,13 @@ WORKS = {
     # A tag means what it meant: the store is not asked.
     "cache hit by tag": Most(0, 0, 0, 0),
 }
+
+HISTORY = {
+    "diff": ("diff", "scans@v1", "scans", "-q", "--stat"),
+    "show": ("show", "scans", "-q"),
+    "log of a folder": ("log", "scans", "-q", "--", path_of(512).partition("/")[0]),
+}
+"""Questions to a dataset that the machine of the person who asks knows nothing of."""
 
 
 class Works:
@@ -118,6 +132,8 @@ class Works:
         self.do("resolve", bob, "resolve", "scans")
         self.do("resolve of a tag", bob, "resolve", "scans@v1")
         self.do("log", bob, "log", "scans")
+        for number, (work, words) in enumerate(HISTORY.items()):
+            self.do(work, self.person(f"reader{number}"), *words)
         self.do("first cat", eve, "cat", f"scans:{path_of(150)}")
         self.do("second cat", eve, "cat", f"scans:{path_of(151)}")
         self.do("cold cache", bob, "cache", "scans@v1", "-q")

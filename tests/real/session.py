@@ -1,4 +1,7 @@
-"""The README's session, typed and printed anew: `python -m tests.real.session` rewrites it in README.md."""
+"""The sessions of the README and of docs/relabelling.md, typed and printed anew.
+
+`python -m tests.real.session` rewrites them where they stand.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+RELABELLING = ROOT / "docs/relabelling.md"
 SHOWN_FOLDER, SHOWN_HOME, SHOWN_PERSON = "/tmp/session", "/home/ann", "ann@laptop"
 
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _PATTERNS = {
     r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\dZ)?": "TIME",
-    r"\b(?:now\b|[\d.]+ (?:s|min) ago)": "AGO",
+    r"\b(?:now\b|[\d.]+ (?:s|m|min) ago)": "AGO",
     r"\b[\d.]+ (?:s|ms)\b": "DURATION",
     r"\b[\d.]+ (?:B|kB|MB|GB|TB)\b": "SIZE",
     r"\b0\.9\d+": "ACCURACY",
@@ -82,11 +86,12 @@ def comparable(session: str) -> str:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        readme = README.read_text()
-        environ = {"LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        session = typed(commands(block(readme)), Path(temporary, "session"), environ)
-        README.write_text(readme.replace(block(readme), session))
+    for page in (README, RELABELLING):
+        with tempfile.TemporaryDirectory() as temporary:
+            text = page.read_text()
+            environ = {"LANG": "C.UTF-8", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            session = typed(commands(block(text)), Path(temporary, "session"), environ)
+            page.write_text(text.replace(block(text), session))
 
 
 if __name__ == "__main__":

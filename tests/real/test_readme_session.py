@@ -1,4 +1,4 @@
-"""The README's session can be typed as it stands, and prints what stands there."""
+"""The sessions in the README and the docs can be typed as they stand, and print what stands there."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import plain_environment
-from tests.real.session import README, block, commands, comparable, typed
+from tests.real.session import README, RELABELLING, block, commands, comparable, typed
 
 
-def test_the_session_is_what_its_commands_print(tmp_path: Path) -> None:
-    for module in ("sklearn", "PIL"):
+@pytest.mark.parametrize("page", [README, RELABELLING], ids=lambda page: page.stem)
+def test_the_session_is_what_its_commands_print(tmp_path: Path, page: Path) -> None:
+    for module in ("sklearn", "PIL") if page == README else ():
         pytest.importorskip(module, reason="the session trains with scikit-learn and Pillow")
-    session = block(README.read_text())
+    session = block(page.read_text())
     printed = typed(commands(session), tmp_path / "session", plain_environment(tmp_path / "home"))
     assert comparable(printed) == comparable(session), "run: python -m tests.real.session"
 

@@ -12,6 +12,7 @@ from dsv.api.import_url import import_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.edits import RESULT, AllowRemovals, Author, DryRun, Message, show_edited
+from dsv.cli.forcing import Force, override
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.model.secret_shapes import hide_in_urls
@@ -62,6 +63,7 @@ def import_(
         bool, typer.Option("--anonymous", help="Read an s3:// URL without credentials.")
     ] = False,
     author: Author = None,
+    force: Force = False,
 ) -> None:
     """Commit what lies at a URL, without a copy on this machine.
 
@@ -80,7 +82,7 @@ def import_(
     )
     if profile is not None and anonymous:
         raise UsageError("--source-profile and --anonymous exclude each other", hint="give one of them")
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         options = None
         if profile is not None or endpoint is not None or anonymous:
             options = replace(

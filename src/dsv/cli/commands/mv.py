@@ -21,6 +21,7 @@ from dsv.cli.edits import (
     read_list,
     show_edited,
 )
+from dsv.cli.forcing import Force, override
 from dsv.cli.targets import commit_target
 from dsv.errors import UsageError
 from dsv.model.names import Target
@@ -50,6 +51,7 @@ def mv(
     message: Message = None,
     dry_run: DryRun = False,
     author: Author = None,
+    force: Force = False,
 ) -> None:
     """Rename and move files and folders of a dataset.
 
@@ -82,7 +84,7 @@ def mv(
     request = EditRequest(
         message=default_message("move", names) if message is None else message, action="mv", dry_run=dry_run
     )
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         done = commit(context, target, edits, request)
     show_edited(call, done, dry_run=dry_run)
 

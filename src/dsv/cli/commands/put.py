@@ -13,6 +13,7 @@ from dsv.api.edits import edit as commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.edits import RESULT, Author, DryRun, Message, default_message, show_edited, stdin
+from dsv.cli.forcing import Force, override
 from dsv.errors import UsageError
 from dsv.model.names import Target
 
@@ -45,6 +46,7 @@ def put(
         bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
     ] = False,
     author: Author = None,
+    force: Force = False,
 ) -> None:
     """Add or replace files of a dataset, without a workspace.
 
@@ -77,7 +79,7 @@ def put(
         skip_unsupported=skip_unsupported,
         dry_run=dry_run,
     )
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         done = commit(context, target, edits, request)
     show_edited(call, done, dry_run=dry_run)
 

@@ -22,6 +22,7 @@ from dsv.cli.edits import (
     read_list,
     show_edited,
 )
+from dsv.cli.forcing import Force, override
 from dsv.cli.targets import commit_target
 from dsv.errors import UsageError
 
@@ -45,6 +46,7 @@ def rm(
     dry_run: DryRun = False,
     allow_removals: AllowRemovals = False,
     author: Author = None,
+    force: Force = False,
 ) -> None:
     """Remove files and folders of a dataset, without a workspace.
 
@@ -71,6 +73,6 @@ def rm(
         allow_removals=allow_removals,
         dry_run=dry_run,
     )
-    with call.context(writes=True, author=author) as context:
+    with call.context(writes=True, author=author, override=override(force, message)) as context:
         done = commit(context, target, edits, request)
     show_edited(call, done, dry_run=dry_run)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName
+from dsv.model.path_set import PathSet
 from dsv.repo.damage import missing_commit
+from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
+from dsv.transfer.merge_contents import ContentMerger
 from dsv.worktree.baseline import open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.plan import Settlement
 from dsv.worktree.open_workspace import distance
 from dsv.worktree.unfinished import read_begun
 
@@ -33,12 +38,26 @@ class Pulled:
         return self.before != self.commit or bool(self.created or self.replaced or self.removed)
 
 
-def pull(context: Context) -> Pulled:
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """What to do about paths that were changed here and on the branch.
+
+    ours: at and below these, what is here stays, as a local change. theirs: there, it goes. Other texts below 1 MiB are
+    merged line by line, and CSV and Parquet files by their rows if `table_key` names the column that tells them apart.
+    """
+
+    ours: PathSet | None = None
+    theirs: PathSet | None = None
+    table_key: str | None = None
+
+
+def pull(context: Context, request: PullRequest | None = None) -> Pulled:
     """Moves the workspace to the head of its branch; local changes stay.
 
-    Raises `Conflict`, with nothing written, if both sides changed a path, or if the branch does not descend from the
-    base.
+    Raises `Conflict`, with nothing written, if both sides changed a path and that can't be settled, or if the branch
+    does not descend from the base.
     """
+    request = request or PullRequest()
     with open_to_write(context, "dsv pull") as opened:
         workspace, repository = opened.workspace, opened.repository
         base = workspace.base()
@@ -60,10 +79,25 @@ def pull(context: Context) -> Pulled:
                 "dsv pull",
                 head,
                 lambda: baseline.changes_to(after),
-                "to drop yours: dsv restore PATH; to keep both: dsv sync --new-branch NAME",
+                "--ours PATH keeps yours, --theirs PATH takes the branch's; to keep both: dsv sync --new-branch NAME",
+                may_overwrite=_within(request.theirs),
+                settlement=_settlement(repository.objects, request),
                 there=f"{str(head)[:12]} by {opened.author(newest)}",
             )
             made = check_out(opened, baseline, goal)
         return Pulled(
             workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
         )
+
+
+def _within(paths: PathSet | None) -> Callable[[bytes], bool]:
+    return lambda path: paths is not None and path in paths
+
+
+def _settlement(objects: Objects, request: PullRequest) -> Settlement:
+    merger = ContentMerger(objects, request.table_key)
+    return Settlement(
+        _within(request.ours),
+        lambda change, now, mine: merger.merge_local(change, mine),
+        lambda change, now: merger.takes(change.path, (change.before, change.after, now)),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -95,9 +95,14 @@ def into_name(typed: str | None) -> BranchName | None:
     return None if typed is None else BranchName.parse(typed.removeprefix("@"))
 
 
-def choices(ours: Paths, theirs: Paths, both: Paths) -> Choices:
+def choices(
+    ours: Iterable[bytes] | None, theirs: Iterable[bytes] | None, both: Iterable[bytes] | None = None
+) -> Choices:
     """Raises `UsageError` for a path that is in two of them."""
-    sets = {"--ours": path_set(ours), "--theirs": path_set(theirs), "--both": path_set(both)}
+    sets = {
+        option: None if not (named := tuple(paths or ())) else PathSet.of(named)
+        for option, paths in (("--ours", ours), ("--theirs", theirs), ("--both", both))
+    }
     seen: dict[bytes, str] = {}
     for option, paths in sets.items():
         for path in () if paths is None else paths.paths or (b"",):
@@ -110,9 +115,9 @@ def choices(ours: Paths, theirs: Paths, both: Paths) -> Choices:
     return Choices(*sets.values())
 
 
-def path_set(typed: Sequence[str] | None) -> PathSet | None:
-    """Paths of a dataset, from its top; `.` is all of it. None: no path was given."""
-    return None if not typed else PathSet.of(clean_path(os.fsencode(one)) for one in typed)
+def dataset_paths(typed: Sequence[str] | None) -> list[bytes]:
+    """Paths of a dataset, from its top; `.` is all of it, which is the empty path."""
+    return [clean_path(os.fsencode(one)) for one in typed or ()]
 
 
 def counts_json(counts: MergeCounts, uploaded_bytes: int) -> dict[str, object]:

@@ -21,8 +21,8 @@ from dsv.cli.merging import (
     TableKey,
     Theirs,
     choices,
+    dataset_paths,
     into_name,
-    path_set,
     source_target,
 )
 from dsv.cli.picking import RESULT, Mainline, pick
@@ -65,8 +65,8 @@ def cherry_pick(
     at a path that would change, that is a conflict as in dsv merge: exit code 4, the list, and nothing is written.
     """
     request = PickRequest(
-        source_target(call, source), path_set(paths) or PathSet(), into_name(into), mainline,
-        choices(ours, theirs, both), message, table_key, dry_run,
+        source_target(call, source), PathSet.of(dataset_paths(paths)), into_name(into), mainline,
+        choices(dataset_paths(ours), dataset_paths(theirs), dataset_paths(both)), message, table_key, dry_run,
     )  # fmt: skip
     context = call.context(writes=True, author=author, override=override(force, message))
     return pick(call, apply_commit, request, context, verb="applied")

@@ -26,6 +26,7 @@ from dsv.cli.merging import (
     choices,
     counts_json,
     counts_text,
+    dataset_paths,
     into_name,
     source_target,
     tell_conflicts,
@@ -79,10 +80,10 @@ def merge(
     is merged line by line. What can't be merged is a conflict: exit code 4, the list, and nothing is written. --ours,
     --theirs and --both settle conflicts; each takes a path of the dataset and may be repeated.
     """
+    chosen = choices(dataset_paths(ours), dataset_paths(theirs), dataset_paths(both))
     request = MergeRequest(
-        source_target(call, source), into_name(into), choices(ours, theirs, both), message, not no_ff, table_key,
-        dry_run,
-    )  # fmt: skip
+        source_target(call, source), into_name(into), chosen, message, not no_ff, table_key, dry_run
+    )
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         try:
             done = merge_branches(context, request)

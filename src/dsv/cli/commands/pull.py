@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
+from dsv.api.pull import PullRequest
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.merging import TableKey, choices
 from dsv.cli.output import path_counts
+from dsv.cli.paths import workspace_paths
 
 
 @command(
@@ -13,6 +20,7 @@ from dsv.cli.output import path_counts
     unused=["--cache"],
     examples=[
         ("dsv pull", "what others have synced to this workspace's branch"),
+        ("dsv pull --theirs labels/ --ours notes.txt", "settle conflicts by path"),
         ("dsv -C /data/xrays pull -q", "from a script"),
     ],
     result={
@@ -26,13 +34,31 @@ from dsv.cli.output import path_counts
         "any_change": "false where the workspace was up to date",
     },
 )
-def pull(call: Call) -> None:
+def pull(
+    call: Call,
+    ours: Annotated[
+        list[str] | None,
+        typer.Option("--ours", metavar="PATH", help="Settle conflicts at or below PATH: what is here stays."),
+    ] = None,
+    theirs: Annotated[
+        list[str] | None,
+        typer.Option("--theirs", metavar="PATH", help="Settle them: what is here goes, and is lost."),
+    ] = None,
+    table_key: TableKey = None,
+) -> None:
     """Bring the workspace up to its branch.
 
-    Local changes stay. Where both sides changed a path it ends with exit code 4 and the list, and writes nothing.
+    Local changes stay, and the next sync publishes them on top. A text below 1 MiB that both sides changed is merged
+    line by line. If both changed a path in another way, it ends with exit code 4 and the list, and writes nothing;
+    --ours and --theirs settle that by path.
     """
     with call.context() as context:
-        done = bring(context)
+        workspace = context.workspace()
+        chosen = choices(
+            None if ours is None else workspace_paths(workspace, ours),
+            None if theirs is None else workspace_paths(workspace, theirs),
+        )
+        done = bring(context, PullRequest(chosen.ours, chosen.theirs, table_key))
     if call.json:
         call.document(
             {

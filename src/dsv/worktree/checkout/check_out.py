@@ -23,7 +23,7 @@ from dsv.repo.reachability import reach_content
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.worktree.baseline import Baseline
-from dsv.worktree.checkout.plan import NEVER, OverwritePolicy, Plan
+from dsv.worktree.checkout.plan import NEVER, UNSETTLED, OverwritePolicy, Plan, Settlement
 from dsv.worktree.checkout.tree_writer import Changes, Made, TreeWriter
 from dsv.worktree.journal import Journal
 from dsv.worktree.open_workspace import OpenWorkspace
@@ -46,8 +46,8 @@ class Goal:
 
     paths: those that it is about; none for the whole workspace, whose base becomes `commit`. hint: what to do about
     conflicts. there: the other side of conflicts, for their message. may_overwrite: paths at which even what no commit
-    has may be overwritten. ready: called when there is no conflict and nothing is written yet; if it raises, nothing is
-    written.
+    has may be overwritten. settlement: what to do about paths that were changed here and there. ready: called when
+    there is no conflict and nothing is written yet; if it raises, nothing is written.
     branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
     written finds that too; None: the one it follows.
     """
@@ -58,6 +58,7 @@ class Goal:
     hint: str
     paths: tuple[bytes, ...] = ()
     may_overwrite: OverwritePolicy = NEVER
+    settlement: Settlement = UNSETTLED
     there: str = ""
     ready: Callable[[], None] = lambda: None
     branch: BranchName | None = None
@@ -72,7 +73,14 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     """
     workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
     follow = None if goal.paths else goal.commit
-    writer = TreeWriter(scan, goal.changes, opened.progress, follow=follow, may_overwrite=goal.may_overwrite)
+    writer = TreeWriter(
+        scan,
+        goal.changes,
+        opened.progress,
+        follow=follow,
+        may_overwrite=goal.may_overwrite,
+        settlement=goal.settlement,
+    )
     plan = writer.plan()
     if plan.conflicts:
         conflicts = _listed([f"{show(path)} {reason}" for path, reason in plan.conflicts])

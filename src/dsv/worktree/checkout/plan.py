@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from dsv.errors import Conflict
 from dsv.fs.descent import Descent, split
+from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
+from dsv.model.ids import FileId
 from dsv.model.path_set import folders_above
 from dsv.worktree.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.worktree.scan.problem import Problem
@@ -23,6 +25,8 @@ from dsv.worktree.status import hash_file
 class Act(enum.Enum):
     KEEP = "keep"
     """It is as it should be, or is not for dsv to change."""
+    STAY = "stay"
+    """It stays as the user has it, though the commit has something else: a local change on top of the commit."""
     CREATE = "create"
     REPLACE = "replace"
     REMOVE = "remove"
@@ -45,12 +49,35 @@ NEVER: OverwritePolicy = _never
 ALWAYS: OverwritePolicy = _always
 
 
+MergeFile = Callable[[Change, Entry, bytes], bytes | str]
+"""Merges a local file, of which the entry and the content are given, with what a commit makes of its base: the new
+content, or why there is none.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What to do about paths that were changed both here and there, before they are conflicts.
+
+    may_stay: at which paths what is here stays. merge: how contents are merged; None: not at all. mergeable: of which
+    files that is tried.
+    """
+
+    may_stay: OverwritePolicy = NEVER
+    merge: MergeFile | None = None
+    mergeable: Callable[[Change, Entry], bool] = lambda change, now: True
+
+
+UNSETTLED = Settlement()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What to do about one change.
 
     row: the stat that a file must still have to be replaced or removed; None if any will do. at, reason: the path of a
-    conflict, and what it is. forced: whatever is in the way is removed.
+    conflict, and what it is. forced: whatever is in the way is removed. merged: what is written instead of what the
+    commit has; a local change then.
     """
 
     act: Act
@@ -59,6 +86,7 @@ class Step:
     at: bytes = b""
     reason: str = ""
     forced: bool = False
+    merged: tuple[Entry, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +112,7 @@ class Plan:
             self.conflicts.append((step.at, step.reason))
         elif step.act is Act.REMOVE:
             self.removed += 1
-        elif step.act is Act.KEEP:
+        elif step.act in (Act.KEEP, Act.STAY):
             self.kept += 1
         else:
             if step.act is Act.CREATE:
@@ -92,7 +120,7 @@ class Plan:
             else:
                 self.replaced += 1
             assert step.change.after is not None
-            self.fetched += step.change.after.size
+            self.fetched += 0 if step.merged is not None else step.change.after.size
 
 
 class Disk:
@@ -120,6 +148,18 @@ class Disk:
             return None
         known = folder.known_entry(at, path)
         return known if known is not None else self._read(folder, at, split(path)[1])
+
+    def content(self, entry: Entry) -> bytes | None:
+        """What a file holds, if that still is the content of the entry."""
+        above, name = split(entry.path)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=self._descent.at(above))
+        except OSError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(entry.size + 1)
+        return data if FileId.hash(data) == entry.file_id else None
 
     def row(self, path: bytes) -> bytes | None:
         """The stat of a file or symlink; None if there is none, or none that is remembered."""
@@ -211,17 +251,24 @@ def _is_folder(folder: Folder, at: int) -> bool:
     return folder.kinds[at] == DIRECTORY
 
 
-def make_plan(changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy) -> Plan:
+def make_plan(
+    changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement = UNSETTLED
+) -> Plan:
     """What it takes to make the changes."""
     plan = Plan()
     for change in changes:
-        plan.add(decide(change, disk, may_overwrite))
+        plan.add(decide(change, disk, may_overwrite, settlement))
     plan.conflicts = list(dict.fromkeys(plan.conflicts))
     return plan
 
 
-def decide(change: Change, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
-    """Applies the change if the disk is as in the base, or if `may_overwrite` says that what is there may go."""
+def decide(
+    change: Change, disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement = UNSETTLED
+) -> Step:
+    """Applies the change if the disk is as in the base, or if `may_overwrite` says that what is there may go.
+
+    Otherwise it is a conflict, if it can't be settled.
+    """
     path, after = change.path, change.after
     now = disk.entry(path)
     if after is not None and difference(now, after) is not None:
@@ -229,6 +276,36 @@ def decide(change: Change, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
         if hidden is not None:  # no scan would see what is written, and the next sync would remove it
             at, reason = hidden
             return Step(Act.CONFLICT, change, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
+    step = _apply(change, now, disk, may_overwrite)
+    return _settle(step, now, disk, settlement) if step.act is Act.CONFLICT else step
+
+
+def _settle(step: Step, now: Entry | None, disk: Disk, settlement: Settlement) -> Step:
+    change = step.change
+    before, after = change.before, change.after
+    if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (before, after)):
+        return step
+    if settlement.may_stay(change.path) or settlement.may_stay(step.at):
+        return Step(Act.STAY, change)
+    if settlement.merge is None or now is None or before is None or after is None or step.at != change.path:
+        return step
+    if not (now.is_file and before.is_file and after.is_file) or not settlement.mergeable(change, now):
+        return step
+    mine = disk.content(now)
+    if mine is None:
+        return step
+    merged = settlement.merge(change, now, mine)
+    if isinstance(merged, str):
+        return replace(step, reason=f"{step.reason} ({merged})" if merged else step.reason)
+    if len(merged) > SINGLE_CHUNK_MAX:
+        return replace(step, reason=f"{step.reason} (merged, it would be too large to be put together here)")
+    kind = now.kind if now.kind != before.kind else after.kind
+    entry = Entry(change.path, kind, len(merged), FileId.hash(merged))
+    return Step(Act.REPLACE, change, disk.row(change.path), merged=(entry, merged))
+
+
+def _apply(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
+    path, after = change.path, change.after
     if after is not None and after.kind is not Kind.EMPTY_DIRECTORY and disk.is_folder(path):
         return _over_folder(change, now, disk, may_overwrite)
     if now is None and disk.is_folder(path):

@@ -16,7 +16,18 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.progress import Progress
-from dsv.worktree.checkout.plan import NEVER, Act, Disk, OverwritePolicy, Plan, Step, decide, make_plan
+from dsv.worktree.checkout.plan import (
+    NEVER,
+    UNSETTLED,
+    Act,
+    Disk,
+    OverwritePolicy,
+    Plan,
+    Settlement,
+    Step,
+    decide,
+    make_plan,
+)
 from dsv.worktree.file_writer import Writer
 from dsv.worktree.scan.scanner import scan_workspace
 from dsv.worktree.scan.state_updates import Patches
@@ -43,7 +54,8 @@ class TreeWriter:
     """Plans changes in a workspace and makes them. The caller holds the workspace's lock.
 
     follow: the commit that is the base once the changes are made; None if they concern some paths, and the base stays.
-    may_overwrite: paths at which even what no commit has may be overwritten.
+    may_overwrite: paths at which even what no commit has may be overwritten. settlement: what to do about paths that
+    were changed here and there.
     """
 
     def __init__(
@@ -54,8 +66,10 @@ class TreeWriter:
         *,
         follow: CommitId | None,
         may_overwrite: OverwritePolicy = NEVER,
+        settlement: Settlement = UNSETTLED,
     ) -> None:
         self._scan = scan
+        self._settlement = settlement
         self._state = scan.state
         self._changes = changes
         self._progress = progress
@@ -71,7 +85,8 @@ class TreeWriter:
     def plan(self) -> Plan:
         """What there is to do. Reads files if their stats can't tell whether they changed. Writes nothing."""
         with Descent(self._scan.root) as descent:
-            plan = make_plan(self._changes(), Disk(self._scan, descent), self._may_overwrite)
+            disk = Disk(self._scan, descent)
+            plan = make_plan(self._changes(), disk, self._may_overwrite, self._settlement)
         self._removes = plan.absent > 0
         return plan
 
@@ -80,7 +95,8 @@ class TreeWriter:
         with Descent(self._scan.root) as descent:
             disk = Disk(self._scan, descent)
             for change in self._changes():
-                if change.after is not None and decide(change, disk, self._may_overwrite).act is not Act.KEEP:
+                step = decide(change, disk, self._may_overwrite, self._settlement)
+                if change.after is not None and step.act not in (Act.KEEP, Act.STAY):
                     yield change.after
 
     def apply(self, contents: Contents) -> Made:
@@ -121,13 +137,15 @@ class TreeWriter:
         """
         for change in self._changes():
             if (change.after is None) == removing:
-                yield decide(change, self._disk, self._may_overwrite)
+                yield decide(change, self._disk, self._may_overwrite, self._settlement)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
         for step in self._steps(removing=True):
             if step.act is Act.KEEP:
                 self._base_lacks(step.change)
+            elif step.act is Act.STAY:
+                self._stay(step.change)
             if step.act is not Act.REMOVE:
                 continue
             path, before = step.change.path, step.change.before
@@ -162,6 +180,11 @@ class TreeWriter:
             assert entry is not None
             if step.act is Act.KEEP:
                 self._keep(step.change, entry)
+            elif step.act is Act.STAY:
+                self._stay(step.change)
+            elif step.merged is not None:
+                self._done(step, self._merged_file(step, *step.merged))
+                self._progress.advance(files=1)
             elif not self._make_way(step):
                 self._made.left.append(step.change.path)
             elif entry.is_file and entry.size:
@@ -184,6 +207,9 @@ class TreeWriter:
         self._folder_made(step.change)
         return b""
 
+    def _merged_file(self, step: Step, entry: Entry, content: bytes) -> bytes | None:
+        return self._file(step, entry, (content,))
+
     def _file(self, step: Step, entry: Entry, content: Iterable[bytes]) -> bytes | None:
         return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
 
@@ -201,7 +227,7 @@ class TreeWriter:
         return True
 
     def _done(self, step: Step, row: bytes | None) -> None:
-        entry = step.change.after
+        entry = step.change.after if step.merged is None else step.merged[0]
         assert entry is not None
         if row is None:
             self._made.left.append(entry.path)
@@ -222,6 +248,17 @@ class TreeWriter:
             self._gone.discard(entry.path)
         elif self._writer.folder(entry.path):  # it may have been removed with what was in it
             self._folder_made(change)
+
+    def _stay(self, change: Change) -> None:
+        """What is here stays, and is a local change if the commit becomes the base."""
+        base = self._base_of(change)
+        if self._disk.row(change.path) is not None:
+            self._disk.relate(change.path, base)
+            self._gone.discard(change.path)
+        elif base is not None:
+            self._gone.add(change.path)
+        else:
+            self._gone.discard(change.path)
 
     def _folder_made(self, change: Change) -> None:
         """The scan that follows finds out whether it is empty, as it is in the base."""

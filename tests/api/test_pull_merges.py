@@ -1,0 +1,184 @@
+"""A pull of what both sides changed: merged by lines, settled by a choice, or refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv.api.clone import clone
+from dsv.api.pull import Pulled, PullRequest, pull
+from dsv.api.status import status
+from dsv.errors import Conflict
+from dsv.model.names import Target
+from dsv.model.path_set import PathSet
+from tests.api.people import SCANS, Files, Person
+from tests.killing import run_killed
+
+TEXT = b"".join(b"line %d\n" % number for number in range(20))
+MINE, THEIRS = TEXT.replace(b"line 2\n", b"mine\n"), TEXT.replace(b"line 17\n", b"theirs\n")
+BOTH = MINE.replace(b"line 17\n", b"theirs\n")
+BASE: Files = {"both": b"\0", "went": b"\0", "stays": b"\0", "t.txt": TEXT, "d/x": b"\0", "tool.sh": TEXT}
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Iterator[Person]:
+    """Her workspace is at the first commit, and the branch at Ben's, who has a workspace too."""
+    ann, ben = people(tmp_path)
+    ann.write(BASE)
+    ann.init()
+    ann.sync("first")
+    ben.home.mkdir()
+    clone(ben.context(ben.home), Target(SCANS), ben.workspace)
+    yield ann
+
+
+def people(folder: Path) -> tuple[Person, Person]:
+    store = str(folder / "store")
+    return Person(folder / "ann", store), Person(folder / "ben", store, "ben")
+
+
+def ben_of(ann: Person) -> Person:
+    return people(ann.home.parent)[1]
+
+
+def bring(person: Person, **options: object) -> Pulled:
+    return pull(person.context(), PullRequest(**options))  # type: ignore[arg-type]
+
+
+def remove(person: Person, name: str) -> None:
+    path = person.workspace / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def published(person: Person) -> Files:
+    done = person.sync("mine", allow_removals=True)
+    assert done.commit is not None
+    return person.read(done.commit)
+
+
+def test_a_text_that_both_changed_is_merged_line_by_line(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"t.txt": THEIRS, "new": b"n"})
+    head = ben.sync("theirs").commit
+    ann.write({"t.txt": MINE, "other": b"o"})
+    done = bring(ann)
+    assert done.commit == head
+    assert ann.files() == {**BASE, "t.txt": BOTH, "new": b"n", "other": b"o"}
+    told = status(ann.context()).differences
+    assert ([*told.changed], [*told.added], [*told.removed]) == ([b"t.txt"], [b"other"], [])
+    assert published(ann) == ann.files()
+
+
+def test_a_script_stays_one_that_can_be_run(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"tool.sh": THEIRS})
+    ben.sync("theirs")
+    ann.write({"tool.sh": MINE})
+    bring(ann)
+    assert published(ann)["tool.sh"] == BOTH
+
+
+def test_lines_that_both_changed_are_a_conflict_and_nothing_is_written(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"t.txt": TEXT.replace(b"line 2\n", b"his\n"), "new": b"n"})
+    ben.sync("theirs")
+    ann.write({"t.txt": MINE})
+    before = ann.files()
+    with pytest.raises(Conflict, match="both changed the same lines") as told:
+        bring(ann)
+    assert told.value.hint is not None and "--theirs PATH" in told.value.hint
+    assert ann.files() == before
+
+
+def test_tables_are_merged_by_their_key(ann: Person) -> None:
+    ben = ben_of(ann)
+    ann.write({"l.csv": b"id,a,b\n1,x,y\n"})
+    ann.sync("table")
+    pull(ben.context())
+    ben.write({"l.csv": b"id,a,b\n1,x,his\n"})
+    ben.sync("theirs")
+    ann.write({"l.csv": b"id,a,b\n1,mine,y\n"})
+    with pytest.raises(Conflict):
+        bring(ann)
+    bring(ann, table_key="id")
+    assert published(ann)["l.csv"] == b"id,a,b\n1,mine,his\n"
+
+
+def diverged(ann: Person) -> None:
+    """Every way in which both sides can change one path."""
+    ben = ben_of(ann)
+    ben.write({"both": b"\0his", "stays": b"\0his", "added": b"\0his"})
+    remove(ben, "went")
+    remove(ben, "d")
+    ben.write({"d": b"a file"})
+    ben.sync("theirs", allow_removals=True)
+    ann.write({"both": b"\0mine", "went": b"\0mine", "added": b"\0mine", "d/y": b"\0mine"})
+    remove(ann, "stays")
+
+
+def test_ours_keeps_what_is_here_and_the_next_sync_publishes_it(ann: Person) -> None:
+    diverged(ann)
+    before = ann.files()
+    bring(ann, ours=PathSet())
+    after = {**before}
+    del after["d/x"]  # nobody changed it here, and the branch removed it
+    assert ann.files() == after
+    assert bring(ann).any_change is False
+    assert published(ann) == after
+    assert status(ann.context()).is_clean
+
+
+def test_theirs_takes_what_the_branch_has(ann: Person) -> None:
+    diverged(ann)
+    bring(ann, theirs=PathSet())
+    assert ann.files() == {
+        "both": b"\0his", "stays": b"\0his", "added": b"\0his", "d": b"a file", "t.txt": TEXT, "tool.sh": TEXT,
+    }  # fmt: skip
+    assert status(ann.context()).is_clean
+
+
+def test_a_choice_is_for_its_paths_alone(ann: Person) -> None:
+    diverged(ann)
+    before = ann.files()
+    with pytest.raises(Conflict, match="went") as told:
+        bring(ann, ours=PathSet.of([b"both"]), theirs=PathSet.of([b"stays", b"added", b"d"]))
+    assert "'both'" not in told.value.message and ann.files() == before
+    bring(ann, ours=PathSet.of([b"both", b"went"]), theirs=PathSet.of([b"stays", b"added", b"d"]))
+    assert published(ann) == {
+        "both": b"\0mine", "went": b"\0mine", "stays": b"\0his", "added": b"\0his", "d": b"a file",
+        "t.txt": TEXT, "tool.sh": TEXT,
+    }  # fmt: skip
+
+
+def test_what_dsvignore_leaves_out_is_in_the_way_whatever_was_chosen(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"out/new": b"n"})
+    ben.sync("theirs")
+    ann.write({".dsvignore": b"out\n", "out/mine": b"m"})
+    with pytest.raises(Conflict, match="dsvignore"):
+        bring(ann, ours=PathSet())
+
+
+def test_a_merging_pull_that_is_killed_anywhere_is_finished_by_the_next(ann: Person, tmp_path: Path) -> None:
+    ben = ben_of(ann)
+    ben.write({"t.txt": THEIRS, "both": b"\0his", "new": b"n", "added": b"\0his"})
+    ben.sync("theirs")
+    ann.write({"t.txt": MINE, "both": b"\0mine", "added": b"\0mine"})
+    expected = {**BASE, "t.txt": BOTH, "both": b"\0mine", "new": b"n", "added": b"\0his"}
+    saved = tmp_path / "saved"
+    shutil.copytree(ann.home, saved, symlinks=True)
+    choices = {"ours": PathSet.of([b"both"]), "theirs": PathSet.of([b"added"])}
+    steps = run_killed(lambda: bring(ann, **choices), None, inside=ann.workspace)
+    assert steps > 5
+    for step in range(1, steps + 1):
+        shutil.rmtree(ann.home)
+        shutil.copytree(saved, ann.home, symlinks=True)
+        run_killed(lambda: bring(ann, **choices), step, inside=ann.workspace)
+        bring(ann, **choices)
+        assert ann.files() == expected, f"killed before step {step}"
+        told = status(ann.context()).differences
+        assert ({*told.changed}, [*told.added], [*told.removed]) == ({b"t.txt", b"both"}, [], [])
+    assert published(ann) == expected

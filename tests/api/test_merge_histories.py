@@ -90,7 +90,7 @@ def edit(data: st.DataObject, tree: Tree) -> dict[str, bytes | None]:
 
 
 @given(st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_random_histories_with_random_merges(store: Dataset, data: st.DataObject) -> None:
     scans = replace(store, name=DatasetName.parse(f"set-{next(NUMBERS)}"))
     model = Model()
@@ -109,27 +109,33 @@ def test_random_histories_with_random_merges(store: Dataset, data: st.DataObject
     commit("main", dict.fromkeys(NAMES, b"\0start"))
     for branch in BRANCHES[1:]:
         commit(branch, {"a": b"\0" + branch.encode()}, heads["main"])
+
+    def settle(branch: str, theirs: CommitId) -> None:
+        """A merge commit in which every conflict was settled by a content of its own, or of the branch's."""
+        ours = heads[branch]
+        tree, conflicts = model.merged(ours, theirs)
+        own = data.draw(st.sampled_from([b"\0settled", b"\0" + branch.encode()]))
+        tree |= dict.fromkeys(conflicts, own)
+        names = {*tree, *model.trees[ours]}
+        commit(
+            branch, {n: tree.get(n) for n in names if tree.get(n) != model.trees[ours].get(n)}, ours, theirs
+        )
+
     for _ in range(data.draw(st.integers(3, 9))):
-        branch = data.draw(st.sampled_from(BRANCHES))
-        if data.draw(st.booleans()):
-            commit(branch, edit(data, model.trees[heads[branch]]), heads[branch])
-            continue
-        other = data.draw(st.sampled_from([one for one in BRANCHES if one != branch]))
-        check_merge(scans, model, heads, branch, other)
-        if data.draw(st.booleans()):  # with a choice of its own for what conflicts
-            ours, theirs = heads[branch], heads[other]
-            if theirs not in model.reach(ours):
-                _, conflicts = model.merged(ours, theirs)
-                settle = dict.fromkeys(conflicts, b"\x00settled")
-                tree, _ = model.merged(ours, theirs)
-                mine = model.trees[ours]
-                change: dict[str, bytes | None] = {
-                    name: settle.get(name, tree.get(name))
-                    for name in {*tree, *mine}
-                    if settle.get(name, tree.get(name)) != mine.get(name)
-                }
-                change |= settle
-                commit(branch, change, ours, theirs)
+        branch, other = data.draw(st.permutations(BRANCHES))[:2]
+        ours, theirs = heads[branch], heads[other]
+        act = data.draw(st.sampled_from(["edit", "edit", "merge", "cross"]))
+        if act == "edit":
+            commit(branch, edit(data, model.trees[ours]), ours)
+        elif act == "merge":
+            check_merge(scans, model, heads, branch, other)
+        elif theirs not in model.reach(ours) and ours not in model.reach(theirs):
+            settle(branch, theirs)
+            settle(other, ours)
+            for name in (branch, other):
+                commit(name, edit(data, model.trees[heads[name]]), heads[name])
+    check_merge(scans, model, heads, "main", "one")
+    check_merge(scans, model, heads, "two", "main")
 
 
 def check_merge(scans: Dataset, model: Model, heads: dict[str, CommitId], branch: str, other: str) -> None:

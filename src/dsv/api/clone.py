@@ -14,6 +14,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.last_answer import note_answer
 from dsv.worktree.open_workspace import OpenWorkspace
 from dsv.worktree.unfinished import read_begun
 from dsv.worktree.workspace import Workspace, is_vacant
@@ -48,6 +49,7 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
     with context.repository(target) as repository:
         branch, commit = _start(context, repository, target, dataset)
         workspace = _bind(context, repository, root, dataset, branch)
+        note_answer(workspace, repository.refs, repository.clock())
         if commit is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0)
         with workspace.lock(COMMAND) as lock:

@@ -6,7 +6,7 @@ Made once by the caller (the command line, or a program) and handed to each func
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from dsv.store.base import Store
 from dsv.store.counting import Counting
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
+from dsv.worktree.last_answer import note_answer
 from dsv.worktree.workspace import Workspace
 
 
@@ -92,7 +93,8 @@ class Context:
         try:
             with self.store() as store:
                 repository = self.open_repository(store, target)
-                yield repository
+                with noting_branch(repository, self.workspace_or_none):
+                    yield repository
                 repository.refs.heard.keep(self.metadata_folder(repository.id).with_name("names.json"))
         except Unreachable as error:
             self._offer_offline(error, target or Target())
@@ -198,6 +200,18 @@ class Context:
                         error.message, subject=error.subject, hint=f"did you mean @{dataset}?"
                     ) from error
             raise
+
+
+@contextmanager
+def noting_branch(repository: Repository, find: Callable[[], Workspace | None]) -> Iterator[None]:
+    """At the end, even after an error, notes for `dsv status` what was met of the branch of the workspace found."""
+    try:
+        yield
+    finally:
+        with suppress(DsvError):
+            workspace = find()
+            if workspace is not None and workspace.store_id == repository.id:
+                note_answer(workspace, repository.refs, repository.clock())
 
 
 def check_binding(workspace: Workspace, repository: Repository) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from dsv.api.branch_position import BranchPosition, branch_position, fetch_position
 from dsv.api.context import Context
+from dsv.api.sync_forecast import Findings, Forecast, forecast
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
 from dsv.model.ids import CommitId
@@ -24,7 +26,7 @@ class Status:
     problems: what a sync would refuse to store. clashes: pairs of new names that are one if case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
     unfinished: a note about a pull, clone or restore that did not end; None if all did.
-    branch_at: where the branch was when the store was last asked from here; None if that is not known.
+    branch: where the branch was when the store last said so. sync: what the next sync will do.
     """
 
     workspace: Workspace
@@ -32,9 +34,10 @@ class Status:
     differences: Differences
     problems: tuple[Problem, ...]
     clashes: tuple[tuple[bytes, bytes], ...]
-    suspicious: str | None = None
-    unfinished: str | None = None
-    branch_at: CommitId | None = None
+    suspicious: str | None
+    unfinished: str | None
+    branch: BranchPosition
+    sync: Forecast
 
     @property
     def is_clean(self) -> bool:
@@ -42,14 +45,19 @@ class Status:
         return not self.differences and not self.problems
 
 
-def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = False) -> Status:
+def status(
+    context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = False, fetch: bool = False
+) -> Status:
     """Compares the workspace (or these paths of it) with its base.
 
-    The store is asked only for what is not kept locally, so mostly it need not be reachable. Whether the branch has
-    moved is for `pull` and `sync` to say. Files are read only if their stats can't tell, or, with `rehash`, always.
+    The store is asked only for what is not kept locally, so mostly it need not be reachable. Where the branch is, is
+    told as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
+    only if their stats can't tell, or, with `rehash`, always.
     """
     workspace = context.workspace()
     base = workspace.base()
+    if fetch:
+        fetch_position(context, workspace, base)
     state = State.load(workspace.state_folder)
     with ExitStack() as opened:
         trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
@@ -62,6 +70,17 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
         suspicious = _suspicion(baseline) if scan.missing else None
     save_news(workspace, state)
     problems = tuple(scan.problems + unread)
+    branch = branch_position(context, workspace, base)
+    findings = Findings(
+        workspace.dataset,
+        workspace.branch,
+        base,
+        context.writer.author,
+        len(differences),
+        len(problems),
+        suspicious,
+        baseline.begun[-1].finish if baseline.begun else None,
+    )
     return Status(
         workspace,
         base,
@@ -70,7 +89,8 @@ def status(context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = Fa
         tuple(scan.clashes),
         suspicious,
         baseline.warning,
-        workspace.seen(),
+        branch,
+        forecast(findings, branch),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dsv.api.context import Context, check_binding
+from dsv.api.context import Context, check_binding, noting_branch
 from dsv.model.names import BranchName, Rev, Target
 from dsv.worktree.open_workspace import OpenWorkspace
 
@@ -23,9 +23,10 @@ def open_to_publish(
         target = Target(workspace.dataset, Rev(branch or workspace.branch))
         repository = context.open_repository(store, target, workspace.base())
         check_binding(workspace, repository)
-        yield OpenWorkspace(
-            workspace, repository, lock, context.writer, context.progress, lambda: store.counts
-        )
+        with noting_branch(repository, context.workspace_or_none):  # it may follow another branch by then
+            yield OpenWorkspace(
+                workspace, repository, lock, context.writer, context.progress, lambda: store.counts
+            )
 
 
 @contextmanager

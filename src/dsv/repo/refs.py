@@ -172,7 +172,8 @@ class Refs(Tags):
             entry = replace(entry, dataset=dataset, branch=branch, number=number)
         if self._store.put_if_absent(key, entry.encode()) is Put.WON:
             self._check_kept(dataset, branch, number, entry)
-            return Moved(Head(dataset, branch, number, entry))
+            head = self._seen[dataset, branch] = Head(dataset, branch, number, entry)
+            return Moved(head)
         winner = self._newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
@@ -221,6 +222,12 @@ class Refs(Tags):
         if number is not None:
             known = self._rules[dataset, branch] = newest_rule(self._store, dataset, branch, number)
         return known
+
+    def met(self, dataset: DatasetName, branch: BranchName) -> tuple[Head | None, BranchRule | None, bool]:
+        """The last entry and rule of a branch that were met, and whether there may be a rule. Asks nothing."""
+        listed, rule = self._listed.get((dataset, branch)), self._rules.get((dataset, branch))
+        ruled = rule is not None or listed is None or listed.rule is not None
+        return self._seen.get((dataset, branch)), rule, ruled
 
     def add_rule(self, rule: BranchRule) -> bool:
         """Whether the rule is now the last one of its branch: nobody else has put one in its place."""

@@ -25,7 +25,8 @@ _BASE = "base"
 _SEEN = "seen"
 _JOURNAL = "journal"
 _BEGUN = "begun"
-_OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN)
+_ASKED = "asked"
+_OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN, _ASKED)
 BRIEF = "dsv status"
 """The action of a command that takes the lock only to save the state."""
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
@@ -95,6 +96,10 @@ class Workspace:
     @property
     def begun_path(self) -> Path:
         return self.dot / _BEGUN
+
+    @property
+    def asked_path(self) -> Path:
+        return self.dot / _ASKED
 
     @property
     def journal_path(self) -> Path:

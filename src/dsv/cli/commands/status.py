@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
+from dsv.api.protection import describe_limits
 from dsv.api.status import Status
 from dsv.api.status import status as compare
 from dsv.cli.by_folder import Row, by_folder
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.output import printable
+from dsv.cli.outlook import outlook, with_paths
+from dsv.cli.output import printable, rfc3339
 from dsv.cli.paths import workspace_paths
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
 from dsv.model.units import format_bytes
+from dsv.repo.repository import now_ms
 
 ON_SCREEN = 50
 """Paths listed on a terminal: more are told by the folder, as they would scroll everything else away."""
@@ -30,14 +33,25 @@ ON_SCREEN = 50
         ("dsv status", "how this folder differs from its base"),
         ("dsv status train/", "only below this path"),
         ("dsv status --all", "every path, however many there are"),
+        ("dsv status --fetch", "ask the store first where the branch is now"),
         ("dsv status -q --exit-code || dsv sync -m nightly", "sync only where something changed"),
     ],
     result={
         "workspace": "the workspace's folder",
         "dataset": "the dataset",
         "branch": "the branch that it follows",
-        "base": "the commit it is compared with; null where there is none yet",
-        "branch_at": "where the branch was when the store was last asked from here; null where that is not known",
+        "base": "the commit it is compared with; null if there is none yet",
+        "branch_at": "where the branch was when the store was last asked from here; null if that is not known",
+        "asked": "when that was; null if that is not known",
+        "position": "up-to-date, behind, ahead or diverged: the branch lacks commits of the base, or the base lacks "
+        "commits of the branch, as git counts; elsewhere: not at the base, and more is not known here; no-commit; "
+        "gone: deleted or renamed; unknown: the store was not asked yet",
+        "ahead": "commits that the base has and the branch has not; null if that is not known",
+        "behind": "commits that the branch has and the base has not; null if that is not known",
+        "protected": "what the rule of a protected branch says; null if none is known",
+        "sync": "what the next sync will do: nothing, publish, or refused",
+        "reason": "why it would be refused; null if it would not",
+        "next": "the command lines to type next, in this order; none if nothing is to be done. NAME is yours to choose",
         "clean": "true where a sync would find nothing to do, and nothing to complain about",
         "items.path": "a path that differs",
         "items.change": "added, changed, removed, or retyped (a file became a symlink, say)",
@@ -60,19 +74,22 @@ def status(
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read contents again, whatever sizes and times say.")
     ] = False,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Ask the store where the branch is now.")] = False,
 ) -> int:
     """Show what a sync would do.
 
-    Files are read only where their size and times leave a doubt. The store is hardly ever asked: whether the branch
-    has moved is for 'dsv pull' and 'dsv sync' to say.
+    The last lines tell where the branch is, and what to type next. Files are read only where their size and times
+    leave a doubt. The store is hardly ever asked: where the branch is, is what it said to the last command that asked
+    from here, and how long ago that was is told too.
     """
+    typed = paths or ()
     with call.context() as context:
-        chosen = workspace_paths(context.workspace(), paths or ())
-        found = compare(context, () if b"" in chosen else chosen, rehash=rehash)
+        chosen = workspace_paths(context.workspace(), typed)
+        found = compare(context, () if b"" in chosen else chosen, rehash=rehash, fetch=fetch)
     if call.json:
-        call.document(_document(found))
+        call.document(_document(found, typed))
     else:
-        _write(call, found, whole=everything or not call.around.stdout_is_terminal)
+        _write(call, found, typed, whole=everything or not call.around.stdout_is_terminal)
     return 1 if exit_code and not found.is_clean else 0
 
 
@@ -89,7 +106,7 @@ def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
             yield path, change
 
 
-def _write(call: Call, found: Status, *, whole: bool) -> None:
+def _write(call: Call, found: Status, typed: Sequence[str], *, whole: bool) -> None:
     ink = call.around.stdout_ink
     count = len(found.differences)
     more = ""
@@ -108,12 +125,13 @@ def _write(call: Call, found: Status, *, whole: bool) -> None:
         call.warn(found.unfinished)
     where = f"{found.workspace.dataset}@{found.workspace.branch}"
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
-    if found.branch_at not in (None, found.base):
-        base += f" ({found.workspace.branch} was at {str(found.branch_at)[:12]} when last asked)"
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
     if more:
         call.say("dsv status --all lists every path")
+    call.out.publish()  # what to type next is the last thing on a screen
+    for line in outlook(found, now_ms=now_ms(), paths=typed):
+        call.say(line)
 
 
 def _write_folders(call: Call, found: Status) -> str:
@@ -146,13 +164,21 @@ def _size(path: bytes) -> int:
         return 0
 
 
-def _document(found: Status) -> dict[str, object]:
+def _document(found: Status, typed: Sequence[str]) -> dict[str, object]:
     return {
         "workspace": str(found.workspace.root),
         "dataset": str(found.workspace.dataset),
         "branch": str(found.workspace.branch),
         "base": None if found.base is None else str(found.base),
-        "branch_at": None if found.branch_at is None else str(found.branch_at),
+        "branch_at": None if found.branch.commit is None else str(found.branch.commit),
+        "asked": rfc3339(found.branch.asked_ms),
+        "position": found.branch.position.value,
+        "ahead": found.branch.ahead,
+        "behind": found.branch.behind,
+        "protected": None if found.branch.limits is None else describe_limits(found.branch.limits),
+        "sync": found.sync.outcome.value,
+        "reason": found.sync.reason,
+        "next": with_paths(found.sync.next, typed),
         "clean": found.is_clean,
         "items": [{"path": _name(path), "change": change} for path, change in _changes(found)],
         "problems": [{"path": _name(problem.path), "reason": problem.reason} for problem in found.problems],

@@ -1,0 +1,85 @@
+"""What the store last said of a workspace's branch: where it was, how it is protected, and when that was.
+
+Every command that meets the branch notes it in a file below `.dsv`. Only `dsv status` reads it, so that it need not
+ask.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from dsv.errors import DsvError
+from dsv.fs.files import read_json, replace_file
+from dsv.model.branch_rule import Limits
+from dsv.model.ids import CommitId
+from dsv.repo.refs import Refs
+from dsv.worktree.workspace import Workspace
+
+_OFTEN_ENOUGH = 1000  # milliseconds between two notes that say the same
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """commit: None for a branch without one. gone: the branch was not there. limits: its rule, if it is protected."""
+
+    commit: CommitId | None
+    time_ms: int
+    gone: bool = False
+    limits: Limits | None = None
+
+
+class _Record(msgspec.Struct, frozen=True):
+    version: int
+    branch: str
+    commit: str | None
+    time_ms: int
+    gone: bool = False
+    protected: bool = False
+    only_merge: bool = False
+    who: tuple[str, ...] = ()
+    max_removals: int | None = None
+
+
+_RECORD = msgspec.json.Decoder(_Record)
+
+
+def last_answer(workspace: Workspace) -> LastAnswer | None:
+    """None if the store has not said anything of this branch yet, or if the note can't be read."""
+    try:
+        found = read_json(workspace.asked_path, _RECORD)
+        if found is None or found.version != 1 or found.branch != str(workspace.branch):
+            return None
+        limits = Limits(found.only_merge, found.who, found.max_removals) if found.protected else None
+        commit = None if found.commit is None else CommitId.parse(found.commit)
+        return LastAnswer(commit, found.time_ms, found.gone, limits)
+    except (OSError, DsvError):
+        return None
+
+
+def note_answer(workspace: Workspace, refs: Refs, now_ms: int) -> None:
+    """Notes what was met of the branch. Asks nothing; a failure is none, as nothing depends on the note."""
+    head, rule, ruled = refs.met(workspace.dataset, workspace.branch)
+    if head is None:
+        return
+    before = last_answer(workspace)
+    limits = None if rule is None else rule.limits
+    if rule is None and ruled and before is not None:
+        limits = before.limits  # the rule was not read
+    gone = head.entry.deleted
+    after = LastAnswer(None if gone else head.commit, now_ms, gone, limits)
+    if before is not None and 0 <= now_ms - before.time_ms < _OFTEN_ENOUGH and _same(before, after):
+        return
+    limits = limits or Limits()
+    record = _Record(
+        1, str(workspace.branch), None if after.commit is None else str(after.commit), now_ms, gone,
+        after.limits is not None, limits.only_merge, limits.who, limits.max_removals,
+    )  # fmt: skip
+    with suppress(OSError):
+        replace_file(workspace.asked_path, msgspec.json.encode(record) + b"\n", sync=False)
+
+
+def _same(one: LastAnswer, other: LastAnswer) -> bool:
+    return (one.commit, one.gone, one.limits) == (other.commit, other.gone, other.limits)

@@ -1,0 +1,177 @@
+"""dsv status: where the branch is, what a sync will do, and what to type next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.runner import Dsv, assert_documented, write_files
+
+
+@pytest.fixture
+def pets(dsv: Dsv) -> Dsv:
+    write_files(dsv.cwd, {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync", "-m", "first")
+    return dsv
+
+
+@pytest.fixture
+def other(pets: Dsv) -> Dsv:
+    """A clone of the dataset beside it."""
+    pets.at(pets.cwd.parent).ok("clone", "pets", "other")
+    return pets.at(pets.cwd.parent / "other")
+
+
+def told(dsv: Dsv, *arguments: str) -> dict[str, Any]:
+    document: dict[str, Any] = dsv.ok("status", "--json", *arguments).json
+    assert_documented("status", document)
+    return document
+
+
+def place(dsv: Dsv, *arguments: str) -> tuple[object, ...]:
+    document = told(dsv, *arguments)
+    return tuple(document[key] for key in ("position", "ahead", "behind", "sync", "next"))
+
+
+def commit(dsv: Dsv, name: str) -> str:
+    write_files(dsv.cwd, {name: name.encode()})
+    return dsv.ok("sync", "-m", name).out.strip()
+
+
+def follow(dsv: Dsv, steps: list[str], branch: str = "mine") -> None:
+    """Types what status has said."""
+    for step in steps:
+        program, *words = step.replace("NAME", branch).split()
+        assert program == "dsv"
+        dsv.ok(*words)
+
+
+def test_a_dataset_without_a_commit(dsv: Dsv) -> None:
+    dsv.ok("init", "pets")
+    assert place(dsv) == ("unknown", None, None, "nothing", [])
+    assert "the store was not asked about main yet" in dsv.ok("status").err
+    write_files(dsv.cwd, {"a": b"a"})
+    assert place(dsv, "--fetch") == ("no-commit", None, None, "publish", ["dsv sync"])
+
+
+def test_nothing_to_do(pets: Dsv, other: Dsv) -> None:
+    for each in (pets, other):
+        assert place(each) == ("up-to-date", 0, 0, "nothing", [])
+        said = each.ok("status").err.splitlines()
+        assert said[1].startswith("main is at the base (the store said so ")
+        assert said[2:] == ["dsv sync has nothing to publish", "next: nothing to do"]
+        assert each.ok("status", "-q").err == ""
+
+
+def test_what_a_sync_will_publish_and_its_command_with_the_paths_that_were_named(pets: Dsv) -> None:
+    write_files(pets.cwd, {"a b.txt": b"new", "a.txt": b"beta\n"})
+    said = pets.ok("status").err.splitlines()
+    assert said[2:] == ["dsv sync will publish 1 added, 1 changed", "next: dsv sync"]
+    assert told(pets, "a b.txt")["next"] == ["dsv sync 'a b.txt'"]
+    pets.ok("sync", "a b.txt")
+    follow(pets, told(pets)["next"])
+    assert place(pets) == ("up-to-date", 0, 0, "nothing", [])
+
+
+def test_a_branch_that_moved_is_behind_once_a_refused_sync_or_fetch_has_asked(pets: Dsv, other: Dsv) -> None:
+    commit(pets, "b")
+    head = commit(pets, "c")
+    assert place(other)[0] == "up-to-date", "the store is not asked"
+    assert place(other, "--fetch") == ("behind", 0, 2, "refused", ["dsv pull"])
+    write_files(other.cwd, {"mine": b"mine"})
+    assert other("sync").code == 4
+    found = told(other)
+    assert (found["position"], found["behind"], found["branch_at"]) == ("behind", 2, head)
+    assert found["next"] == ["dsv pull", "dsv sync"]
+    said = other.ok("status").err.splitlines()
+    assert said[1].startswith("main has 2 commits after the base (the store said so ")
+    assert said[2:] == [
+        "dsv sync would be refused: main is not at the base",
+        "next: dsv pull",
+        "then: dsv sync",
+    ]
+    follow(other, found["next"])
+    assert place(other) == ("up-to-date", 0, 0, "nothing", [])
+
+
+def test_a_branch_that_went_back_or_aside(pets: Dsv, other: Dsv) -> None:
+    first = pets.ok("resolve").out.strip()
+    commit(pets, "b")
+    pets.at(pets.cwd.parent).ok("branch", "pets@main", f"pets@{first}", "--reset")
+    assert place(pets, "--fetch") == ("ahead", 1, 0, "refused", ["dsv sync --new-branch NAME"])
+    commit(other, "c")
+    found = told(pets, "--fetch")
+    assert (found["position"], found["ahead"], found["behind"]) == ("diverged", 1, 1)
+    assert pets("sync").code == 4
+    assert found["next"] == ["dsv sync --new-branch NAME", "dsv merge NAME --into main"]
+    follow(pets, found["next"])
+    assert sorted(pets.ok("ls", "pets@main").lines) == ["a.txt", "b", "c", "train/1.png", "train/2.png"]
+
+
+def test_a_deleted_branch_is_brought_back_by_the_next_command(pets: Dsv, other: Dsv) -> None:
+    pets.ok("branch", "side")
+    other.at(other.cwd.parent).ok("clone", "pets@side", "third")
+    third = other.at(other.cwd.parent / "third")
+    pets.ok("branch", "--delete", "side")
+    assert place(third, "--fetch") == ("gone", None, None, "refused", ["dsv branch --restore pets@side"])
+    follow(third, told(third)["next"])
+    assert place(third, "--fetch")[0] == "up-to-date"
+
+
+def test_a_protected_branch_is_told_with_the_way_around(pets: Dsv, other: Dsv) -> None:
+    pets.ok("branch", "--protect", "main", "--only-merge")
+    write_files(other.cwd, {"mine": b"mine"})
+    assert told(other)["protected"] is None, "the store was not asked since"
+    assert other("sync").code == 4
+    found = told(other)
+    assert (found["protected"], found["sync"]) == ("only merges", "refused")
+    assert found["reason"] == "main is protected: only a merge moves it"
+    assert found["next"] == ["dsv sync --new-branch NAME", "dsv merge NAME --into main"]
+    assert "main is protected: only merges\n" in other.ok("status").err
+    follow(other, found["next"])
+    assert "mine" in pets.ok("ls", "pets@main").lines
+    pets.ok("branch", "--unprotect", "main")
+    assert told(pets, "--fetch")["protected"] is None
+
+
+def test_what_a_sync_would_refuse_to_publish_names_its_options(pets: Dsv) -> None:
+    (pets.cwd / "train/1.png").unlink()
+    (pets.cwd / "train/2.png").unlink()
+    (pets.cwd / "link").symlink_to("x" * 10)
+    found = told(pets)
+    assert (found["sync"], found["next"]) == ("refused", ["dsv sync --allow-removals"])
+    assert pets("sync").code == 4
+    follow(pets, found["next"])
+    assert told(pets)["clean"]
+
+
+def test_an_unreachable_store_neither_fails_nor_is_asked(pets: Dsv, tmp_path: Path) -> None:
+    before = place(pets)
+    away = str(tmp_path / "away")
+    assert place(pets, "--store", away) == before
+    asked = pets("status", "--fetch", "--store", away)
+    assert (asked.code, asked.out) == (6, "")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version":2,"branch":"main","commit":null,"time_ms":1}'])
+def test_a_note_that_can_not_be_read_is_as_none(pets: Dsv, text: str) -> None:
+    (pets.cwd / ".dsv/asked").write_text(text)
+    (pets.cwd / ".dsv/seen").unlink()
+    assert place(pets) == ("unknown", None, None, "nothing", [])
+
+
+def test_a_workspace_of_an_older_dsv_has_noted_where_its_branch_was(pets: Dsv) -> None:
+    (pets.cwd / ".dsv/asked").unlink()
+    assert place(pets)[:3] == ("up-to-date", 0, 0)
+
+
+def test_commits_without_a_local_copy_are_not_asked_for(pets: Dsv, other: Dsv) -> None:
+    head = commit(pets, "b")
+    note = other.cwd / ".dsv/asked"
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps({**known, "commit": "0" * len(head)}))
+    assert place(other) == ("elsewhere", None, None, "refused", ["dsv pull"])

@@ -85,6 +85,27 @@ def test_stdin_is_put(outside: Dsv) -> None:
     assert refused.code == 2 and "end the path with the name of a file" in refused.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pets:a.txt", ":a.txt"],
+        ["pets:train", ":train/1.png"],
+        ["pets:train/", ":train/*.png", ":train"],
+        ["pets:train/1.png", ":train/1.p*"],
+    ],
+)
+def test_what_is_named_twice_is_removed_once(outside: Dsv, words: list[str]) -> None:
+    before = listed(outside)
+    done = outside.ok("rm", *words, "--json").json
+    assert done["removed"] == len(before) - len(listed(outside)) > 0
+
+
+def test_a_list_of_removals_may_name_a_folder_and_what_is_in_it(outside: Dsv) -> None:
+    (outside.cwd / "list").write_bytes(b"train\ntrain/1.png\ntrain/1.png\n")
+    outside.ok("rm", "--from-file", "list", "pets")
+    assert listed(outside) == ["a.txt", "test/1.png"]
+
+
 def test_many_moves_come_from_a_list(outside: Dsv) -> None:
     rows = '\ufeffold,new\r\ntrain/1.png,test/1.png\r\ntest/1.png,train/1.png\r\n\r\na.txt,"a,b.txt"\r\n'
     (outside.cwd / "moves.csv").write_text(rows, newline="")

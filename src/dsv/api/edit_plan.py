@@ -52,6 +52,14 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveAll:
+    """Removes many at once, each as `Remove` does: one may be named twice, or lie below another, or match a pattern."""
+
+    paths: Sequence[Path_]
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """Moves a file or a folder, or all that a pattern matches.
 
@@ -84,7 +92,7 @@ class PutSources:
     mirror: bool = False
 
 
-Edit = Put | Remove | Move | MoveAll | PutSources
+Edit = Put | Remove | RemoveAll | Move | MoveAll | PutSources
 
 
 @dataclass(slots=True)
@@ -137,6 +145,8 @@ class _Planner:
         for edit in edits:
             if isinstance(edit, MoveAll):
                 paths += [_clean(one)[0] for pair in edit.pairs for one in pair]
+            elif isinstance(edit, RemoveAll):
+                paths += [_clean(one)[0] for one in edit.paths]
             else:
                 paths.append(_clean(edit.path)[0])
                 if isinstance(edit, Move):
@@ -149,14 +159,20 @@ class _Planner:
         elif isinstance(edit, PutSources):
             self._put_sources(edit)
         elif isinstance(edit, Remove):
-            for _, below in self._chosen(edit.path, literal=edit.literal):
-                for path, _ in below:
-                    if self.tree.find(path) is not None:
-                        self.tree.remove(path)
+            self._remove([edit.path], literal=edit.literal)
+        elif isinstance(edit, RemoveAll):
+            self._remove(edit.paths, literal=edit.literal)
         elif isinstance(edit, Move):
             self._move(edit)
         else:
             self._move_all(edit)
+
+    def _remove(self, paths: Sequence[Path_], *, literal: bool) -> None:
+        chosen = [found for path in paths for found in self._chosen(path, literal=literal)]
+        for _, below in chosen:
+            for path, _ in below:
+                if self.tree.find(path) is not None:
+                    self.tree.remove(path)
 
     def _put(self, edit: Put) -> None:
         path, into = _clean(edit.path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dsv.api.branch_to_edit import branch_to_edit
 from dsv.api.context import Context
-from dsv.api.edit_plan import Edit, Move, MoveAll, Plan, Put, Remove, make_plan
+from dsv.api.edit_plan import Edit, Move, MoveAll, Plan, Put, Remove, RemoveAll, make_plan
 from dsv.api.local_files import OnStored, Source, store_sources
 from dsv.errors import Conflict
 from dsv.model.diff import Change
@@ -29,7 +29,18 @@ from dsv.transfer.upload import Uploader
 from dsv.worktree.checks import MANY
 from dsv.worktree.scan.problem import Problem, refusal
 
-__all__ = ["Edit", "EditRequest", "Edited", "Move", "MoveAll", "PathEdit", "Put", "Remove", "edit"]
+__all__ = [
+    "Edit",
+    "EditRequest",
+    "Edited",
+    "Move",
+    "MoveAll",
+    "PathEdit",
+    "Put",
+    "Remove",
+    "RemoveAll",
+    "edit",
+]
 
 
 @dataclass(frozen=True, slots=True)

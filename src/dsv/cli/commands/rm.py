@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.edits import EditRequest, Remove
+from dsv.api.edits import EditRequest, RemoveAll
 from dsv.api.edits import edit as commit
 from dsv.cli.call import Call
 from dsv.cli.declare import command
@@ -62,11 +62,11 @@ def rm(
                 hint="dsv rm --from-file LIST DATASET",
             )
         target = commit_target("rm --from-file", words[0])
-        edits = [Remove(path, literal=True) for [path] in read_list(call, from_file, 1)]
+        edit = RemoveAll([path for [path] in read_list(call, from_file, 1)], literal=True)
     else:
         target, paths = one_dataset(words)
-        edits = [Remove(path) for path in paths]
-    names = [one.path if isinstance(one.path, str) else one.path.decode(errors="replace") for one in edits]
+        edit = RemoveAll(paths)
+    names = [one if isinstance(one, str) else one.decode(errors="replace") for one in edit.paths]
     request = EditRequest(
         message=default_message("remove", names) if message is None else message,
         action="rm",
@@ -74,5 +74,5 @@ def rm(
         dry_run=dry_run,
     )
     with call.context(writes=True, author=author, override=override(force, message)) as context:
-        done = commit(context, target, edits, request)
+        done = commit(context, target, [edit], request)
     show_edited(call, done, dry_run=dry_run)

@@ -130,6 +130,14 @@ def test_commits_without_another_name_are_not_deleted_by_accident(relabel: Dsv) 
     assert set(listed(relabel)) == {"main"}
     missing = error(relabel("sync"), 3)
     assert "branch relabel of pets was deleted" in missing and "dsv branch --restore pets@relabel" in missing
+    for words in (
+        ["show", "@relabel"],
+        ["log", "@relabel"],
+        ["merge", "pets@relabel"],
+        ["diff", "@v1", "@relabel~1"],
+    ):
+        unknown = error(relabel(*words), 3)
+        assert "branch relabel of pets was deleted" in unknown and "--restore pets@relabel" in unknown
     assert above.ok("branch", "--restore", "pets@relabel").out == f"pets@relabel is at {tip[:12]} again\n"
     relabel.ok("sync", "-q")
     assert "is not deleted" in error(above("branch", "--restore", "pets@relabel"), 4)

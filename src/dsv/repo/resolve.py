@@ -9,6 +9,7 @@ from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
+from dsv.repo.heads import deleted
 from dsv.repo.objects import Objects
 from dsv.repo.refs import Head, Refs
 
@@ -57,6 +58,9 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
         return _branch_head(meant)
     if meant is not None:
         return Resolved(dataset, meant.commit, tag=TagName.parse(text))
+    gone = refs.newest(dataset, BranchName.parse(text))
+    if gone is not None and gone.entry.deleted:
+        raise deleted(gone)
     refs.require(dataset)
     raise NotFound(
         f"dataset {dataset} has no branch or tag {text}",

@@ -46,6 +46,8 @@ def test_a_message_is_made_of_what_was_done(outside: Dsv) -> None:
     outside.ok("mv", "pets:a.txt", "b.txt")
     messages = [item["message"] for item in outside.ok("log", "pets", "--json").json["items"][:4]]
     assert messages == ["move a.txt to b.txt", "remove new.csv", "put 2 paths", "put new.csv"]
+    outside.at(outside.cwd / "imgs").ok("put", ".", "pets:y")
+    assert outside.ok("log", "pets", "--json").json["items"][0]["message"] == "put imgs"
 
 
 @pytest.mark.parametrize(

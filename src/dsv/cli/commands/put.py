@@ -85,4 +85,4 @@ def put(
 
 
 def _name(source: str) -> str:
-    return "stdin" if source == "-" else Path(os.path.normpath(source)).name
+    return "stdin" if source == "-" else Path(os.path.normpath(Path.cwd() / source)).name or source

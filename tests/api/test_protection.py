@@ -21,7 +21,7 @@ from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, Target
 from dsv.model.records import Feature, FeatureRule, RefEntry
-from dsv.repo import repository as repository_module
+from dsv.repo import layout
 from dsv.repo.naming import naming
 from dsv.repo.refs import Head, LostRace, Moved, Refs
 from dsv.repo.repository import Repository
@@ -246,8 +246,8 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
     protect(world)
     protect_branch(world.context, MAIN_PATH, Limits(only_merge=True))
     assert [len(entry.features) for entry in world.fresh.format.entries] == [1, 2]
-    older = repository_module.KNOWN_FEATURES - {"protected-branches"}
-    monkeypatch.setattr(repository_module, "KNOWN_FEATURES", older)
+    older = layout.KNOWN_FEATURES - {"protected-branches"}
+    monkeypatch.setattr(layout, "KNOWN_FEATURES", older)
     assert world.heads()["main"] == world.commits[3]  # which an older dsv can read
     with pytest.raises(Unsupported, match="'protected-branches', which this dsv cannot write"):
         commit(world.fresh, {"x": b"x"})

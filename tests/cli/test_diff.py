@@ -173,6 +173,14 @@ def test_rows_and_columns_of_tables(zoo: Dsv) -> None:
     assert (missing.code, missing.out) == (2, "") and "no column nope" in missing.err
 
 
+@pytest.mark.parametrize("key", [[], ["--key", "file"]])
+def test_a_table_with_two_columns_of_one_name_is_refused(zoo: Dsv, key: list[str]) -> None:
+    pytest.importorskip("pyarrow")
+    write_files(zoo.cwd, {"labels.csv": b"file,file\na,cat\n"})
+    done = zoo("diff", "@v1", "--table", *key, "--", "labels.csv")
+    assert (done.code, done.out) == (9, "") and "several of its columns are named file" in done.err
+
+
 def test_without_pyarrow_tables_are_refused_with_the_command_that_helps(
     zoo: Dsv, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,14 +200,22 @@ def _read(path: bytes, data: bytes) -> Any:
     import pyarrow
 
     try:
-        return _parsed(_format(path), data)
+        table = _parsed(_format(path), data)
     except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise Unsupported(
-            f"{show(path)} can't be read as a table: {reason}",
-            subject=path.decode("utf-8", "backslashreplace"),
-            hint="name other files behind --, or leave out --table",
-        ) from error
+        raise _no_table(path, str(error).partition("\n")[0]) from error
+    names = Counter(table.schema.names)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise _no_table(path, f"several of its columns are named {twice[0]}")
+    return table
+
+
+def _no_table(path: bytes, reason: str) -> Unsupported:
+    return Unsupported(
+        f"{show(path)} can't be read as a table: {reason}",
+        subject=path.decode("utf-8", "backslashreplace"),
+        hint="name other files behind --, or leave out --table",
+    )
 
 
 def _parsed(kind: str | None, data: bytes) -> Any:

@@ -189,6 +189,20 @@ def test_of_many_rules_at_once_one_is_the_next(world: World) -> None:
     assert limits == world.fresh.refs.limits(DATASET, MAIN) is not None
 
 
+def test_a_rule_goes_with_its_branch_to_the_new_name(world: World) -> None:
+    world.create("x", 0)
+    limits = Limits(only_merge=True, who=("ann@lab",))
+    protect_branch(world.context, path("x"), limits, "agreed")
+    forced = replace(world.context, override="a better name")
+    rename_branch(forced, path("x"), BranchName.parse("y"))
+    assert world.fresh.refs.limits(DATASET, BranchName.parse("y")) == limits
+    with pytest.raises(Conflict, match="only a merge"):
+        reset_branch(world.context, path("y"), world.at(1))
+    rename_branch(forced, path("y"), BranchName.parse("x"))  # whose last rule is the same: nothing is added
+    found = [key for item in world.store.list("refs/") if (key := keys.parse_branch_rule_key(item.key))]
+    assert sorted((str(branch), number) for _, branch, number in found) == [("x", 0), ("y", 0)]
+
+
 def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
     world.create("x", 0)
     bob = replace(world.context, writer=replace(world.context.writer, author="bob"))

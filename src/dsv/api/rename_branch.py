@@ -43,6 +43,7 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
         repository.refs.permitted(head, _tombstone(context, gone))  # before the new name is made
         with following(context, repository, head, "dsv branch --move") as workspace:
             renamed = _new_name(context, repository, head, new, message)
+            _carry_rule(context, repository, head, new)
             put_move(context, repository, (dataset, old.branch), head, None, gone, deleted=True)
             if workspace is not None:
                 workspace = workspace.follow(new)
@@ -73,6 +74,30 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
             subject=f"{head.dataset}@{head.branch}",
         )
     return put_move(context, repository, (head.dataset, new), newest, head.commit, action)
+
+
+def _carry_rule(context: Context, repository: Repository, head: Head, new: BranchName) -> None:
+    """What protects the old name protects the new one before the old one goes. Raises `Conflict` if somebody else
+    changes its rule."""
+    rule = repository.refs.rule(head.dataset, head.branch)
+    there = repository.refs.rule(head.dataset, new)
+    if rule is None or rule.limits is None or (there is not None and there.limits == rule.limits):
+        return
+    carried = replace(
+        rule,
+        nonce=Nonce.random(),
+        time_ms=context.clock(),
+        author=context.writer.author,
+        message=f"renamed from {head.branch}",
+        branch=new,
+        number=0 if there is None else there.number + 1,
+    )
+    if not repository.refs.add_rule(carried):
+        raise Conflict(
+            f"somebody else has changed the rule of branch {new} of {head.dataset} meanwhile",
+            subject=f"{head.dataset}@{new}",
+            hint=f"dsv branch --list {head.dataset} shows it; then the same command again",
+        )
 
 
 def _action(what: str, message: str) -> Action:

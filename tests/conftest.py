@@ -59,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGTERM, signal.SIG_DFL),
         (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGQUIT, signal.SIG_DFL),
         (signal.SIGCHLD, signal.SIG_DFL),
     ):
         if signal.getsignal(number) is signal.SIG_IGN:

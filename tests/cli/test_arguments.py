@@ -145,19 +145,28 @@ def test_help_explains_the_global_options_that_a_command_has_use_for(dsv: Dsv, n
         assert listed is (flag not in load(name).unused), (flag, shown)
 
 
+NEEDED = {
+    "cat": [],
+    "clone": ["pets"],
+    "config": ["store"],
+    "export": ["pets", "out"],
+    "import": ["/data", "pets"],
+}
+"""Words that a command needs before those that may be left out, if not the name of a dataset."""
+
+
 @pytest.mark.parametrize(
     ("name", "param"), TAKES_TEXT, ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_an_empty_word_is_refused(unchanged: Dsv, name: str, param: TyperArgument | TyperOption) -> None:
     """It is a variable that is not set, and would mean what the command does without it."""
-    needed = {"clone": [], "cat": [], "config": ["store"] if param.name == "value" else []}.get(name)
-    if needed is None:
-        first = [each for each in load(name).params if isinstance(each, TyperArgument)]
-        needed = ["pets"] if first and param is not first[0] else []
-    if name == "clone" and param.name == "folder":
-        needed = ["pets"]
-    word = [""] if isinstance(param, TyperArgument) else [param.opts[0], ""]
-    done = unchanged(name, *needed, *word)
+    arguments = [each for each in load(name).params if isinstance(each, TyperArgument)]
+    needed = NEEDED.get(name, ["pets"] if arguments and param is not arguments[0] else [])
+    if isinstance(param, TyperOption):
+        done = unchanged(name, *needed, param.opts[0], "")
+    else:
+        at = arguments.index(param)
+        done = unchanged(name, *needed[:at], "", *needed[at + 1 :])
     assert (done.code, done.out) == (2, ""), done
     assert "empty" in done.err or "''" in done.err, done
 

@@ -124,7 +124,10 @@ def test_a_store_for_a_single_writer_is_a_choice_that_every_sync_repeats(dsv: Ds
     person = dsv.at(dsv.cwd, **lax.env, DSV_STORE=f"s3://{lax.bucket()}/dsv")
     write_files(person.cwd, {"a.txt": b"alpha\n"})
     refused(
-        person("init", "pets"), 9, "ignores If-None-Match", "use another store, or dsv init --single-writer"
+        person("init", "pets"),
+        9,
+        "ignores If-None-Match",
+        "keep its names where one writer wins: dsv init --names DIR",
     )
     assert not (person.cwd / ".dsv").exists()
     person.ok("init", "pets", "--single-writer")

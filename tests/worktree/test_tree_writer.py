@@ -19,7 +19,6 @@ from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.progress import NoProgress
 from dsv.worktree.baseline import scan_clean_workspace
-from dsv.worktree.checkout import tree_writer
 from dsv.worktree.checkout.check_out import check_folding
 from dsv.worktree.checkout.tree_writer import Made, TreeWriter
 from dsv.worktree.file_writer import Writer
@@ -253,7 +252,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
     check_folding(world.root, paths)  # this file system tells them apart
-    monkeypatch.setattr(tree_writer, "_folds", lambda _: True)
+    monkeypatch.setattr("dsv.worktree.checkout.check_out._folds", lambda _: True)
     with pytest.raises(Unsupported, match="one name"):
         check_folding(world.root, paths)
     check_folding(world.root, [b"a", b"b"])

@@ -92,7 +92,7 @@ def require_pyarrow() -> None:
         raise Unsupported(
             "tables are read by pyarrow, which is not installed",
             subject="pyarrow",
-            hint="pip install pyarrow, or dsv with its extra: dsv-data[table]",
+            hint="pip install pyarrow",
         )
 
 

@@ -231,6 +231,6 @@ def _import_pyarrow() -> tuple[Any, Any]:
         raise Unsupported(
             "to merge Parquet files by their rows, dsv needs pyarrow, which is not installed",
             subject="pyarrow",
-            hint="pip install pyarrow, or dsv with its extra: dsv-data[table]",
+            hint="pip install pyarrow",
         ) from error
     return pyarrow.parquet, pyarrow

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from dsv.api.branch_to_edit import branch_to_edit
 from dsv.api.context import Context
-from dsv.api.edit_plan import Edit, Move, MoveAll, Plan, Put, Remove, RemoveAll, make_plan
+from dsv.api.edit_list import Edit, Move, MoveAll, Put, Remove, RemoveAll
+from dsv.api.edit_plan import Plan, make_plan
 from dsv.api.local_files import OnStored, Source, store_sources
 from dsv.errors import Conflict
 from dsv.model.diff import Change

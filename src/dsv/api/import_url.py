@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dsv.api.context import Context
-from dsv.api.edit_plan import PutSources
+from dsv.api.edit_list import PutSources
 from dsv.api.edits import Edited, Editing, EditRequest
 from dsv.api.import_journal import ImportJournal
 from dsv.api.local_files import Source

@@ -118,7 +118,7 @@ class Remote:
             ) from error
         except (ImportError, ValueError):
             raise
-        except Exception as error:
+        except Exception as error:  # each of fsspec's file systems raises errors of its own
             if "NoCredentials" in type(error).__name__:
                 raise Denied(f"there are no credentials for {self.url}", subject=self.url) from error
             raise Unreachable(

@@ -171,3 +171,31 @@ def test_what_people_type_finds_one_commit(repository: Repository) -> None:
         found("0123456789")
     with pytest.raises(NotFound, match="no dataset other"):
         resolve(repository.refs, repository.objects, DatasetName.parse("other"), None)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_datasets_are_listed_without_their_moves(ordered: bool) -> None:
+    store = Counting(MemoryStore())
+    store.ordered_listing = ordered
+    refs = Refs(store)
+    for name in ("scans", "scans-2", "team/a"):
+        for number in range(20):
+            head = refs.head(DatasetName.parse(name), MAIN) if number else None
+            refs.move(DatasetName.parse(name), MAIN, head, entry(number + 1))
+    before = store.counts
+    assert refs.datasets() == ["scans", "scans-2", "team/a"]
+    asked = store.counts - before
+    assert (asked.lists, asked.listed, asked.requests) == (1, 3, 1)
+
+
+def test_the_head_of_a_long_branch_takes_one_listing_of_few_rows() -> None:
+    store = Counting(MemoryStore())
+    head = None
+    for number in range(3000):
+        moved = Refs(store).move(DATASET, MAIN, head, entry(number % 256))
+        assert isinstance(moved, Moved)
+        head = moved.head
+    before = store.counts
+    assert Refs(store).head(DATASET, MAIN).number == 2999
+    asked = store.counts - before
+    assert (asked.lists, asked.listed, asked.gets) == (1, 2, 2)

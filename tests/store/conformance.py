@@ -222,6 +222,22 @@ class StoreConformance:
             expected = [key for key in sorted(self.KEYS) if key.startswith(prefix) and key > after]
             assert self._listed(store, prefix, after) == expected, (prefix, after)
 
+    def test_lists_folders_without_what_is_in_them(self, store: Store, outside: Outside) -> None:
+        for key in [*self.KEYS, "refs/a%2Fb/x/y", "refs/a/x", "refs/a-b/x", "refs/plain", "refs/B/x"]:
+            outside.put(key, b"x")
+        assert store.folders("refs/") == ["B", "a", "a%2Fb", "a-b"]
+        assert store.folders("refs/a%2Fb/") == ["x"]
+        assert store.folders("refs/a/") == store.folders("none/") == []
+        assert store.folders("") == sorted({"refs"} | {key.split("/")[0] for key in self.KEYS if "/" in key})
+        with pytest.raises(ValueError, match="not a folder"):
+            store.folders("refs")
+
+    def test_lists_more_folders_than_a_page_has(self, store: Store) -> None:
+        keys = [f"wide/{number:05}/x" for number in range(self.many)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda key: store.put_if_absent(key, b""), keys))
+        assert store.folders("wide/") == [key.split("/")[1] for key in keys]
+
     def test_lists_more_than_a_page(self, store: Store, outside: Outside) -> None:
         keys = [f"many/{number * 7919 % 100_003:06}" for number in range(self.many)]
         with ThreadPoolExecutor(8) as pool:

@@ -328,3 +328,32 @@ def test_a_folder_that_cannot_be_linked_into(root: Path) -> None:
 def test_room_is_what_a_user_may_use(root: Path, opened: Opened) -> None:
     room = os.statvfs(root)
     assert opened(open_store(str(root))).free_bytes() == pytest.approx(room.f_bavail * room.f_frsize, rel=0.1)
+
+
+def test_the_first_rows_of_a_large_folder_cost_no_look_at_the_others(
+    root: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(DirectoryStore(root))
+    for number in range(50):
+        store.put_if_absent(f"a/{number:02}", b"x")
+    looked: list[str] = []
+    real = os.stat
+
+    def look(name: str, *, dir_fd: int, follow_symlinks: bool) -> os.stat_result:
+        looked.append(name)
+        return real(name, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+
+    rows = store.list("a/")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", look)
+        assert [next(rows).key, next(rows).key] == ["a/00", "a/01"]
+    rows.close()  # type: ignore[attr-defined]
+    assert looked == ["00", "01"]
+
+
+def test_a_link_instead_of_a_folder_is_not_passed_over(root: Path, opened: Opened) -> None:
+    store = opened(DirectoryStore(root))
+    store.put_if_absent("refs/a/x", b"x")
+    (root / "refs/b").symlink_to(root / "refs/a")
+    with pytest.raises(IntegrityError, match="links inside a store are not followed"):
+        store.folders("refs/")

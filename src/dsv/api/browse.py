@@ -6,6 +6,7 @@ import os.path
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -13,8 +14,10 @@ from dsv.errors import NotFound, UsageError
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, DatasetName, Target, clean_path
+from dsv.repo.repository import Repository
 from dsv.repo.resolve import Resolved
 from dsv.repo.trees import TreeReader
+from dsv.store.together import together
 from dsv.transfer.download import Fetcher, Wanted
 
 
@@ -31,18 +34,20 @@ class DatasetItem:
 
 def datasets(context: Context) -> list[DatasetItem]:
     """Every dataset of the store, by name."""
-    found = []
     with context.repository() as repository:
-        for name in repository.refs.datasets():
-            head = repository.refs.head_or_none(name, MAIN)
-            if head is None:
-                continue
-            if head.commit is None:
-                found.append(DatasetItem(name, None, None, 0, 0))
-                continue
-            commit = repository.objects.commit(head.commit)
-            found.append(DatasetItem(name, head.commit, commit.time_ms, commit.files, commit.bytes))
-    return found
+        names = repository.refs.datasets()
+        found = together([partial(_dataset, repository, name) for name in names])
+    return [item for item in found if item is not None]
+
+
+def _dataset(repository: Repository, name: DatasetName) -> DatasetItem | None:
+    head = repository.refs.head_or_none(name, MAIN)
+    if head is None:
+        return None
+    if head.commit is None:
+        return DatasetItem(name, None, None, 0, 0)
+    commit = repository.objects.commit(head.commit)
+    return DatasetItem(name, head.commit, commit.time_ms, commit.files, commit.bytes)
 
 
 def resolve(context: Context, target: Target) -> Resolved:

@@ -5,7 +5,7 @@ What has no copy is never said to be absent, as the store may have it: that is `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsv.errors import Unreachable
 from dsv.model import keys
@@ -47,6 +47,9 @@ class LocalStore:
         if not fitting:
             raise self._no_copy(f"there is no copy here of {prefix}…")
         return iter([Item(key, 0) for key in fitting])
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        raise self._no_copy(f"nothing tells whether it has {prefix}")
 
     def modified(self, key: str) -> float:
         raise self._no_copy(f"nothing tells when {key} was made")

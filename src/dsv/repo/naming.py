@@ -48,7 +48,7 @@ def check_whole(session: Session, commit_id: CommitId) -> None:
 def check_new_dataset(repository: Repository, dataset: DatasetName) -> None:
     """Raises `Conflict` if another dataset's name differs from this in case only."""
     for other in repository.refs.datasets():
-        if other != dataset and other.casefold() == dataset.casefold():
+        if other != dataset and other.casefold() == dataset.casefold() and repository.refs.exists(other):
             raise Conflict(
                 f"{repository.store.url} has a dataset {other}, and names may not differ in case only",
                 subject=dataset,

@@ -78,8 +78,10 @@ class Refs(Tags):
         self._listed[dataset, branch] = self._list(dataset, branch)
 
     def datasets(self) -> list[DatasetName]:
-        """All datasets, by name. A dataset exists once its branch `main` has a first entry."""
-        found = named_parts(DatasetName, parts(self._store, keys.REFS_PREFIX))
+        """All datasets, by name. A dataset exists once its branch `main` has a first entry; one that somebody began to
+        make may be among them.
+        """
+        found = named_parts(DatasetName, self._store.folders(keys.REFS_PREFIX))
         self.heard.datasets(found)
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
@@ -122,6 +122,14 @@ class Store(Protocol):
         """Objects whose key begins with `prefix` (any string of key characters) and is > `start_after`."""
         ...
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The next component of every key below `prefix`, which is empty or ends with a slash, if another follows it:
+        sorted, each once. However much lies below them, it takes a request for each 1,000 of them.
+
+        In a folder one may be named below which there is nothing any more, or nothing yet.
+        """
+        ...
+
     def modified(self, key: str) -> float:
         """When the object was made, in seconds since 1970 by the store's clock. Raises NotFound."""
         ...
@@ -154,6 +162,13 @@ def check_prefix(prefix: str) -> str:
     if len(prefix) > MAX_KEY_LENGTH or not _PREFIX.match(prefix):
         raise ValueError(f"{prefix!r} is not the beginning of a store key")
     return prefix
+
+
+def check_folder(prefix: str) -> str:
+    """Returns `prefix` if it is empty or names a folder, with the slash behind it. Raises ValueError."""
+    if prefix and not prefix.endswith("/"):
+        raise ValueError(f"{prefix!r} is not a folder of store keys")
+    return check_prefix(prefix)
 
 
 def is_component(name: str) -> bool:

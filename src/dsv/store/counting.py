@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
@@ -72,6 +72,12 @@ class Counting(Wrapper):
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         self._add(lists=1)
         return self._rows(self.inner.list(prefix, start_after))
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        self._add(lists=1)
+        found = self.inner.folders(prefix)
+        self._add(listed=len(found))
+        return found
 
     def delete(self, key: str) -> None:
         self._add(deletes=1)

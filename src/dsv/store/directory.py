@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -25,6 +26,7 @@ from dsv.store.base import (
     NoAnswer,
     Put,
     absent,
+    check_folder,
     check_key,
     check_prefix,
     check_range,
@@ -104,6 +106,17 @@ class DirectoryStore:
         folders, _, name = check_prefix(prefix).rpartition("/")
         base = f"{folders}/" if folders else ""
         return self._list(folders.split("/") if folders else [], base, name, start_after)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        folders = check_folder(prefix).split("/")[:-1]
+        with os_errors(self.url, prefix or self.url):
+            self._check_root()
+            try:
+                with self._folder(folders, fresh=True) as folder:
+                    return _folders(folder)
+            except FileNotFoundError:
+                self._check_root()
+        return []
 
     def modified(self, key: str) -> float:
         check_key(key)
@@ -239,21 +252,40 @@ class DirectoryStore:
     def _walk(
         self, folder: int, base: str, begins: str, start_after: str | None
     ) -> Generator[Item, None, None]:
-        """Rows below `base` in key order: a folder sorts as its name with the slash that follows."""
+        """Rows below `base` in key order: a folder sorts as its name with the slash that follows. Whoever takes only
+        the first of very many rows waits for the names alone.
+        """
+        folders: list[str] = []  # that were met, and come behind names that a slash sorts behind; as a heap
         for name in _names(folder, begins):
+            while folders and folders[0] < name:
+                yield from self._walk_below(folder, base, heappop(folders), start_after)
             key = base + name
-            if not name.endswith("/"):
-                if start_after is None or key > start_after:
-                    with suppress(FileNotFoundError):
-                        yield Item(key, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size)
-            elif start_after is None or key > start_after or start_after.startswith(key):
-                with suppress(FileNotFoundError):
-                    below = os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)
-                    try:
-                        ask_again(below)
-                        yield from self._walk(below, key, "", start_after)
-                    finally:
-                        os.close(below)
+            if not is_component(name):
+                continue  # it can't be a key, so it is not the store's
+            if start_after is not None and key < start_after and not start_after.startswith(key):
+                continue
+            found = _look(folder, name)
+            if found is None:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                heappush(folders, f"{name}/")
+            elif stat.S_ISREG(found.st_mode) and (start_after is None or key > start_after):
+                yield Item(key, found.st_size)
+        while folders:
+            yield from self._walk_below(folder, base, heappop(folders), start_after)
+
+    def _walk_below(
+        self, folder: int, base: str, name: str, start_after: str | None
+    ) -> Generator[Item, None, None]:
+        key = base + name
+        if start_after is None or key > start_after or start_after.startswith(key):
+            with suppress(FileNotFoundError):
+                below = os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)
+                try:
+                    ask_again(below)
+                    yield from self._walk(below, key, "", start_after)
+                finally:
+                    os.close(below)
 
     def _remove_empty(self, folders: _Folders) -> None:
         """Object stores have no empty folders; whoever is just writing into one makes it again."""
@@ -273,23 +305,38 @@ def _split(key: str) -> tuple[_Folders, str]:
     return folders, name
 
 
+def _look(folder: int, name: str) -> os.stat_result | None:
+    """None for a name that has gone. Raises `OSError` for a link, which is not passed over: what somebody moved
+    elsewhere and linked would be missing in silence."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return found
+
+
 def _names(folder: int, begins: str) -> list[str]:
-    """Names of objects and, with a trailing slash, of folders; what can't be a key is not the store's."""
+    """All names that begin so, sorted. There may be millions, of which a few are wanted: nothing is done to each."""
     readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
     try:
-        found = []
+        names = os.listdir(readable)  # noqa: PTH208 (a descriptor)
+    finally:
+        os.close(readable)
+    names.sort()
+    return [name for name in names if name.startswith(begins)] if begins else names
+
+
+def _folders(folder: int) -> list[str]:
+    """The names of folders alone, sorted."""
+    readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
+    try:
         with os.scandir(readable) as entries:
-            for entry in entries:
-                if not entry.name.startswith(begins) or not is_component(entry.name):
-                    continue
-                if entry.is_symlink():
-                    # Not skipped: what somebody moved elsewhere and linked would be missing in silence.
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                if entry.is_dir(follow_symlinks=False):
-                    found.append(f"{entry.name}/")
-                elif entry.is_file(follow_symlinks=False):
-                    found.append(entry.name)
-        return sorted(found)
+            found = [entry for entry in entries if is_component(entry.name) and not entry.is_file()]
+        if any(entry.is_symlink() for entry in found):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
     finally:
         os.close(readable)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -107,6 +107,9 @@ class Faulty(Wrapper):
         if fault is None:
             return self.inner.list(prefix, start_after)
         return iter(self._apply(fault, prefix, lambda: [*self.inner.list(prefix, start_after)]))
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return self._apply(self._begin(Operation.LIST, prefix), prefix, lambda: self.inner.folders(prefix))
 
     def delete(self, key: str) -> None:
         self._apply(self._begin(Operation.DELETE, key), key, lambda: self.inner.delete(key))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsv.store.base import (
     LARGEST,
@@ -13,6 +13,7 @@ from dsv.store.base import (
     Item,
     Put,
     absent,
+    check_folder,
     check_key,
     check_prefix,
     check_range,
@@ -78,6 +79,11 @@ class MemoryStore:
                     break
                 rows.append(Item(key, len(self._objects[key])))
         return iter(rows)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        check_folder(prefix)
+        keys = (item.key[len(prefix) :] for item in self.list(prefix))
+        return sorted({key.partition("/")[0] for key in keys if "/" in key})
 
     def modified(self, key: str) -> float:
         """Now: it notes no times."""

@@ -7,7 +7,7 @@ own retries are off: `retry` does them, as only there it is known what a lost an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import obstore
@@ -21,10 +21,12 @@ from dsv.store.base import (
     Buffer,
     Item,
     Put,
+    check_folder,
     check_key,
     check_prefix,
     check_range,
     cut_short,
+    is_component,
     too_large,
 )
 from dsv.store.object_errors import Answer, as_store_error
@@ -147,6 +149,17 @@ class ObjectStore:
                         return
         except (BaseError, OSError) as error:
             raise self._error(error, None) from error
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        check_folder(prefix)
+        self._check_process()
+        above = self._prefix + prefix
+        try:
+            found = obstore.list_with_delimiter(self._quick, above.rstrip("/") or None)
+        except (BaseError, OSError) as error:
+            raise self._error(error, None) from error
+        names = {path.removeprefix(above).rstrip("/") for path in found["common_prefixes"]}
+        return sorted(filter(is_component, names))
 
     def modified(self, key: str) -> float:
         path = self._path(key)

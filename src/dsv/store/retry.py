@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -105,6 +105,9 @@ class Retrying(Wrapper):
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self._repeated(lambda: self.inner.get_range(key, start, length))
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return self._repeated(lambda: self.inner.folders(prefix))
 
     def modified(self, key: str) -> float:
         return self._repeated(lambda: self.inner.modified(key))

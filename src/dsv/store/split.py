@@ -6,7 +6,7 @@ bytes. The names lie in a folder or another bucket that can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsv.model.keys import needs_winner
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
@@ -52,6 +52,9 @@ class SplitStore:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         return self.place_of(prefix).list(prefix, start_after)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return self.place_of(prefix).folders(prefix)
 
     def modified(self, key: str) -> float:
         return self.place_of(key).modified(key)

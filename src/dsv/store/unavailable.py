@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from dsv.errors import DsvError
@@ -29,6 +29,9 @@ class Unavailable:
         self._fail()
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self._fail()
+
+    def folders(self, prefix: str) -> Sequence[str]:
         self._fail()
 
     def modified(self, key: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
 
@@ -48,6 +48,9 @@ class Wrapper:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         return self.inner.list(prefix, start_after)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return self.inner.folders(prefix)
 
     def modified(self, key: str) -> float:
         return self.inner.modified(key)

@@ -27,6 +27,7 @@ from tests.labs.docker_engine import ContainerEngine
 from tests.labs.machine import MissingError
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
+from tests.labs.slurm import SlurmNodes
 from tests.scheduling import Scheduling, hosts_of
 from tests.store.servers_on_moto import ServerOnMoto
 
@@ -42,7 +43,7 @@ OWN_SHELF = pytest.StashKey[Path]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS")
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
-REAL = {"ceph_s3", "docker_engine", "podman", "nfs_hosts", "azurite"}
+REAL = {"ceph_s3", "docker_engine", "podman", "nfs_hosts", "slurm_nodes", "azurite"}
 WITHOUT_REAL_PARTS = "not real"
 FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")
 
@@ -141,6 +142,21 @@ def podman(pytestconfig: pytest.Config) -> ContainerEngine:
 def nfs_hosts(pytestconfig: pytest.Config) -> NfsHosts:
     """Real hosts on a real NFS export; a test works in a folder of its own below `.export`."""
     return _lab(pytestconfig, "nfs-hosts", NfsHosts)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(pytestconfig: pytest.Config) -> SlurmNodes:
+    """A real Slurm of three nodes, for `slurm_nodes` alone: what other tests did to it is still there."""
+    return _lab(pytestconfig, "slurm", SlurmNodes)
+
+
+@pytest.fixture
+def slurm_nodes(slurm_cluster: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> SlurmNodes:
+    """A real Slurm of three idle nodes, which Slurm's programs reach from here."""
+    slurm_cluster.make_ready()
+    for name, value in slurm_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    return slurm_cluster
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Labs by hand.
 
-python -m tests.labs up NAME DIR     start one (ceph-rgw, docker-engine, podman, nfs-hosts); prints the
-                                     exports that reach it. With DSV_LABS=DIR the tests use what runs there.
+python -m tests.labs up NAME DIR     start one (ceph-rgw, docker-engine, podman, nfs-hosts, slurm); prints
+                                     the exports that reach it. With DSV_LABS=DIR the tests use what runs there.
 python -m tests.labs image           make the Python image's files now, so that later runs are fast
 python -m tests.labs down DIR        stop all that runs there and remove the folder
 python -m tests.labs keep DIR PID    wait for that process's end, then do the same

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.labs import ceph_rgw, docker_engine, nfs_hosts, podman_here
+from tests.labs import ceph_rgw, docker_engine, nfs_hosts, podman_here, slurm
 from tests.labs.machine import alive
 
 
@@ -36,6 +36,7 @@ LABS = {
     "docker-engine": Lab(docker_engine.up, docker_engine.down, "dockerd"),
     "podman": Lab(podman_here.up, podman_here.down, None),
     "nfs-hosts": Lab(nfs_hosts.up, nfs_hosts.down, "ganesha"),
+    "slurm": Lab(slurm.up, slurm.down, "slurmctld"),
 }
 OWNER = "owner.pid"  # whose end is this folder's end; absent where the folder is to stay
 

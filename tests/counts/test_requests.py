@@ -85,6 +85,8 @@ WORKS = {
     "cache of the next commit": Most(10, 6, 0, len(CHANGED) * SIZE * 3 // 2),
     # Each file that changed lies between some that did not, in another pack, and is no read of its own.
     "cold cache of an edited commit": Most(16, 6, 0, CONTENT + len(CHANGED) * SIZE + SEGMENTS + SMALL),
+    # The files, and the metadata too, come from the cache: format 2, head 3.
+    "clone of a cached commit": Most(5, 2, 0, SMALL),
     # What the branch names.
     "cache hit by branch": Most(5, 2, 0, SMALL),
     # A tag means what it meant: the store is not asked.
@@ -138,6 +140,7 @@ class Works:
         self.do("second cat", eve, "cat", f"scans:{path_of(151)}")
         self.do("cold cache", bob, "cache", "scans@v1", "-q")
         self.do("cache of the next commit", bob, "cache", "scans", "-q")
+        self.do("clone of a cached commit", bob, "clone", "scans", "-q", "cloned")
         self.do("cache hit by branch", bob, "cache", "scans", "-q")
         self.do("cache hit by tag", bob, "cache", "scans@v1", "-q")
         self.do("cold cache of an edited commit", self.person("kim"), "cache", "scans", "-q")

@@ -20,6 +20,7 @@ from dsv.model.location import Location
 from dsv.model.progress import NoProgress
 from dsv.worktree.baseline import scan_clean_workspace
 from dsv.worktree.checkout.check_out import check_folding
+from dsv.worktree.checkout.contents import Pieces
 from dsv.worktree.checkout.tree_writer import Made, TreeWriter
 from dsv.worktree.file_writer import Writer
 from dsv.worktree.scan.state import State
@@ -44,11 +45,11 @@ GOAL: Tree = {
 COMMIT = CommitId.hash(b"goal")
 
 
-def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
+def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
     for entry, _ in wanted:
         assert entry.file_id is not None
         content = CONTENT[entry.file_id]
-        yield iter([content[:2], content[2:]])
+        yield Pieces([content[:2], content[2:]])
 
 
 def bring(world: World, goal: Tree, reader: object = contents) -> Made:
@@ -104,7 +105,7 @@ def test_a_file_that_changes_between_plan_and_act_stays(world: World) -> None:
     }
     del goal[b"nothing"]
 
-    def late(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
+    def late(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
         for content in contents(wanted):
             (world.root / "a/one").write_bytes(b"mine")
             (world.root / "new").write_bytes(b"mine too")
@@ -120,13 +121,13 @@ def test_a_file_that_changes_between_plan_and_act_stays(world: World) -> None:
 
 
 def test_content_that_turns_out_wrong_never_gets_its_name(world: World) -> None:
-    def wrong(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
+    def wrong(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
         def pieces() -> Iterator[bytes]:
             yield b"par"
             raise IntegrityError("chunk is not its id")
 
         for _ in wanted:
-            yield pieces()
+            yield Pieces(pieces())
 
     with pytest.raises(IntegrityError):
         bring(world, GOAL, wrong)
@@ -142,7 +143,7 @@ def test_a_folder_swapped_for_a_symlink_leads_nowhere(world: World, tmp_path: Pa
     bring(world, GOAL)
     goal = {**GOAL, b"a/one": file("a/one", b"two"), b"a/two": file("a/two", b"two")}
 
-    def swapping(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
+    def swapping(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
         for content in contents(wanted):
             if not (world.root / "a").is_symlink():
                 (world.root / "a").rename(tmp_path / "moved")
@@ -243,7 +244,7 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
     with Writer(world.root) as writer:
-        assert writer.file(file("a/one", b"two"), [b"two"], None, replace=False) is None
+        assert writer.file(file("a/one", b"two"), Pieces([b"two"]).fill, None, replace=False) is None
     assert (world.root / "a/one").read_bytes() == b"one"
 
 

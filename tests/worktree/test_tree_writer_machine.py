@@ -18,6 +18,7 @@ from dsv.model.ids import CommitId, FileId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
+from dsv.worktree.checkout.contents import Pieces
 from dsv.worktree.checkout.plan import NEVER
 from dsv.worktree.checkout.tree_writer import TreeWriter
 from tests.worktree.worlds import Tree, World, tree_of
@@ -52,10 +53,10 @@ def add(tree: Tree, entry: Entry) -> None:
     tree[entry.path] = entry
 
 
-def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
+def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Pieces]:
     for entry, _ in wanted:
         assert entry.file_id is not None
-        yield iter([CONTENTS[entry.file_id]])
+        yield Pieces([CONTENTS[entry.file_id]])
 
 
 def clash(tree: Tree) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from dsv.api.context import Context
 from dsv.api.last_known import LastKnown, address, say_how_old, store_in_effect
+from dsv.api.nearby_caches import note_cache
 from dsv.cache.bindings import bind, bound_store, met
 from dsv.cache.disk import explain, own_folder
 from dsv.cache.filling.context import HelperSpec
@@ -227,6 +228,7 @@ class Targets:
         resolved = found.resolved
         if resolved is None:
             return
+        note_cache(self._context.settings, self.root.path)
         try:
             met(self.root, found.store, address(self._context))
             refs = KnownRefs(self.root, found.store)

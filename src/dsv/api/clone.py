@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dsv.api.context import Context
+from dsv.api.nearby_caches import lending
 from dsv.errors import Conflict, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
@@ -24,7 +25,10 @@ COMMAND = "dsv clone"
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """A new workspace. `commit` is None for a dataset that has none yet."""
+    """A new workspace. `commit` is None for a dataset that has none yet.
+
+    cached_files, cached_bytes: what came from caches on this machine.
+    """
 
     root: Path
     dataset: DatasetName
@@ -32,6 +36,8 @@ class Cloned:
     commit: CommitId | None
     files: int
     bytes: int
+    cached_files: int = 0
+    cached_bytes: int = 0
 
 
 def clone(context: Context, target: Target, folder: Path | None = None) -> Cloned:
@@ -52,14 +58,20 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
         note_answer(workspace, repository.refs, repository.clock())
         if commit is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0)
-        with workspace.lock(COMMAND) as lock:
-            opened = OpenWorkspace(workspace, repository, lock, context.writer, context.progress)
+        with workspace.lock(COMMAND) as lock, lending(context, repository, dataset) as copies:
+            opened = OpenWorkspace(
+                workspace, repository, lock, context.writer, context.progress, copies=copies
+            )
             with open_baseline(opened, workspace.base(), writes=True) as baseline:
                 tree = TreeReader(repository.objects, commit)
                 check_tree(tree, workspace.root)
                 changes = partial(baseline.changes_to, tree)
-                check_out(opened, baseline, Goal(COMMAND, commit, changes, "move them away, or remove them"))
-        return Cloned(workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes)
+                goal = Goal(COMMAND, commit, changes, "move them away, or remove them")
+                made = check_out(opened, baseline, goal)
+        return Cloned(
+            workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes,
+            made.copied, made.copied_bytes,
+        )  # fmt: skip
 
 
 def _start(

@@ -23,7 +23,10 @@ from dsv.worktree.unfinished import read_begun
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The workspace's base after a pull, and how many paths were written for it. `before` is the base before."""
+    """The workspace's base after a pull, and how many paths were written for it. `before` is the base before.
+
+    cached_files, cached_bytes: what came from caches on this machine.
+    """
 
     dataset: DatasetName
     branch: BranchName
@@ -32,6 +35,8 @@ class Pulled:
     created: int = 0
     replaced: int = 0
     removed: int = 0
+    cached_files: int = 0
+    cached_bytes: int = 0
 
     @property
     def any_change(self) -> bool:
@@ -86,8 +91,9 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
             )
             made = check_out(opened, baseline, goal)
         return Pulled(
-            workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed
-        )
+            workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
+            made.copied, made.copied_bytes,
+        )  # fmt: skip
 
 
 def _within(paths: PathSet | None) -> Callable[[bytes], bool]:

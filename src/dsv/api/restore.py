@@ -25,13 +25,18 @@ from dsv.worktree.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What `commit` has is in the workspace. If no paths were named it is the base too."""
+    """What `commit` has is in the workspace. If no paths were named it is the base too.
+
+    cached_files, cached_bytes: what came from caches on this machine.
+    """
 
     dataset: DatasetName
     commit: CommitId
     created: int
     replaced: int
     removed: int
+    cached_files: int = 0
+    cached_bytes: int = 0
 
 
 def restore(
@@ -71,7 +76,15 @@ def restore(
                 may_overwrite,
             )
             made = check_out(opened, baseline, goal)
-        return Restored(workspace.dataset, commit, made.created, made.replaced, made.removed)
+        return Restored(
+            workspace.dataset,
+            commit,
+            made.created,
+            made.replaced,
+            made.removed,
+            made.copied,
+            made.copied_bytes,
+        )
 
 
 def source_commit(

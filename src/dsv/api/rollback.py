@@ -24,7 +24,10 @@ from dsv.worktree.open_workspace import OpenWorkspace
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The branch's head now, and before. source: the commit whose files it has. The counts are of paths here."""
+    """The branch's head now, and before. source: the commit whose files it has. The counts are of paths here.
+
+    cached_files, cached_bytes: what came from caches on this machine.
+    """
 
     dataset: DatasetName
     branch: BranchName
@@ -34,6 +37,8 @@ class RolledBack:
     created: int = 0
     replaced: int = 0
     removed: int = 0
+    cached_files: int = 0
+    cached_bytes: int = 0
 
     @property
     def any_change(self) -> bool:
@@ -47,7 +52,7 @@ def rollback(context: Context, target: Target, message: str | None = None) -> Ro
     Local changes stay, and one to a path that this would change is a `Conflict`, with nothing published or written.
     So is a branch that somebody has moved since this workspace last saw it: nobody's work is taken back unseen.
     """
-    with open_to_publish(context, "dsv rollback") as opened:
+    with open_to_publish(context, "dsv rollback", borrows=True) as opened:
         workspace, repository = opened.workspace, opened.repository
         source = source_commit(context, repository, workspace, target)
         if repository.objects.stored_commit(source) is None:
@@ -78,11 +83,12 @@ def rollback(context: Context, target: Target, message: str | None = None) -> Ro
                 lambda: baseline.changes_to(after),
                 "to drop yours: dsv restore PATH; or publish them first: dsv sync",
                 ready=lambda: _publish(opened, draft, commit, source),
+                files_of=source,
             )
             made = check_out(opened, baseline, goal)
         return RolledBack(
             workspace.dataset, workspace.branch, commit.id, head.commit, source,
-            made.created, made.replaced, made.removed,
+            made.created, made.replaced, made.removed, made.copied, made.copied_bytes,
         )  # fmt: skip
 
 

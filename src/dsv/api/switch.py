@@ -27,7 +27,7 @@ from dsv.worktree.unfinished import SWITCH, read_begun
 class Switched:
     """The branch that the workspace follows now, and its base; both as they were before, too. The counts are of paths.
 
-    made: this call has made the branch.
+    made: this call has made the branch. cached_files, cached_bytes: what came from caches on this machine.
     """
 
     dataset: DatasetName
@@ -39,6 +39,8 @@ class Switched:
     created: int = 0
     replaced: int = 0
     removed: int = 0
+    cached_files: int = 0
+    cached_bytes: int = 0
 
     @property
     def any_change(self) -> bool:
@@ -56,7 +58,7 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Swi
     branch that is to be made is there, and `NotFound` for one that is not there. If it is killed while files are
     written, the same call finishes it, and until then no command takes what was written for a change of the user's.
     """
-    with open_to_publish(context, f"{SWITCH}{branch}", branch) as opened:
+    with open_to_publish(context, f"{SWITCH}{branch}", branch, borrows=True) as opened:
         opened = _after_killed_sync(opened)
         return _create(context, opened, branch) if create else _switch(opened, branch)
 
@@ -96,6 +98,7 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     return Switched(
         head.dataset, branch, head.commit, workspace.branch, before,
         created=made.created, replaced=made.replaced, removed=made.removed,
+        cached_files=made.copied, cached_bytes=made.copied_bytes,
     )  # fmt: skip
 
 

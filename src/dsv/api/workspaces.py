@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from dsv.api.context import Context, check_binding, noting_branch
+from dsv.api.nearby_caches import lending
 from dsv.model.names import BranchName, Rev, Target
+from dsv.worktree.copies import NO_COPIES
 from dsv.worktree.open_workspace import OpenWorkspace
 
 
 @contextmanager
 def open_to_publish(
-    context: Context, command: str, branch: BranchName | None = None
+    context: Context, command: str, branch: BranchName | None = None, *, borrows: bool = False
 ) -> Iterator[OpenWorkspace]:
     """For a command that publishes on `branch` (None: the workspace's): it holds the lock, and needs the store.
 
+    borrows: files are written here, and taken from caches of this machine before the store is asked.
     Raises `Conflict` if another command is at work in the workspace, or the store is not the one that it belongs to.
     """
     workspace = context.workspace()
@@ -23,9 +26,12 @@ def open_to_publish(
         target = Target(workspace.dataset, Rev(branch or workspace.branch))
         repository = context.open_repository(store, target, workspace.base())
         check_binding(workspace, repository)
-        with noting_branch(repository, context.workspace_or_none):  # it may follow another branch by then
+        with (
+            noting_branch(repository, context.workspace_or_none),  # it may follow another branch by then
+            lending(context, repository, workspace.dataset) if borrows else nullcontext(NO_COPIES) as copies,
+        ):
             yield OpenWorkspace(
-                workspace, repository, lock, context.writer, context.progress, lambda: store.counts
+                workspace, repository, lock, context.writer, context.progress, lambda: store.counts, copies
             )
 
 
@@ -33,5 +39,9 @@ def open_to_publish(
 def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
     """For a command that only writes files here: it holds the lock, and may read the store from local copies."""
     workspace = context.workspace()
-    with workspace.lock(command) as lock, context.bound_repository(workspace) as repository:
-        yield OpenWorkspace(workspace, repository, lock, context.writer, context.progress)
+    with (
+        workspace.lock(command) as lock,
+        context.bound_repository(workspace) as repository,
+        lending(context, repository, workspace.dataset) as copies,
+    ):
+        yield OpenWorkspace(workspace, repository, lock, context.writer, context.progress, copies=copies)

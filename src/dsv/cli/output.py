@@ -146,6 +146,18 @@ def path_counts(created: int, replaced: int, removed: int) -> str:
     return f"{units.format_count(created, 'file')} added, {replaced:,} replaced, {removed:,} removed"
 
 
+CACHED_KEYS = {
+    "cached_files": "how many files came from caches on this machine",
+    "cached_bytes": "their size",
+}
+
+
+def from_caches(files: int, size: int) -> str:
+    """What came from caches, as an end of a sentence; nothing if that was nothing."""
+    came = f"{units.format_count(files, 'file')}, {units.format_bytes(size)}"
+    return f"; from a cache here: {came}" if files else ""
+
+
 def printable(text: str | bytes) -> str:
     """A name without its power over a terminal: control characters as escapes such as `\\n` or `\\x1b`."""
     if isinstance(text, bytes):

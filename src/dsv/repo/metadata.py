@@ -24,6 +24,13 @@ class MetadataCache:
         self._folder = folder
         self._behind = behind
 
+    def also_read(self, behind: MetadataCache) -> None:
+        """From now on, what has no copy here is looked for there, after where it was looked for before."""
+        last = self
+        while last._behind is not None:
+            last = last._behind
+        last._behind = behind
+
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         """The copy's bytes, unchecked; None if there is none of at most `limit` bytes."""
         found = self._read(kind, name, limit)

@@ -71,6 +71,10 @@ class Objects:
         self.copy_of: Callable[[Entry], Path] | None = None
         """Where a file's content lies on this machine, if the store is not asked for it. Raises `Unreachable`."""
 
+    def also_read(self, copies: MetadataCache) -> None:
+        """Looks for metadata there too, before the store is asked."""
+        self._metadata.also_read(copies)
+
     def commit(self, commit_id: CommitId) -> Commit:
         """A commit that something names. Raises `IntegrityError` where it is not there, or not what its id says."""
         found = self.commit_or_none(commit_id)

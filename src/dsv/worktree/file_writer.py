@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +15,7 @@ from dsv.model.entry import Entry, Kind
 from dsv.worktree.scan.folder import row_of
 from dsv.worktree.scan.listing import TEMPORARY
 
-_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Writer:
@@ -36,16 +36,22 @@ class Writer:
         self._descent.close()
 
     def file(
-        self, entry: Entry, content: Iterable[bytes], expected: bytes | None, *, replace: bool
+        self, entry: Entry, fill: Callable[[int], None], expected: bytes | None, *, replace: bool
     ) -> bytes | None:
-        """Writes a file; gives its row, or None if something else than `expected` was in its place."""
+        """Writes a file; gives its row, or None if something else than `expected` was in its place.
+
+        fill: writes the content to the descriptor of an empty file, open for reading and writing.
+        """
         above, name = split(entry.path)
         temporary = TEMPORARY + os.urandom(8).hex().encode()
         with about(entry.path):
             mode = 0o777 if entry.kind is Kind.EXECUTABLE else 0o666
             descriptor = os.open(temporary, _FLAGS, mode, dir_fd=self._descent.at(above, make=True))
             try:
-                _fill(descriptor, content)
+                try:
+                    fill(descriptor)
+                finally:
+                    os.close(descriptor)
                 folder = self._descent.at(above)
                 # After closing: an NFS server stamps the file then.
                 written = os.stat(temporary, dir_fd=folder, follow_symlinks=False)
@@ -159,16 +165,6 @@ class Writer:
             return _is_there(self._descent.at(above), name)
         except (FileNotFoundError, NotADirectoryError):
             return False
-
-
-def _fill(descriptor: int, content: Iterable[bytes]) -> None:
-    try:
-        for piece in content:
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(descriptor, view) :]
-    finally:
-        os.close(descriptor)
 
 
 def _put(folder: int, temporary: bytes, name: bytes) -> bool:

@@ -17,6 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Writer
 from dsv.repo.standing import standing
 from dsv.store.counting import Counts
+from dsv.worktree.copies import NO_COPIES, Copies
 from dsv.worktree.unfinished import SWITCH, read_begun, unfinished
 from dsv.worktree.workspace import Workspace
 
@@ -28,7 +29,8 @@ _COUNTED = 50
 class OpenWorkspace:
     """What every command that changes a workspace works with.
 
-    writer: the one whose commits and moves these are. counts: what the store was asked for so far.
+    writer: the one whose commits and moves these are. counts: what the store was asked for so far. copies: files on
+    this machine that are taken before the store is asked.
     """
 
     workspace: Workspace
@@ -37,6 +39,7 @@ class OpenWorkspace:
     writer: Writer
     progress: Progress
     counts: Callable[[], Counts] = Counts
+    copies: Copies = NO_COPIES
 
     def following(self, branch: BranchName) -> OpenWorkspace:
         """The same workspace, which follows this branch from now on."""

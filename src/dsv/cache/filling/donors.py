@@ -52,18 +52,19 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
 
     Nothing is taken from folders that this user may not read. Raises `OSError`.
     """
-    own = list(_of_dataset(root, place.dataset, store))
+    own = list(of_dataset(root, place.dataset, store))
     others = [
         one
         for dataset in list_names(root.path)
         if dataset != place.dataset and is_dataset(dataset)
-        for one in _of_dataset(root, dataset, store)
+        for one in of_dataset(root, dataset, store)
     ]
-    chosen = _newest(own)[:_OWN] + _newest(others)[:_OTHERS]
+    chosen = newest(own)[:_OWN] + newest(others)[:_OTHERS]
     return [one for one in chosen if one.place != place]
 
 
-def _of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
+def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
+    """Visible commits of one dataset, given as its folder's name. Raises `OSError`."""
     folder = root.path / dataset
     with contextlib.suppress(NotADirectoryError, PermissionError):
         for name in list_names(folder):
@@ -73,7 +74,7 @@ def _of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candi
                 yield Candidate(place, record)
 
 
-def _newest(found: list[Candidate]) -> list[Candidate]:
+def newest(found: list[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda one: one.record.time, reverse=True)
 
 

@@ -10,6 +10,7 @@ import typer
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.output import CACHED_KEYS, from_caches
 from dsv.cli.targets import Names
 from dsv.errors import UsageError
 from dsv.model.names import Target
@@ -18,7 +19,6 @@ from dsv.model.units import format_bytes, format_count
 
 @command(
     "clone",
-    unused=["--cache"],
     examples=[
         ("dsv clone chest-xray --store s3://lake/dsv", "into the folder chest-xray"),
         ("dsv clone team-a/lungs@relabel work", "another branch, into the folder work"),
@@ -30,6 +30,7 @@ from dsv.model.units import format_bytes, format_count
         "commit": "its base; null for a dataset without a commit",
         "files": "how many files",
         "bytes": "their size",
+        **CACHED_KEYS,
     },
 )
 def clone(
@@ -41,7 +42,8 @@ def clone(
     """Fetch a dataset into a new workspace.
 
     DIR is named like the dataset where it is left out; it has to be absent or empty. The workspace follows the
-    branch that REV names, else main. Interrupted, the same command goes on.
+    branch that REV names, else main. Interrupted, the same command goes on. Files that a cache on this machine has are
+    copied from there, and checked on the way.
     """
     if folder == "":
         raise UsageError("DIR is empty", hint="dsv clone DATASET DIR")
@@ -64,6 +66,8 @@ def clone(
                 "commit": None if made.commit is None else str(made.commit),
                 "files": made.files,
                 "bytes": made.bytes,
+                "cached_files": made.cached_files,
+                "cached_bytes": made.cached_bytes,
             }
         )
         return
@@ -72,4 +76,5 @@ def clone(
         call.line(f"{where}, which has no commit yet")
     else:
         size = f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}"
+        size += from_caches(made.cached_files, made.cached_bytes)
         call.line(f"{where} at {str(made.commit)[:12]}: {size}")

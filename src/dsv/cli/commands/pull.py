@@ -11,13 +11,12 @@ from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.merging import TableKey, choices
-from dsv.cli.output import path_counts
+from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.cli.paths import workspace_paths
 
 
 @command(
     "pull",
-    unused=["--cache"],
     examples=[
         ("dsv pull", "what others have synced to this workspace's branch"),
         ("dsv pull --theirs labels/ --ours notes.txt", "settle conflicts by path"),
@@ -31,6 +30,7 @@ from dsv.cli.paths import workspace_paths
         "created": "how many paths are new here",
         "replaced": "how many have other content now",
         "removed": "how many went",
+        **CACHED_KEYS,
         "any_change": "false where the workspace was up to date",
     },
 )
@@ -69,6 +69,8 @@ def pull(
                 "created": done.created,
                 "replaced": done.replaced,
                 "removed": done.removed,
+                "cached_files": done.cached_files,
+                "cached_bytes": done.cached_bytes,
                 "any_change": done.any_change,
             }
         )
@@ -80,4 +82,5 @@ def pull(
         call.line(f"{where} is at {str(done.commit)[:12]} already")
     else:
         counts = path_counts(done.created, done.replaced, done.removed)
+        counts += from_caches(done.cached_files, done.cached_bytes)
         call.line(f"pulled {where} ({str(done.commit)[:12]}): {counts}")

@@ -9,7 +9,7 @@ import typer
 from dsv.api.restore import restore as put_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.output import path_counts
+from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.cli.paths import workspace_paths
 from dsv.cli.targets import Offline
 from dsv.model.names import Target
@@ -31,6 +31,7 @@ from dsv.model.names import Target
         "created": "how many paths were missing",
         "replaced": "how many had other content",
         "removed": "how many went, as the commit does not have them",
+        **CACHED_KEYS,
     },
 )
 def restore(
@@ -60,10 +61,13 @@ def restore(
                 "created": done.created,
                 "replaced": done.replaced,
                 "removed": done.removed,
+                "cached_files": done.cached_files,
+                "cached_bytes": done.cached_bytes,
             }
         )
         return
     counts = path_counts(done.created, done.replaced, done.removed)
+    counts += from_caches(done.cached_files, done.cached_bytes)
     commit = str(done.commit)[:12]
     rev = (
         ""

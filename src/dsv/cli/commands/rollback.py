@@ -10,7 +10,7 @@ from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.forcing import Force, override
-from dsv.cli.output import path_counts
+from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.model.names import Target
 
 
@@ -29,6 +29,7 @@ from dsv.model.names import Target
         "created": "how many paths are new here",
         "replaced": "how many have other content now",
         "removed": "how many went",
+        **CACHED_KEYS,
         "any_change": "false if the branch had these files already",
     },
 )
@@ -65,6 +66,8 @@ def rollback(
                 "created": done.created,
                 "replaced": done.replaced,
                 "removed": done.removed,
+                "cached_files": done.cached_files,
+                "cached_bytes": done.cached_bytes,
                 "any_change": done.any_change,
             }
         )
@@ -75,4 +78,5 @@ def rollback(
         call.say(f"{where} has the files of {str(done.source)[:12]} already")
         return
     counts = path_counts(done.created, done.replaced, done.removed)
-    call.say(f"{where} has the files of {str(done.source)[:12]} again: {counts} here")
+    came = from_caches(done.cached_files, done.cached_bytes)
+    call.say(f"{where} has the files of {str(done.source)[:12]} again: {counts} here{came}")

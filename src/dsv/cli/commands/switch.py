@@ -11,14 +11,13 @@ from dsv.api.context import Context
 from dsv.api.switch import switch as follow
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
-from dsv.cli.output import path_counts
+from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.errors import UsageError
 from dsv.model.names import BranchName
 
 
 @command(
     "switch",
-    unused=["--cache"],
     examples=[
         ("dsv switch relabel", "its files come here, and dsv sync publishes on it from then on"),
         ("dsv switch relabel --create", "a new branch where this workspace is; no file changes"),
@@ -34,6 +33,7 @@ from dsv.model.names import BranchName
         "created": "how many paths are new here",
         "replaced": "how many have other content now",
         "removed": "how many went",
+        **CACHED_KEYS,
         "any_change": "false if the workspace was there already",
     },
 )
@@ -70,6 +70,8 @@ def switch(
                 "created": done.created,
                 "replaced": done.replaced,
                 "removed": done.removed,
+                "cached_files": done.cached_files,
+                "cached_bytes": done.cached_bytes,
                 "any_change": done.any_change,
             }
         )
@@ -81,7 +83,8 @@ def switch(
     else:
         call.line(f"this workspace follows {where}")
         if not done.made:
-            call.say(path_counts(done.created, done.replaced, done.removed))
+            came = from_caches(done.cached_files, done.cached_bytes)
+            call.say(path_counts(done.created, done.replaced, done.removed) + came)
 
 
 def _branch(context: Context, name: str) -> BranchName:

@@ -14,15 +14,15 @@ from dsv.fs.errors import about
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId, PackId
-from dsv.model.location import Location
 from dsv.model.names import BranchName
 from dsv.model.paths import fold_clashes, show
 from dsv.model.units import format_count
 from dsv.repo.objects import Objects
 from dsv.repo.reachability import reach_content
 from dsv.repo.trees import TreeReader
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher
 from dsv.worktree.baseline import Baseline
+from dsv.worktree.checkout.contents import Contents
 from dsv.worktree.checkout.plan import NEVER, UNSETTLED, OverwritePolicy, Plan, Settlement
 from dsv.worktree.checkout.tree_writer import Changes, Made, TreeWriter
 from dsv.worktree.journal import Journal
@@ -48,6 +48,7 @@ class Goal:
     conflicts. there: the other side of conflicts, for their message. may_overwrite: paths at which even what no commit
     has may be overwritten. settlement: what to do about paths that were changed here and there. ready: called when
     there is no conflict and nothing is written yet; if it raises, nothing is written.
+    files_of: a commit that has the same files, if `commit` was made just now; None: there is none.
     branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
     written finds that too; None: the one it follows.
     """
@@ -62,6 +63,7 @@ class Goal:
     there: str = ""
     ready: Callable[[], None] = lambda: None
     branch: BranchName | None = None
+    files_of: CommitId | None = None
 
 
 def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
@@ -104,7 +106,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         write_begun(workspace.begun_path, (*baseline.begun, begun))
     if goal.branch is not None:
         workspace = opened.following(goal.branch).workspace
-    made = _write(opened, scan, writer, plan)
+    made = _write(opened, goal.files_of or goal.commit, scan, writer, plan)
     if follow is not None:
         workspace.set_base(follow)
         write_begun(workspace.begun_path, ())
@@ -114,16 +116,15 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     return made
 
 
-def _write(opened: OpenWorkspace, scan: WorkspaceScan, writer: TreeWriter, plan: Plan) -> Made:
+def _write(
+    opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: TreeWriter, plan: Plan
+) -> Made:
     opened.progress.start(plan.created + plan.replaced, plan.fetched)
-    fetcher = Fetcher(opened.repository.objects)
-
-    def contents(asked: Iterator[tuple[Entry, Location | None]]) -> Iterator[Iterator[bytes]]:
-        for _, pieces in fetcher.files(Wanted(entry, where) for entry, where in asked):
-            yield pieces
-
-    made = writer.apply(contents)
+    contents = Contents(Fetcher(opened.repository.objects), opened.copies, commit)
+    made = writer.apply(contents.of)
+    made.copied, made.copied_bytes = contents.files, contents.bytes
     opened.progress.finish()
+    contents.note(opened.progress.note)
     if made.left:
         raise Conflict(
             f"{len(made.left)} paths in {scan.root} changed while dsv was at work, and stay as they are:"

@@ -14,8 +14,8 @@ from dsv.fs.descent import Descent, split
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
-from dsv.model.location import Location
 from dsv.model.progress import Progress
+from dsv.worktree.checkout.contents import Asked, Content, Pieces
 from dsv.worktree.checkout.plan import (
     NEVER,
     UNSETTLED,
@@ -36,18 +36,23 @@ from dsv.worktree.scan.workspace_scan import WorkspaceScan
 Changes = Callable[[], Iterable[Change]]
 """Gives the same changes, in tree order with each path once, each time it is called."""
 
-Contents = Callable[[Iterator[tuple[Entry, Location | None]]], Iterator[Iterator[bytes]]]
-"""Gives the content of each file that is asked for, in that order, in pieces that are verified."""
+ContentsOf = Callable[[Iterator[Asked]], Iterator[Content]]
+"""Gives the content of each file that is asked for, in that order."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What was done. left: paths that changed while dsv was at work, and were left as they are."""
+    """What was done. left: paths that changed while dsv was at work, and were left as they are.
+
+    copied, copied_bytes: files that came from copies on this machine, and not from the store.
+    """
 
     created: int = 0
     replaced: int = 0
     removed: int = 0
     left: list[bytes] = field(default_factory=list)
+    copied: int = 0
+    copied_bytes: int = 0
 
 
 class TreeWriter:
@@ -99,7 +104,7 @@ class TreeWriter:
                 if change.after is not None and step.act not in (Act.KEEP, Act.STAY):
                     yield change.after
 
-    def apply(self, contents: Contents) -> Made:
+    def apply(self, contents: ContentsOf) -> Made:
         """Makes the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""
         exact, self._state.exact = self._scan.exact, None
         assert exact
@@ -161,7 +166,7 @@ class TreeWriter:
             self._base_lacks(step.change)
         self._writer.remove_folders(folders)
 
-    def _write(self, contents: Contents) -> None:
+    def _write(self, contents: ContentsOf) -> None:
         waiting: deque[Step] = deque()
         for content in contents(self._to_fetch(waiting)):
             step = waiting.popleft()
@@ -170,7 +175,7 @@ class TreeWriter:
             self._done(step, self._file(step, entry, content))
             self._progress.advance(files=1, bytes=entry.size)
 
-    def _to_fetch(self, waiting: deque[Step]) -> Iterator[tuple[Entry, Location | None]]:
+    def _to_fetch(self, waiting: deque[Step]) -> Iterator[Asked]:
         """Asks for contents, and meanwhile makes the changes that need none."""
         for step in self._steps(removing=False):
             if self._patches.is_full:
@@ -198,7 +203,7 @@ class TreeWriter:
         if entry.kind is Kind.SYMLINK:
             return self._writer.link(entry, step.row, replace=step.act is Act.REPLACE)
         if entry.is_file:
-            return self._file(step, entry, ())
+            return self._file(step, entry, Pieces(()))
         if step.act is Act.REPLACE and not self._writer.remove(entry.path, step.row):
             return None
         if not self._writer.folder(entry.path):
@@ -208,10 +213,10 @@ class TreeWriter:
         return b""
 
     def _merged_file(self, step: Step, entry: Entry, content: bytes) -> bytes | None:
-        return self._file(step, entry, (content,))
+        return self._file(step, entry, Pieces((content,)))
 
-    def _file(self, step: Step, entry: Entry, content: Iterable[bytes]) -> bytes | None:
-        return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
+    def _file(self, step: Step, entry: Entry, content: Content) -> bytes | None:
+        return self._writer.file(entry, content.fill, step.row, replace=step.act is Act.REPLACE)
 
     def _make_way(self, step: Step) -> bool:
         """Removes what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""

@@ -1,0 +1,1 @@
+"""Files of cached commits that a workspace may copy."""

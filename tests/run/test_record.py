@@ -13,20 +13,9 @@ from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError, Unsupported, UsageError
 from dsv.model.ids import CommitId
+from dsv.model.json_values import check_json, parse_json
 from dsv.model.names import DatasetName
-from dsv.model.run import (
-    MAX_RECORD,
-    CodeState,
-    GpuUse,
-    LogInfo,
-    RunData,
-    RunId,
-    RunRecord,
-    RunState,
-    Usage,
-    check_json,
-    parse_json,
-)
+from dsv.model.run import MAX_RECORD, CodeState, GpuUse, LogInfo, RunData, RunId, RunRecord, RunState, Usage
 from dsv.repo.runs import RunStore
 from dsv.store.memory import MemoryStore
 from tests.run.shop import Shop

@@ -11,7 +11,8 @@ from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
 from dsv.cli.table import GAP, Column, width
 from dsv.fs.process import host_name
-from dsv.model.run import Json, RunRecord, RunState
+from dsv.model.json_values import Json
+from dsv.model.run import RunRecord, RunState
 from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.runs.listing import RunView
 from dsv.runs.query import as_text, flattened

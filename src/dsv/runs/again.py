@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dsv.engines.registry import ENGINES
 from dsv.errors import UsageError
+from dsv.model.json_values import Json
 from dsv.model.names import Rev, Target
-from dsv.model.run import CodeState, Json, RunData, RunRecord
+from dsv.model.run import CodeState, RunData, RunRecord
 from dsv.model.secret_shapes import HIDDEN
 from dsv.runs.place import RunPlace, code_state
 from dsv.runs.spec import JobSpec, restored

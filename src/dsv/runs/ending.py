@@ -11,7 +11,8 @@ from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.log import KeptLog
 from dsv.engines.supervise import Outcome
 from dsv.errors import LaunchError, NoRoom
-from dsv.model.run import GpuUse, Json, LogInfo, RunRecord, RunState, Usage
+from dsv.model.json_values import Json
+from dsv.model.run import GpuUse, LogInfo, RunRecord, RunState, Usage
 from dsv.runs.place import Metrics, read_metrics
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords

@@ -10,8 +10,9 @@ from typing import Final
 
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.model.ids import StoreId
+from dsv.model.json_values import Json
 from dsv.model.names import DatasetName
-from dsv.model.run import Json, RunId, RunRecord
+from dsv.model.run import RunId, RunRecord
 from dsv.model.units import rfc3339
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore, StoredRun

@@ -17,8 +17,9 @@ from dsv.engines.base import Mount
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.files import replace_file
 from dsv.fs.process import host_name, user_name
+from dsv.model.json_values import Json, parse_json
 from dsv.model.names import DatasetName
-from dsv.model.run import CodeState, Json, RunId, parse_json
+from dsv.model.run import CodeState, RunId
 from dsv.worktree.workspace import Workspace
 
 MAX_METRICS: Final = 1 << 20

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Self
 
 from dsv.errors import NotFound, UsageError
-from dsv.model.run import Json, json_or_text
+from dsv.model.json_values import Json, json_or_text
 from dsv.runs.listing import RunView
 
 Item = Mapping[str, Json]

@@ -11,8 +11,9 @@ from typing import Any, Final
 from dsv.engines.base import ALL_GPUS, Task
 from dsv.engines.container import check_image
 from dsv.errors import UsageError
+from dsv.model.json_values import Json, check_json, json_or_text
 from dsv.model.names import Target
-from dsv.model.run import Json, RunId, RunRecord, check_json, json_or_text
+from dsv.model.run import RunId, RunRecord
 from dsv.model.units import parse_size
 
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -98,7 +98,12 @@ def test_a_dry_run_prints_and_does_nothing(pets: Dsv) -> None:
     assert "echo" in result.out
     assert "secret" not in result.out
     plan = pets("run", "pets@v1", "--dry-run", "--json", "--", "true").json
-    assert set(plan) == {"schema", "engine", "argv", "env"}
+    assert set(plan) == {"schema", "engine", "argv", "env", "resources"}
+    asked = ("--cpus", "1", "--memory", "1G", "--time", "2h", "--retries", "3")
+    plan = pets("run", "pets@v1", "--dry-run", "--json", *asked, "--", "true").json
+    assert plan["resources"] == {"cpus": 1.0, "memory_bytes": 10**9, "time_seconds": 7200, "retries": 3}
+    refused = pets("run", "pets@v1", "--dry-run", "--nodes", "2", "--", "true")
+    assert (refused.code, refused.out) == (2, "") and "--nodes" in refused.err
     write_files(pets.cwd, {"run.json": b"of another run"})
     assert pets("run", "pets@v1", "--dry-run", "--json-file", "run.json", "--", "true").code == 0
     assert pets("run", "pets@v9", "--dry-run", "--json-file", "run.json", "--", "true").code == 125

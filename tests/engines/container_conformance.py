@@ -18,6 +18,7 @@ from dsv.engines.container_run import ContainerRun
 from dsv.engines.output import Output
 from dsv.errors import UsageError
 from dsv.model.run import RunState
+from dsv.model.run_end import EndCause
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT, in_another_process
 from tests.engines.harness import Bench
@@ -45,12 +46,14 @@ class ContainerConformance(EngineConformance):
         done = bench.run(bench.job("sh", image="127.0.0.1:1/no/such:image"))
         assert (done.code, done.outcome.ended.launched) == (125, False)
         assert done.outcome.ended.reason and "127.0.0.1:1" in done.outcome.ended.reason
+        assert done.outcome.ended.cause is EndCause.IMAGE_NOT_PULLED
 
     def test_a_mount_that_is_not_there_is_125(self, bench: Bench) -> None:
         gone = bench.mount("/data")
         gone.source.rmdir()
         done = bench.run(bench.shell("exit 0", mounts=(gone,)))
         assert (done.code, done.outcome.ended.launched) == (125, False)
+        assert done.outcome.ended.cause is None
         assert not gone.source.exists()
 
     @pytest.mark.parametrize("image", ["--privileged", "-v/:/host", "", "a b", "a\nb"])
@@ -100,6 +103,16 @@ class ContainerConformance(EngineConformance):
             done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", shm_bytes=asked))
             kib = int(done.stdout.split()[1])
             assert abs(kib * 1024 - given) <= 4096
+
+    def test_a_container_beyond_its_memory_is_ended(self, bench: Bench) -> None:
+        done = bench.run(bench.shell("exec tail -c 200000000 /dev/zero", memory_bytes=32 << 20))
+        assert done.outcome.ended.cause is EndCause.OUT_OF_MEMORY
+        assert "out of memory" in (done.outcome.ended.reason or "")
+
+    def test_a_container_within_its_limits_goes_on(self, bench: Bench) -> None:
+        done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", memory_bytes=64 << 20, cpus=0.5))
+        assert (done.code, done.outcome.ended.cause) == (0, None)
+        assert int(done.stdout.split()[1]) == (32 << 20) >> 10
 
     def test_the_image_is_known_afterwards(self, bench: Bench) -> None:
         assert bench.image is not None

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dsv.engines.base import Engine, Facts, Job, Mount, NoEngine, Plan
 from dsv.engines.foreground import Foreground
@@ -86,7 +87,7 @@ class Bench:
         image: str | None = None,
         workdir: str | None = None,
         shm_bytes: int | None = None,
-        gpus: int | None = None,
+        **resources: Any,
     ) -> Job:
         self.count += 1
         scratch = self.folder / f"scratch-{self.count}"
@@ -94,7 +95,7 @@ class Bench:
         own = f"dsv-test-{os.getpid()}-{self.folder.name[-20:]}-{self.count}"
         return Job(
             run=f"run-{own}", name=name or own, command=command, image=image or self.image, mounts=mounts,
-            env=env or {}, workdir=workdir, gpus=gpus, shm_bytes=shm_bytes, scratch=scratch,
+            env=env or {}, workdir=workdir, shm_bytes=shm_bytes, scratch=scratch, **resources,
         )  # fmt: skip
 
     def mount(self, target: str, *, writable: bool = False, name: str | None = None) -> Mount:

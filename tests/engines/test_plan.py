@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.engines.base import ALL_GPUS, Facts, Job, Mount
+from dsv.engines.base import Facts, Job, Mount
 from dsv.engines.container import ContainerEngine, mount_option
 from dsv.engines.docker import Docker
-from dsv.engines.machine import Machine, visible
+from dsv.engines.machine import GpuModel, Machine, read_model, visible
 from dsv.engines.podman import Podman
 from dsv.errors import LaunchError, UsageError
+from dsv.model.resources import ALL_GPUS
 
 ADA = Machine(memory_bytes=64 << 30, uid=1000, gid=1001, groups=(44, 2000), user="ada")
 JOB = Job(
@@ -52,6 +53,33 @@ def words(engine: ContainerEngine, job: Job, given: Facts) -> str:
 def test_docker_as_a_root_daemon() -> None:
     user = "--user 1000:1001 --group-add 44 --group-add 2000"
     assert words(Docker({}), JOB, facts()) == f"docker run {BEGIN} {user} {MOUNTS} --gpus 2 {END}"
+
+
+def test_limits_are_options_of_the_engine() -> None:
+    job = replace(JOB, cpus=1.5, memory_bytes=1 << 30)
+    given = words(Docker({}), job, facts())
+    assert "--cpus 1.5 --memory 1073741824b --memory-swap 1073741824b" in given
+    assert "--shm-size 536870912b" in given, "shared memory is memory of the job"
+
+
+def test_gpus_of_a_type_are_named() -> None:
+    models = (
+        GpuModel(0, "GPU-t", "Tesla T4"),
+        GpuModel(1, "GPU-a", "NVIDIA A100"),
+        GpuModel(2, "GPU-b", "NVIDIA A100"),
+    )
+    here = facts(replace(ADA, models=models))
+    job = replace(JOB, gpu_type="A100")
+    assert '--gpus "device=GPU-a,GPU-b"' in words(Docker({}), job, here)
+    assert "--device nvidia.com/gpu=1 --device nvidia.com/gpu=2" in words(Podman({}), job, here)
+    given = facts(replace(ADA, models=models, visible_gpus=("0", "GPU-b")))
+    with pytest.raises(LaunchError, match="there are 1 here"):
+        words(Docker({}), job, given)
+
+
+def test_what_the_driver_says_of_a_gpu() -> None:
+    text = "Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ:   \t\t 184\nGPU UUID: \t GPU-12ab\nBus Location: \t 0000:07:00.0\n"
+    assert read_model(3, text) == GpuModel(3, "GPU-12ab", "NVIDIA A100-SXM4-80GB")
 
 
 def test_docker_rootless() -> None:

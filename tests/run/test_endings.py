@@ -56,7 +56,7 @@ def test_a_run_ends_with_its_job_and_not_with_its_readers(
         time.sleep(0.05)
         return outcome
 
-    monkeypatch.setattr("dsv.runs.life.supervise", deliver_late)
+    monkeypatch.setattr("dsv.runs.attempts.supervise", deliver_late)
     ended = shop.run("true").record.ended_ms
     assert ended is not None and ended <= delivered[0]
 

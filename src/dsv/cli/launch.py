@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from io import FileIO
 from typing import Any
 
@@ -22,7 +22,7 @@ from dsv.model.units import format_duration
 from dsv.runs.again import again
 from dsv.runs.life import RunResult, as_launch_error
 from dsv.runs.place import RunPlace
-from dsv.runs.spec import OPTIONS, JobSpec, parse_env, parse_options
+from dsv.runs.spec import OPTIONS, JobSpec, asked, parse_env, parse_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,16 @@ class Typed:
     json_file: str | None
     dry_run: bool
     detach: bool = False
+
+    @classmethod
+    def of(cls, typed: Mapping[str, Any]) -> Typed:
+        """From the parameters of the command by their names: for the options of a run the fields of `JobSpec`."""
+        own = {each.name for each in fields(cls)} - {"options", "env"}
+        options = {name: value for name, value in typed.items() if value and name not in own}
+        if options.pop("no_log", False):
+            options["log"] = False
+        env = tuple(options.pop("env", None) or ())
+        return cls(options=options, env=env, **{name: typed[name] for name in own})
 
 
 @spared()
@@ -66,7 +76,7 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
         spec = _spec(call, typed, context, place)
         cache = call.settings.cache().path
         if typed.dry_run:
-            _show_plan(call, dry_run(context, cache, spec, place, offline=typed.offline))
+            _show_plan(call, dry_run(context, cache, spec, place, offline=typed.offline), spec)
             return None
         return run(
             context,
@@ -122,11 +132,15 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
     return repeated.spec
 
 
-def _show_plan(call: Call, plan: Plan) -> None:
+def _show_plan(call: Call, plan: Plan, spec: JobSpec) -> None:
+    resources = asked(spec)
     if call.json:
-        call.document({"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)})
+        shown = {"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)}
+        call.document({**shown, "resources": resources})
     else:
         call.line(plan.text())
+    if resources:
+        call.say("asked for: " + ", ".join(f"{name} {value}" for name, value in resources.items()))
     for note in plan.notes:
         call.say(note)
 

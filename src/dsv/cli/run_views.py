@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
+from dsv.cli.run_words import part_text, resources_text
 from dsv.cli.table import GAP, Column, width
 from dsv.fs.process import host_name
 from dsv.model.json_values import Json
 from dsv.model.run import RunRecord, RunState
+from dsv.model.run_end import EndCause, RunPart
 from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.runs.listing import RunView
 from dsv.runs.query import as_text, flattened
@@ -137,7 +139,9 @@ def _data(record: RunRecord, digits: int) -> str:
 def _result(record: RunRecord) -> str:
     match record.state:
         case RunState.ENDED:
-            return "ok" if record.exit_code == 0 else f"failed ({record.exit_code})"
+            if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
+                return "ok"
+            return f"{_cause(record) or 'failed'} ({record.exit_code})"
         case RunState.NOT_LAUNCHED:
             return f"not run ({record.exit_code})"
         case RunState.CUT_OFF:
@@ -148,6 +152,11 @@ def _result(record: RunRecord) -> str:
             return f"{state} on {record.host}"
         case state:
             return str(state)
+
+
+def _cause(record: RunRecord) -> str | None:
+    """Why it ended, if the command itself was not the cause."""
+    return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
 
 
 def _values(view: RunView) -> dict[str, Json]:
@@ -248,11 +257,13 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
             if code is None
             else f"{code.path} {code.commit or ''}{' with changes' if code.dirty else ''}",
         ),
+        ("resources", resources_text(record)),
         ("host", f"{record.host}, by {record.user}"),
         ("started", local_time(record.started_ms)),
         ("took", None if view.took_seconds is None else format_duration(view.took_seconds)),
         ("exit code", None if record.exit_code is None else str(record.exit_code)),
-        ("ended by", record.signal),
+        ("end", _end(record)),
+        *((f"attempt {part.attempt}", part_text(part)) for part in _several(record)),
         ("error", record.error),
         ("staging", _staging(view)),
         ("memory", _bytes(None if usage is None else usage.peak_memory_bytes)),
@@ -268,6 +279,19 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
         ("output", record.out),
         ("repeats", record.again_of),
     ]
+
+
+def _several(record: RunRecord) -> Sequence[RunPart]:
+    """The parts, if there is more to see than the run's own end."""
+    return record.parts if len(record.parts) > 1 else ()
+
+
+def _end(record: RunRecord) -> str | None:
+    """Why it ended, and by whom; None if the exit code says it all."""
+    if record.end is None or record.end is EndCause.CANCELLED:
+        by = record.cancelled_by or record.signal
+        return None if by is None else f"cancelled by {by}"
+    return _cause(record)
 
 
 def _staging(view: RunView) -> str:

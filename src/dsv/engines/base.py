@@ -23,12 +23,18 @@ from typing import Any, ClassVar, Final, Protocol
 
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
+from dsv.errors import LaunchError
+from dsv.model.resources import Resources
 from dsv.model.run import JobRef, RunState, Usage
+from dsv.model.run_end import EndCause
 
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
-ALL_GPUS: Final = -1
+
+
+SEEN_TO: Final = frozenset({"time_seconds", "retries"})
+"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +47,14 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Resources):
     """The options of a run that an engine carries out as they are.
 
-    gpus: how many, `ALL_GPUS`, or None; shm_bytes: None for half of the machine's memory; engine_args: further
-    options of the engine's own.
+    shm_bytes: None for half of the memory that the job may use; engine_args: further options of the engine's own.
     """
 
     command: tuple[str, ...] = ()
     image: str | None = None
-    gpus: int | None = None
     shm_bytes: int | None = None
     engine_args: tuple[str, ...] = ()
 
@@ -115,8 +119,8 @@ class PrivateFile:
 class Plan:
     """What will be run. `env` is added to the caller's environment: values are there, never in argv.
 
-    argv: one command line that does the same when a person types it; where: as in `Facts`; notes: what a person
-    should know before it starts.
+    argv: one command line that does the same when a person types it; where: as in `Facts`; memory_bytes, cpus: what
+    the engine keeps a plain process to, the latter by their numbers; notes: what a person should know before it starts.
     """
 
     engine: str
@@ -126,7 +130,10 @@ class Plan:
     env: Mapping[str, str] = field(repr=False)
     cwd: Path | None = None
     files: tuple[PrivateFile, ...] = ()
+    image: str | None = None
     shm_bytes: int | None = None
+    memory_bytes: int | None = None
+    cpus: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     def text(self) -> str:
@@ -146,16 +153,22 @@ class ImageIdentity:
 class Ended:
     """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
 
-    reason: for people, if the exit code alone doesn't say it. seen: False if nobody knows how it ended, nor
-    even whether it did, because the engine doesn't tell any more.
+    reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another
+    cause than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the
+    engine doesn't tell any more.
     """
 
     exit_code: int
     launched: bool
     seen: bool = True
     reason: str | None = None
+    cause: EndCause | None = None
     image: ImageIdentity | None = None
     usage: Usage | None = None
+
+
+class ImageNotPulled(LaunchError):
+    """The image of a job could not be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +216,9 @@ class Engine(Protocol):
     """Whether it needs an image; one that doesn't takes none."""
     gpu_hint: ClassVar[str]
     """What may help if a job with GPUs can't be started."""
+    gives: ClassVar[frozenset[str]]
+    """The fields of `Resources` that it can give a job. A job that asks for another one is refused before anything of
+    it is fetched. Those that every engine gives, because dsv sees to them itself, are in `SEEN_TO`."""
 
     def probe(self) -> Facts | NoEngine:
         """Asks whether the engine answers, for at most a few seconds. A cluster: its API or its controller."""

@@ -30,6 +30,7 @@ from dsv.engines.container_program import (
 )
 from dsv.engines.container_run import ContainerRun
 from dsv.engines.guard import Guard
+from dsv.engines.limits import ONE_MACHINE, check_machine
 from dsv.engines.output import Output
 from dsv.errors import LaunchError, Unreachable, UsageError
 from dsv.model.run import JobRef, RunState
@@ -50,6 +51,7 @@ class ContainerEngine(ContainerProgram):
 
     takes_image: ClassVar[bool] = True
     gpu_hint: ClassVar[str]
+    gives: ClassVar[frozenset[str]] = ONE_MACHINE
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__(environ)
@@ -65,7 +67,7 @@ class ContainerEngine(ContainerProgram):
         """Options after which what the job writes belongs to the caller."""
 
     @abstractmethod
-    def gpu_options(self, wanted: int, facts: Facts) -> list[str]:
+    def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
         """Options that give the job its GPUs."""
 
     def probe(self) -> Facts | NoEngine:
@@ -90,7 +92,9 @@ class ContainerEngine(ContainerProgram):
             raise UsageError(
                 f"{job.name!r} is no name for a container: letters, digits, '_', '.', '-'", subject=job.name
             )
-        shm_bytes = job.shm_bytes if job.shm_bytes is not None else facts.machine.memory_bytes // 2
+        check_machine(job, facts.machine)
+        memory = facts.machine.memory_bytes if job.memory_bytes is None else job.memory_bytes
+        shm_bytes = job.shm_bytes if job.shm_bytes is not None else memory // 2
         named, files = self._environment(job, facts)
         options = ["--name", job.name, "--label", f"{LABEL}={job.run}", *facts.init]
         options += self.user_options(job, facts)
@@ -102,7 +106,11 @@ class ContainerEngine(ContainerProgram):
             options += ["--workdir", job.workdir]
         options += ["--shm-size", f"{shm_bytes}b"]
         if job.gpus is not None:
-            options += self.gpu_options(job.gpus, facts)
+            options += self.gpu_options(job.gpus, job.gpu_type, facts)
+        if job.cpus is not None:
+            options += ["--cpus", f"{job.cpus:g}"]
+        if job.memory_bytes is not None:  # without the second one it could use as much swap on top of it
+            options += ["--memory", f"{job.memory_bytes}b", "--memory-swap", f"{job.memory_bytes}b"]
         for name in named:
             options += ["--env", name]
         for file in files:
@@ -120,6 +128,7 @@ class ContainerEngine(ContainerProgram):
             argv=argv,
             env=named,
             files=files,
+            image=image,
             shm_bytes=shm_bytes,
             notes=notes,
         )

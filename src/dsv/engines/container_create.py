@@ -12,7 +12,7 @@ from threading import Event
 from time import monotonic
 from typing import Final
 
-from dsv.engines.base import Plan, PrivateFile
+from dsv.engines.base import ImageNotPulled, Plan, PrivateFile
 from dsv.engines.container_program import ContainerProgram, wait_for
 from dsv.engines.output import Output
 from dsv.errors import LaunchError
@@ -53,7 +53,9 @@ def create(
             engine.call("rm", "--force", "--volumes", container)
         raise LaunchError("interrupted before the command began")
     if code != 0 or not said or not is_id(said[-1]):
-        raise LaunchError(why(output.last_line()) or f"{engine.name} ended with {code}")
+        reason = why(output.last_line()) or f"{engine.name} ended with {code}"
+        missing = plan.image is not None and engine.find_image(plan.image) is None
+        raise ImageNotPulled(reason) if missing else LaunchError(reason)
     return said[-1]
 
 

@@ -27,6 +27,8 @@ from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.errors import LaunchError
 from dsv.model.run import JobRef, Usage
+from dsv.model.run_end import EndCause
+from dsv.model.units import format_bytes
 
 SILENCE: Final = 300.0
 """Seconds without an answer after which an engine is asked no more: it has time to be upgraded."""
@@ -65,6 +67,7 @@ class ContainerRun:
         self._on_end = on_end
         self._ended: Ended | None = None
         self._kills = 0
+        self._told_to_end = False
         self._untold: int | None = None  # a signal that should end the job, and has not reached it
         self._program: subprocess.Popen[bytes] | None = None
         try:
@@ -82,11 +85,13 @@ class ContainerRun:
         return self._ended
 
     def signal(self, number: int) -> None:
+        self._told_to_end = self._told_to_end or number in ENDING
         if not self._kill(number) and number in ENDING:
             self._untold = number  # it is just starting, or the engine doesn't answer
 
     def kill(self) -> None:
         self._kills += 1
+        self._told_to_end = True
         if (not self._kill(SIGKILL) or self._kills > 1) and self._program is not None:
             self._program.kill()
 
@@ -119,15 +124,30 @@ class ContainerRun:
         self._engine.call("rm", "--force", "--volumes", self._id)
         if not has_begun(details):
             return replace(self._not_launched(code, details), image=image)
-        reason = None
+        exit_code = int(state.get("ExitCode", code))
+        reason, cause = None, None
         if not whole:
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
-        if state.get("OOMKilled"):
-            reason = "the engine ended it: out of memory"
+        if (out_of_memory := self._out_of_memory(details, exit_code)) is not None:
+            reason, cause = out_of_memory, EndCause.OUT_OF_MEMORY
         usage = Usage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
         return Ended(
-            exit_code=int(state.get("ExitCode", code)), launched=True, reason=reason, image=image, usage=usage
+            exit_code=exit_code,
+            launched=True,
+            reason=reason,
+            cause=cause,
+            image=image,
+            usage=usage,
         )
+
+    def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:
+        """What to say if it ended for want of memory. Podman doesn't always notice, and then only the signal tells."""
+        if (details.get("State") or {}).get("OOMKilled"):
+            return "the engine ended it: out of memory"
+        limit = (details.get("HostConfig") or {}).get("Memory")
+        if not limit or exit_code != 128 + SIGKILL or self._told_to_end:
+            return None
+        return f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
 
     def _end_of_program(self) -> int:
         assert self._program is not None  # one was started

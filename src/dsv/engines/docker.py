@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dsv.engines.base import ALL_GPUS, Facts, ImageIdentity, Job, NoEngine
+from dsv.engines.base import Facts, ImageIdentity, Job, NoEngine
 from dsv.engines.container import ContainerEngine
 from dsv.engines.gpu import pick
 from dsv.engines.machine import Machine
+from dsv.model.resources import ALL_GPUS
 
 
 class Docker(ContainerEngine):
@@ -44,8 +45,8 @@ class Docker(ContainerEngine):
             options += ["--group-add", str(group)]
         return options
 
-    def gpu_options(self, wanted: int, facts: Facts) -> list[str]:
-        names = pick(wanted, facts.machine)
+    def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
+        names = pick(wanted, facts.machine, gpu_type)
         if names is None:
             return ["--gpus", "all" if wanted == ALL_GPUS else str(wanted)]
         return ["--gpus", f'"device={",".join(names)}"']  # the value is CSV: the quotes are docker's

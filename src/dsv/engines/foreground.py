@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 
-from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, Plan
+from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, Plan
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.errors import LaunchError
 from dsv.model.run import JobRef
+from dsv.model.run_end import EndCause
 
 
 class Foreground:
@@ -61,7 +62,7 @@ class Foreground:
                 self._attached.kill()
 
     def _begin(self, plan: Plan) -> None:
-        ref = None
+        ref, cause = None, None
         try:
             ref = self._engine.submit(plan, self._output, self._cancelled)
             self._known(ref)
@@ -72,9 +73,10 @@ class Foreground:
             reason = "it was ended before it began"
         except LaunchError as error:
             reason = error.message
+            cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
         except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
             self._problem, reason = error, str(error)
         if ref is not None:
             self._engine.cancel(ref, 0)
-        self._ended = Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason)
+        self._ended = Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=cause)
         self._on_end()

@@ -6,39 +6,69 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsv.engines import nvml
-from dsv.engines.base import ALL_GPUS
-from dsv.engines.machine import Machine
+from dsv.engines.machine import GpuModel, Machine
 from dsv.errors import LaunchError
+from dsv.model.resources import ALL_GPUS, is_type
 from dsv.model.run import GpuUse
 from dsv.periodic import NEVER, Periodic
 
 INTERVAL: Final = 10.0
 
 
-def pick(wanted: int, machine: Machine) -> tuple[str, ...] | None:
+def pick(
+    wanted: int, machine: Machine, gpu_type: str | None = None, *, by_index: bool = False
+) -> tuple[str, ...] | None:
     """The indices or UUIDs of the GPUs that a job gets: the first `wanted` of those that the caller was given.
 
-    None if the caller may use all GPUs, so that the engine can choose. Raises `LaunchError` if there are too few.
+    gpu_type: only of this type, and then by their UUIDs unless `by_index`. None if the caller may use all GPUs, so
+    that the engine can choose. Raises `LaunchError` if there are too few.
     """
+    if gpu_type is not None:
+        return _of_type(wanted, machine, gpu_type, by_index=by_index)
     if machine.visible_gpus is None:
         return None
     granted = len(machine.visible_gpus)
     count = max(granted, 1) if wanted == ALL_GPUS else wanted
     if count > granted:
         raise LaunchError(
-            f"{'all' if wanted == ALL_GPUS else wanted} GPUs were asked for, and CUDA_VISIBLE_DEVICES grants {granted}",
+            f"{_said(wanted)} GPUs were asked for, and CUDA_VISIBLE_DEVICES grants {granted}",
             subject="CUDA_VISIBLE_DEVICES",
             hint="ask for fewer with --gpus, or have more allocated",
         )
     return machine.visible_gpus[:count]
 
 
-def names_of(wanted: int, machine: Machine) -> tuple[str, ...] | None:
+def names_of(wanted: int, machine: Machine, gpu_type: str | None = None) -> tuple[str, ...] | None:
     """The indices or UUIDs of a job's GPUs; None for all of the machine's. Raises what `pick` raises."""
-    names = pick(wanted, machine)
+    names = pick(wanted, machine, gpu_type, by_index=True)
     if names is None and wanted != ALL_GPUS:
         return tuple(str(index) for index in range(wanted))
     return names
+
+
+def granted(machine: Machine) -> tuple[GpuModel, ...]:
+    """The GPUs that the caller may use, of those that say what they are."""
+    if machine.visible_gpus is None:
+        return machine.models
+    return tuple(
+        each for each in machine.models if any(each.is_called(name) for name in machine.visible_gpus)
+    )
+
+
+def _of_type(wanted: int, machine: Machine, gpu_type: str, *, by_index: bool) -> tuple[str, ...]:
+    fitting = [each for each in granted(machine) if is_type(each.name, gpu_type)]
+    count = max(len(fitting), 1) if wanted == ALL_GPUS else wanted
+    if count > len(fitting):
+        raise LaunchError(
+            f"{_said(wanted)} GPUs of the type {gpu_type} were asked for, and there are {len(fitting)} here",
+            subject=gpu_type,
+            hint="nvidia-smi -L lists the GPUs and what they are called",
+        )
+    return tuple(str(each.index) if by_index or not each.uuid else each.uuid for each in fitting[:count])
+
+
+def _said(wanted: int) -> str:
+    return "all" if wanted == ALL_GPUS else str(wanted)
 
 
 @dataclass(slots=True)

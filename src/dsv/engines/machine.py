@@ -12,14 +12,29 @@ from dsv.engines import nvml
 from dsv.fs.process import user_name
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
 _MEM_TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has.
+class GpuModel:
+    """index: as NVIDIA's own tools count, in the order of the PCI bus."""
 
-    visible_gpus: the indices or UUIDs that the caller was given (by Slurm for instance), None for all.
+    index: int
+    uuid: str
+    name: str
+
+    def is_called(self, name: str) -> bool:
+        """Whether this index, UUID, or beginning of a UUID means it."""
+        return name == str(self.index) or (bool(name) and self.uuid.startswith(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """memory_bytes: all of the machine's. gpus: how many NVIDIA GPUs it has; models: those that say what they are.
+
+    visible_gpus: the indices or UUIDs that the caller was given (by Slurm for instance), None for all. cpus: the
+    numbers of those that the caller may use.
     """
 
     memory_bytes: int
@@ -30,6 +45,8 @@ class Machine:
     selinux: bool = False
     gpus: int | None = None
     visible_gpus: tuple[str, ...] | None = None
+    models: tuple[GpuModel, ...] = ()
+    cpus: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Machine:
@@ -44,6 +61,8 @@ class Machine:
             selinux=_reads(Path("/sys/fs/selinux/enforce")),
             gpus=_gpu_count(),
             visible_gpus=visible(environ),
+            models=_gpu_models(),
+            cpus=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
         )
 
 
@@ -78,6 +97,22 @@ def _reads(path: Path) -> bool:
 def _gpu_count() -> int:
     """From the driver's files; on WSL and Jetson, which have none, from NVIDIA's library."""
     try:
-        return sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir())
+        return sum(1 for _ in _DRIVERS_GPUS.iterdir())
     except OSError:
         return nvml.count()
+
+
+def _gpu_models() -> tuple[GpuModel, ...]:
+    """From the same places."""
+    try:
+        texts = [(folder / "information").read_text() for folder in sorted(_DRIVERS_GPUS.iterdir())]
+    except OSError:
+        return tuple(GpuModel(each.index, each.uuid, each.name) for each in nvml.samples())
+    return tuple(read_model(index, text) for index, text in enumerate(texts))
+
+
+def read_model(index: int, text: str) -> GpuModel:
+    """From what the driver says of one GPU, a `NAME: VALUE` on each line."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    known = {name.strip(): value.strip() for name, _, value in pairs}
+    return GpuModel(index, known.get("GPU UUID", ""), known.get("Model", ""))

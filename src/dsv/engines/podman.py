@@ -54,9 +54,9 @@ class Podman(ContainerEngine):
                 options += ["--group-add", str(group)]
         return options
 
-    def gpu_options(self, wanted: int, facts: Facts) -> list[str]:
+    def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
         """By the names of the Container Device Interface; GPUs are numbered from 0 there."""
-        names = names_of(wanted, facts.machine) or ("all",)
+        names = names_of(wanted, facts.machine, gpu_type) or ("all",)
         return [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:

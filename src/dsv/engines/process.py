@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from typing import ClassVar, Final
 
 from dsv.engines import launcher
 from dsv.engines.base import (
-    ALL_GPUS,
     CANNOT_INVOKE,
     CANNOT_LAUNCH,
     NOT_FOUND,
@@ -38,13 +38,17 @@ from dsv.engines.base import (
 from dsv.engines.gpu import pick
 from dsv.engines.guard import Guard
 from dsv.engines.guardian import end_groups, marked, processes_of
+from dsv.engines.limits import ONE_MACHINE, check_machine
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.session_memory import SessionMemory
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import Fate, Watched
 from dsv.fs.process import Process as Known
+from dsv.model.resources import ALL_GPUS
 from dsv.model.run import JobRef, RunState, Usage
+from dsv.model.run_end import EndCause
+from dsv.model.units import format_bytes
 
 _DYING: Final = 10.0
 """Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
@@ -68,6 +72,7 @@ class Process:
     name: ClassVar[str] = "process"
     takes_image: ClassVar[bool] = False
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
+    gives: ClassVar[frozenset[str]] = ONE_MACHINE
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -92,9 +97,10 @@ class Process:
             raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
         if any("\0" in argument for argument in job.command):
             raise UsageError("an argument holds a NUL byte")
+        check_machine(job, facts.machine)
         env = dict(job.env)
         if job.gpus is not None:
-            env.setdefault("CUDA_VISIBLE_DEVICES", self._visible(job.gpus, facts.machine))
+            env.setdefault("CUDA_VISIBLE_DEVICES", self._visible(job.gpus, job.gpu_type, facts.machine))
         return Plan(
             engine=self.name,
             run=job.run,
@@ -102,6 +108,8 @@ class Process:
             argv=job.command,
             env=env,
             cwd=Path(job.workdir) if job.workdir else None,
+            memory_bytes=job.memory_bytes,
+            cpus=() if job.cpus is None else _cpus(job.cpus, facts.machine, job.run),
         )
 
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
@@ -129,6 +137,11 @@ class Process:
             os.close(order)
             os.close(problem)
         guard.watch(process.pid)
+        if plan.cpus:
+            with suppress(
+                OSError
+            ):  # it has ended, or they were taken away: then it runs on those that there are
+                os.sched_setaffinity(process.pid, plan.cpus)
         watched = Watched(process.pid)
         watched.close()
         ref = JobRef(self.name, plan.run, plan.where, f"{process.pid}:{watched.process.start}")
@@ -187,9 +200,9 @@ class Process:
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
 
-    def _visible(self, wanted: int, machine: Machine) -> str:
+    def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
         """GPUs for the job: of those that the caller was given, or of all. Raises `LaunchError`."""
-        names = pick(wanted, machine)
+        names = pick(wanted, machine, gpu_type)
         if names is None:
             here = machine.gpus or 0
             count = here if wanted == ALL_GPUS else wanted
@@ -218,7 +231,7 @@ class _ProcessRun:
         output.attach(self._process.stdout, self._process.stderr)
         self._before = _cpu_seconds(self._process.pid)
         self._problem = _give(held, environ)
-        self._memory = SessionMemory(self._process.pid)
+        self._memory = SessionMemory(self._process.pid, limit=held.plan.memory_bytes, exceeded=self.kill)
         self._memory.start()
         Thread(target=self._watch, name="dsv-process", daemon=True).start()
 
@@ -259,12 +272,30 @@ class _ProcessRun:
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
         seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
-        usage = Usage(memory, round(seconds, 3))
-        return Ended(exit_code=code if code >= 0 else 128 - code, launched=True, usage=usage)
+        exit_code, usage = code if code >= 0 else 128 - code, Usage(memory, round(seconds, 3))
+        if self._memory.was_exceeded:
+            reason = f"it used more than {format_bytes(self._held.plan.memory_bytes or 0)} of memory"
+            cause = EndCause.OUT_OF_MEMORY
+            return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, usage=usage)
+        return Ended(exit_code=exit_code, launched=True, usage=usage)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def _cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
+    """So many of the CPUs that the caller may use. Which ones depends on the run, so that jobs that run at the same
+    time don't all get the first. Raises `UsageError`."""
+    count = int(wanted)
+    if count != wanted:
+        raise UsageError(
+            f"a plain process can't be kept to {wanted:g} CPUs, only to whole ones",
+            subject="--cpus",
+            hint=f"--cpus {count + 1}, or --image IMAGE for a container",
+        )
+    start = zlib.crc32(run.encode()) % max(len(machine.cpus), 1)
+    return tuple(sorted((*machine.cpus[start:], *machine.cpus[:start])[:count]))
 
 
 def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:

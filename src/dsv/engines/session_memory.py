@@ -6,6 +6,7 @@ counts the memory that the child had between fork and exec.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +16,22 @@ INTERVAL: Final = 0.5
 
 
 class SessionMemory:
-    """Samples twice a second, more often at first. session: the id of the session to watch."""
+    """Samples twice a second, more often at first. session: the id of the session to watch.
 
-    def __init__(self, session: int, proc: Path = Path("/proc")) -> None:
+    exceeded: called by each sample that is above the limit.
+    """
+
+    def __init__(
+        self,
+        session: int,
+        proc: Path = Path("/proc"),
+        *,
+        limit: int | None = None,
+        exceeded: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.was_exceeded = False
+        self._limit = limit
+        self._exceeded = exceeded
         self._session = str(session)
         self._proc = proc
         self._peak: int | None = None
@@ -36,6 +50,9 @@ class SessionMemory:
         used = self._sample()
         if used:
             self._peak = max(used, self._peak or 0)
+        if self._limit is not None and used > self._limit:
+            self.was_exceeded = True
+            self._exceeded()
         self._wait = min(2 * self._wait, INTERVAL)
         return self._wait
 

@@ -20,11 +20,13 @@ _LAST_OUTPUT: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """signal: the first ending one that was passed on; lost: why dsv ended the job itself."""
+    """signal: the first ending one that was passed on; lost: why dsv ended the job itself; timed_out: it was ended
+    because its time was over."""
 
     ended: Ended
     signal: int | None = None
     lost: str | None = None
+    timed_out: bool = False
 
 
 def supervise(
@@ -36,22 +38,24 @@ def supervise(
     note: Callable[[str], None],
     over: Callable[[], None] = lambda: None,
     grace: Callable[[], float] = lambda: GRACE,
+    expired: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Returns when the job is over and its output delivered.
 
-    lost: called once a second; an answer is the reason to end the job. grace: the seconds that the job gets to end,
+    lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
+    time is over, and it is to be ended. grace: the seconds that the job gets to end,
     called when it is told to. over: called after the job's end and before its last output is delivered, which may take
     long. An exception in this function, for instance by Ctrl-C if signals are not caught, ends the job first.
     """
     try:
-        outcome = _until_end(handle, output, signals, lost, note, grace)
+        outcome = _until_end(handle, output, signals, lost, note, grace, expired)
     except BaseException:
         output.let_go()
         _end_now(handle, signals)
         raise
     output.job_ended()
     over()
-    _deliver(output, signals, patient=outcome.signal is None and outcome.lost is None)
+    _deliver(output, signals, patient=_ended_by_itself(outcome))
     return outcome
 
 
@@ -62,8 +66,10 @@ def _until_end(
     lost: Callable[[], str | None],
     note: Callable[[str], None],
     grace: Callable[[], float],
+    expired: Callable[[], bool],
 ) -> Outcome:
     first: int | None = None
+    timed_out = False
     reason: str | None = None
     deadline: float | None = None
     while (ended := handle.ended) is None:
@@ -79,8 +85,13 @@ def _until_end(
             handle.signal(number)
         elif number is not None:
             deadline = monotonic()
+        told_to_end = reason is not None or timed_out
+        timed_out = timed_out or (first is None and reason is None and expired())
         if reason is None and (reason := lost()) is not None:
             note(f"ending the job: {reason}")
+        elif timed_out and not told_to_end:
+            note("ending the job: its time is over")
+        if (reason is not None or timed_out) and not told_to_end:
             deadline = monotonic() + grace() if deadline is None else deadline
             handle.signal(signal.SIGTERM)
         if deadline is not None and monotonic() >= deadline:
@@ -89,7 +100,11 @@ def _until_end(
             deadline = monotonic() + _AGAIN
     if not ended.launched and first is not None:
         ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
-    return Outcome(ended, first, reason)
+    return Outcome(ended, first, reason, timed_out)
+
+
+def _ended_by_itself(outcome: Outcome) -> bool:
+    return outcome.signal is None and outcome.lost is None and not outcome.timed_out
 
 
 def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:

@@ -20,6 +20,7 @@ from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.json_values import Json, finite_number, whole_number
 from dsv.model.names import DatasetName
+from dsv.model.run_end import EndCause, RunPart
 
 RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
@@ -157,7 +158,9 @@ class LogInfo:
 class RunRecord:
     """One run. Times are milliseconds since 1970 by the clock of `host`.
 
-    command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs.
+    command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs. signal:
+    the first ending one that was passed on to the job. end, cancelled_by: of the part that decides; None while it
+    runs, and in records of versions that did not tell. parts: one for each node and attempt.
     """
 
     run: RunId
@@ -178,6 +181,14 @@ class RunRecord:
     env: tuple[str, ...] = ()
     params: dict[str, Json]
     gpus: str | None = None
+    gpu_type: str | None = None
+    tpu: str | None = None
+    tpu_topology: str | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    time_seconds: int | None = None
+    nodes: int = 1
+    retries: int = 0
     shm_bytes: int | None = None
     code: CodeState | None = None
     out: str
@@ -188,7 +199,10 @@ class RunRecord:
     ended_ms: int | None = None
     exit_code: int | None = None
     signal: str | None = None
+    end: EndCause | None = None
+    cancelled_by: str | None = None
     error: str | None = None
+    parts: tuple[RunPart, ...] = ()
     cache_hit: bool = False
     stage_seconds: float = 0.0
     stage_bytes: int = 0
@@ -242,7 +256,14 @@ def _has_odd_number(record: RunRecord) -> bool:
         record.stage_bytes,
         record.shm_bytes or 0,
         record.exit_code or 0,
+        record.memory_bytes or 0,
+        record.time_seconds or 0,
+        record.nodes,
+        record.retries,
     ]
+    for part in record.parts:
+        counts += [part.node, part.attempt, part.exit_code or 0, part.stage_bytes or 0]
+        counts += [part.started_ms or 0, part.ended_ms or 0]
     counts += [number for each in record.data for number in (each.files, each.bytes)]
     counts += [] if record.log is None else [record.log.bytes, record.log.kept_bytes]
     if record.usage is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from dsv.engines.base import CANNOT_LAUNCH
 from dsv.errors import DsvError, Interrupted, Terminated
 from dsv.model.run import RunId, RunRecord, RunState
+from dsv.model.run_end import EndCause
 from dsv.repo.repository import now_ms
 from dsv.runs.live_log import LiveLog
 from dsv.runs.place import LIVE_LOG, make_folder
@@ -51,5 +52,6 @@ def _not_started(decided: Launch, early: RunRecord, error: BaseException) -> Run
         state=RunState.NOT_LAUNCHED,
         ended_ms=now_ms(),
         exit_code=code,
+        end=EndCause.CANCELLED if isinstance(error, Interrupted | Terminated) else EndCause.NOT_STARTED,
         error=decided.masker.text(message),
     )

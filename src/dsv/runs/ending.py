@@ -13,6 +13,7 @@ from dsv.engines.supervise import Outcome
 from dsv.errors import LaunchError, NoRoom
 from dsv.model.json_values import Json
 from dsv.model.run import GpuUse, LogInfo, RunRecord, RunState, Usage
+from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, exit_signal
 from dsv.runs.place import Metrics, read_metrics
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords
@@ -26,6 +27,7 @@ class Executed:
 
     first: RunRecord
     outcome: Outcome
+    parts: tuple[RunPart, ...]
     ended_ms: int
     usage: Usage | None
     metrics: Metrics
@@ -51,6 +53,47 @@ def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
         return instead(f"dsv met an unexpected {type(error).__name__}")
 
 
+def part_of(
+    outcome: Outcome, *, attempt: int, host: str, started_ms: int, ended_ms: int, by: str | None
+) -> RunPart:
+    """What the record says of one attempt on this machine. by: who asked for its end, if somebody did."""
+    ended, cause = outcome.ended, cause_of(outcome)
+    return RunPart(
+        attempt=attempt,
+        host=host,
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        end=cause,
+        exit_code=_exit_code(outcome),
+        exit_signal=exit_signal(ended.exit_code) if ended.launched and ended.seen else None,
+        cancelled_by=by if cause is EndCause.CANCELLED else None,
+        error=outcome.lost or ended.reason,
+    )
+
+
+def cause_of(outcome: Outcome) -> EndCause:
+    """Why the job ended. What dsv did itself comes before what the engine saw of it."""
+    ended = outcome.ended
+    if outcome.lost is not None:
+        return EndCause.LEASE_LOST
+    if not ended.seen:
+        return EndCause.LOST_SIGHT
+    if outcome.timed_out:
+        return EndCause.TIME_LIMIT
+    if outcome.signal is not None:
+        return EndCause.CANCELLED
+    return ended.cause or (EndCause.EXITED if ended.launched else EndCause.NOT_STARTED)
+
+
+def _exit_code(outcome: Outcome) -> int:
+    """The job's own, unless that would call a success what dsv cut short."""
+    if outcome.lost is not None:
+        return CANNOT_LAUNCH
+    if outcome.timed_out and outcome.ended.exit_code == 0:
+        return TIMED_OUT
+    return outcome.ended.exit_code
+
+
 def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord, NoRoom | None]:
     """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
     ended, lost = done.outcome.ended, done.outcome.lost
@@ -63,9 +106,12 @@ def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord
         image_id=None if ended.image is None else ended.image.id,
         image_digest=None if ended.image is None else ended.image.digest,
         ended_ms=done.ended_ms,
-        exit_code=ended.exit_code if lost is None else CANNOT_LAUNCH,
+        exit_code=_exit_code(done.outcome),
         signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
         error=salvaged(lambda: _masked(launch, lost or ended.reason), lambda problem: problem),
+        end=done.parts[-1].end,
+        cancelled_by=done.parts[-1].cancelled_by,
+        parts=tuple(_masked_part(launch, part) for part in done.parts),
         usage=done.usage,
         metrics=done.metrics.values,
         metrics_error=done.metrics.problem,
@@ -106,6 +152,10 @@ def usage_of(ended: Ended, gpus: tuple[GpuUse, ...]) -> Usage | None:
     if ended.usage is None:
         return Usage(gpus=gpus) if gpus else None
     return replace(ended.usage, gpus=gpus)
+
+
+def _masked_part(launch: Launch, part: RunPart) -> RunPart:
+    return replace(part, error=salvaged(lambda: _masked(launch, part.error), lambda problem: problem))
 
 
 def _masked(launch: Launch, text: str | None) -> str | None:

@@ -3,62 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from dsv.engines.base import Engine, Plan
-from dsv.engines.foreground import Foreground
-from dsv.engines.gpu import GpuWatch, names_of
+from dsv.engines.base import Plan
 from dsv.engines.guard import GRACE
+from dsv.engines.limits import check_given
 from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.registry import choose
 from dsv.engines.signals import Signals, spared
-from dsv.engines.supervise import Outcome, supervise
 from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
-from dsv.model.run import GpuUse, JobRef, RunId, RunRecord, RunState
+from dsv.model.run import RunId, RunRecord
 from dsv.repo.repository import now_ms
 from dsv.runs.announce import announced
-from dsv.runs.ending import Executed, error_of, keep, metrics_of, no_log, salvaged, usage_of
+from dsv.runs.attempts import Supervision, execute
+from dsv.runs.ending import error_of, keep
 from dsv.runs.place import (
-    Metrics,
     RunPlace,
     first_time,
-    make_folder,
-    make_skeleton,
-    metrics_stamp,
-    remove_scratch,
-    write_params,
 )
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords, Sent
 from dsv.runs.spec import JobSpec, check_spec
-from dsv.runs.staged import Staged
+from dsv.runs.staged import Lease, Staged
 
 _T = TypeVar("_T")
-
-
-class Flag(Protocol):
-    """A `threading.Event`, as far as it is read here."""
-
-    def is_set(self) -> bool: ...
-
-
-class Lease(Protocol):
-    """A claim on staged data that renews itself. `lost` is set, with `reason`, once it can't be held any more."""
-
-    @property
-    def lost(self) -> Flag: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    def release(self) -> None: ...
 
 
 class Staging(Protocol):
@@ -123,9 +98,9 @@ def run(
         launch, held = _stage(decided, staging, watcher, leases)
         log = LogKeeper(live=None if live is None else live.add) if spec.log else None
         graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
-        supervision = _Supervision(held, signals or Signals(), watcher.note, graced)
+        supervision = Supervision(held, signals or Signals(), watcher.note, graced)
         with signals.caught() if signals is not None else nullcontext():
-            done = _execute(launch, records, Output(stdout, stderr, log), log, supervision)
+            done = execute(launch, records, lambda: Output(stdout, stderr, log), log, supervision)
             record, problem = keep(launch, done, records)
         leases.close()  # sending the record may take its time
         sent = records.send() if problem is None else Sent(problem=problem)
@@ -154,6 +129,7 @@ def as_launch_error() -> Iterator[None]:
 def _decide(spec: JobSpec, place: RunPlace, staging: Staging) -> Launch:
     chosen = choose(place.environ, spec.engine, spec.image)
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
+    check_given(chosen.engine, spec)
     return Launch.of(spec, place, chosen, RunId.make(now_ms(), os.urandom(4)), located)
 
 
@@ -175,95 +151,6 @@ def _stage(
         held.append(lease)
     progress.finish()
     return replace(decided, staged=staged), held
-
-
-def _execute(
-    launch: Launch, records: RunRecords, output: Output, log: LogKeeper | None, supervision: _Supervision
-) -> Executed:
-    try:
-        make_folder(launch.scratch)
-        make_folder(launch.out)
-        if launch.skeleton is not None:
-            make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
-        write_params(launch.out, launch.spec.params)
-        before = metrics_stamp(launch.out)
-        plan = launch.plan()
-        begun = _Begun(replace(launch.record(plan, now_ms()), state=RunState.SUBMITTED), records)
-        records.submit(begun.record)
-        end = _End(_gpu_watch(launch))
-        outcome = supervision.run(launch.chosen.engine, plan, output, begun.note, end.note)
-    finally:
-        remove_scratch(launch.scratch)
-    metrics = salvaged(lambda: metrics_of(launch, before), lambda problem: Metrics(problem=problem))
-    kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
-    return Executed(begun.record, outcome, end.time_ms, usage_of(outcome.ended, end.gpus), metrics, kept)
-
-
-@dataclass(slots=True)
-class _Begun:
-    """The moment in which the engine has the job and says how to find it again. The job begins after that."""
-
-    record: RunRecord
-    records: RunRecords
-
-    def note(self, ref: JobRef) -> None:
-        self.record = replace(self.record, state=RunState.RUNNING, started_ms=now_ms(), job=ref)
-        self.records.begin(self.record)
-
-
-@dataclass(slots=True)
-class _End:
-    """The moment in which a job is over."""
-
-    watch: GpuWatch | None
-    time_ms: int = 0
-    gpus: tuple[GpuUse, ...] = ()
-
-    def note(self) -> None:
-        self.time_ms = now_ms()
-        if self.watch is not None:
-            self.gpus = self.watch.stop()
-
-
-@dataclass(frozen=True, slots=True)
-class _Supervision:
-    """How a job is watched over."""
-
-    leases: Sequence[Lease]
-    signals: Signals
-    note: Callable[[str], None]
-    grace: Callable[[], float]
-
-    def run(
-        self,
-        engine: Engine,
-        plan: Plan,
-        output: Output,
-        known: Callable[[JobRef], None],
-        over: Callable[[], None],
-    ) -> Outcome:
-        """known: told of the job's reference before it begins; over: called when the job is over, before what is left
-        of its output is delivered."""
-        job = Foreground(engine, plan, output, self.signals.wake, known)
-        outcome = supervise(
-            job, output, self.signals, lost=self.lost, note=self.note, over=over, grace=self.grace
-        )
-        job.check()
-        return outcome
-
-    def lost(self) -> str | None:
-        for lease in self.leases:
-            if lease.lost.is_set():
-                return lease.reason or "a lease was lost"
-        return None
-
-
-def _gpu_watch(launch: Launch) -> GpuWatch | None:
-    if launch.spec.gpus is None:
-        return None
-    watch = GpuWatch(names_of(launch.spec.gpus, launch.chosen.facts.machine))
-    watch.start()
-    return watch
 
 
 def _targets(spec: JobSpec) -> dict[str, Target]:

@@ -13,6 +13,7 @@ from dsv.model.ids import StoreId
 from dsv.model.json_values import Json
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunRecord
+from dsv.model.run_end import RunPart
 from dsv.model.units import rfc3339
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore, StoredRun
@@ -41,13 +42,24 @@ class RunView:
         item |= {
             "commit": record.commit.hex(),
             "data": [asdict(each) | {"commit": each.commit.hex()} for each in record.data],
+            "parts": [_part(part) for part in record.parts],
             "started": rfc3339(record.started_ms),
-            "ended": None if record.ended_ms is None else rfc3339(record.ended_ms),
+            "ended": _moment(record.ended_ms),
             "took_seconds": self.took_seconds,
             "sent": self.sent,
         }
         del item["started_ms"], item["ended_ms"]
         return item
+
+
+def _part(part: RunPart) -> dict[str, Json]:
+    item = asdict(part)
+    started, ended = item.pop("started_ms"), item.pop("ended_ms")
+    return {**item, "started": _moment(started), "ended": _moment(ended)}
+
+
+def _moment(time_ms: int | None) -> str | None:
+    return None if time_ms is None else rfc3339(time_ms)
 
 
 def list_runs(

@@ -21,10 +21,11 @@ import msgspec
 from dsv.engines.base import CANNOT_LAUNCH
 from dsv.errors import DsvError, NoRoom, Unreachable, UsageError
 from dsv.fs.files import replace_file
-from dsv.fs.process import Fate, Process, host_name
+from dsv.fs.process import Fate, Process, host_name, user_name
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import MAX_RECORD, RECORD, RunId, RunRecord, RunState
+from dsv.model.run_end import EndCause
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.jobs import find_job
@@ -112,6 +113,14 @@ class Marks:
         except (OSError, ValueError):
             return None
 
+    def stopped_by(self, run: RunId) -> str | None:
+        """Who asked for its end: the owner of the request. None if nobody did."""
+        try:
+            owner = stop_request(self._folder, run).stat().st_uid
+        except OSError:
+            return None
+        return f"{user_name(owner)}@{host_name()}"
+
     def early(self, run: RunId) -> RunRecord | None:
         """The record of a run as its mark has it."""
         for record in self.known():
@@ -187,7 +196,9 @@ def record_cut_off(
             error = _what_became_of(own, environ, warn, (stop or {}).get(run))
             if error is None:
                 continue
-            begun = replace(begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=error)
+            begun = replace(
+                begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=error, end=EndCause.LOST_SIGHT
+            )
             try:
                 spool.keep(dataset, run, RECORD, begun.encode())
             except OSError as problem:

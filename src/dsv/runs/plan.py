@@ -21,7 +21,7 @@ from dsv.runs.staged import Staged
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run, decided upon. own: the folder of this run among the user's state."""
+    """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is."""
 
     spec: JobSpec
     place: RunPlace
@@ -32,6 +32,7 @@ class Launch:
     out: Path
     code: Path | None
     masker: Masker
+    attempt: int = 1
 
     @classmethod
     def of(
@@ -130,6 +131,7 @@ class Launch:
         env = {
             **self.spec.env,
             "DSV_RUN": str(self.run),
+            "DSV_ATTEMPT": str(self.attempt),
             "DSV_DATASET": str(self.main.dataset),
             "DSV_COMMIT": self.main.commit.hex(),
             "DSV_DATA": engine.place(own[0]),

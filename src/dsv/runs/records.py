@@ -55,6 +55,10 @@ class RunRecords:
         asked = None if self._marks is None else self._marks.grace(run)
         return otherwise if asked is None else asked
 
+    def stopped_by(self, run: RunId) -> str | None:
+        """Who asked for its end by `dsv stop`; None if nobody did."""
+        return None if self._marks is None else self._marks.stopped_by(run)
+
     def begin(self, record: RunRecord) -> None:
         """Keeps the start, before the job begins, and sends it while that does. Raises `NoRoom`."""
         self._mark(record)

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from dsv.engines.base import ALL_GPUS, Task
+from dsv.engines.base import Task
 from dsv.engines.container import check_image
 from dsv.errors import UsageError
 from dsv.model.json_values import Json, check_json, json_or_text
 from dsv.model.names import Target
+from dsv.model.resources import (
+    ALL_GPUS,
+    Resources,
+    check_resources,
+    parse_cpus,
+    parse_gpu_type,
+    parse_gpus,
+    parse_nodes,
+    parse_retries,
+    parse_topology,
+    parse_tpu,
+)
 from dsv.model.run import RunId, RunRecord
-from dsv.model.units import parse_size
+from dsv.model.units import parse_duration, parse_size
+
+LEAST_MEMORY: Final = 6 << 20
+"""Bytes: less than that no docker gives a container."""
 
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENV_NAME = re.compile(r"[^=\s\0]+")
@@ -95,15 +110,6 @@ def parse_params(texts: Iterable[str]) -> dict[str, Json]:
     return params
 
 
-def parse_gpus(text: str) -> int:
-    """A number from 1, or `all`. Raises `UsageError`."""
-    if text == "all":
-        return ALL_GPUS
-    if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
-        raise UsageError(f"{text!r} is no number of GPUs", subject=text, hint="--gpus 2, or --gpus all")
-    return int(text)
-
-
 def check_spec(spec: JobSpec) -> None:
     """What can be seen to be wrong before anything is resolved. Raises `UsageError`."""
     for name in spec.env:
@@ -114,6 +120,7 @@ def check_spec(spec: JobSpec) -> None:
     for name in spec.data:
         if _DATA_NAME.fullmatch(name) is None or ".." in name:
             raise UsageError(f"{name!r} is no name for data", subject=name)
+    check_resources(spec)
     try:
         check_json(spec.params)
     except ValueError as error:
@@ -130,6 +137,20 @@ def _gpus_text(gpus: int | None) -> str | None:
 
 def _recorded_gpus(text: str | None) -> int | None:
     return None if text is None else parse_gpus(text)
+
+
+def _parse_memory(text: str) -> int:
+    size = parse_size(text)
+    if size < LEAST_MEMORY:
+        raise UsageError(f"{text} of memory is too little for any command", subject=text, hint="--memory 16G")
+    return size
+
+
+def _parse_time(text: str) -> int:
+    seconds = parse_duration(text)
+    if seconds < 1:
+        raise UsageError(f"a time limit of {text} is none", subject=text, hint="--time 12h")
+    return seconds
 
 
 def _as_it_is(value: Any) -> Any:
@@ -160,6 +181,14 @@ OPTIONS: Final = (
     Option("--engine", "engine"),
     Option("--code", "code", Path),
     Option("--gpus", "gpus", parse_gpus, "gpus", _gpus_text, _recorded_gpus),
+    Option("--gpu-type", "gpu_type", parse_gpu_type, "gpu_type"),
+    Option("--tpu", "tpu", parse_tpu, "tpu"),
+    Option("--tpu-topology", "tpu_topology", parse_topology, "tpu_topology"),
+    Option("--cpus", "cpus", parse_cpus, "cpus"),
+    Option("--memory", "memory_bytes", _parse_memory, "memory_bytes"),
+    Option("--time", "time_seconds", _parse_time, "time_seconds"),
+    Option("--nodes", "nodes", parse_nodes, "nodes"),
+    Option("--retries", "retries", parse_retries, "retries"),
     Option("--shm-size", "shm_bytes", parse_size),
     Option("--out", "out", Path, anew=True),
     Option("--param", "params", parse_params, anew=True),
@@ -179,6 +208,17 @@ def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
 def recorded(spec: JobSpec) -> dict[str, Any]:
     """The fields of a `RunRecord` that hold options as they are."""
     return {each.record: each.write(getattr(spec, each.field)) for each in OPTIONS if each.record is not None}
+
+
+def asked(spec: JobSpec) -> dict[str, Any]:
+    """The resources that a run asks for, as its record will have them."""
+    names = {each.name for each in fields(Resources)}
+    nothing = Resources()
+    return {
+        each.field: each.write(getattr(spec, each.field))
+        for each in OPTIONS
+        if each.field in names and getattr(spec, each.field) != getattr(nothing, each.field)
+    }
 
 
 def restored(record: RunRecord) -> dict[str, Any]:

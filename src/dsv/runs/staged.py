@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName
@@ -26,3 +27,21 @@ class Staged:
     seconds: float = 0.0
     fetched_bytes: int = 0
     linked_files: int = 0
+
+
+class Flag(Protocol):
+    """A `threading.Event`, as far as it is read here."""
+
+    def is_set(self) -> bool: ...
+
+
+class Lease(Protocol):
+    """A claim on staged data that renews itself. `lost` is set, with `reason`, once it can't be held any more."""
+
+    @property
+    def lost(self) -> Flag: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def release(self) -> None: ...

@@ -28,10 +28,35 @@ Out = Annotated[
     typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),
 ]
 Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|all", help="How many GPUs the job gets.")]
+GpuType = Annotated[
+    str | None,
+    typer.Option("--gpu-type", parser=text, metavar="TYPE", help="Which GPUs, by their model: A100."),
+]
+Tpu = Annotated[str | None, typer.Option("--tpu", parser=text, metavar="SLICE", help="A TPU slice: v5e-8.")]
+TpuTopology = Annotated[
+    str | None,
+    typer.Option("--tpu-topology", parser=text, metavar="TOPOLOGY", help="The shape of the slice: 2x4."),
+]
+Cpus = Annotated[str | None, typer.Option("--cpus", metavar="N", help="CPUs that each node of the job gets.")]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory that each node of the job gets; more ends it."),
+]
+Time = Annotated[
+    str | None,
+    typer.Option("--time", metavar="DURATION", help="How long an attempt may take; then it is ended."),
+]
+Nodes = Annotated[
+    str | None, typer.Option("--nodes", metavar="N", help="On how many machines of a cluster it runs.")
+]
+Retries = Annotated[
+    str | None,
+    typer.Option("--retries", metavar="N", help="How often it is started again if it fails."),
+]
 ShmSize = Annotated[
     str | None,
     typer.Option(
-        "--shm-size", metavar="SIZE", help="Shared memory; half of the machine's where it's left out."
+        "--shm-size", metavar="SIZE", help="Shared memory; half of the job's memory if it's left out."
     ),
 ]
 Env = Annotated[
@@ -94,6 +119,10 @@ Detach = Annotated[
             "dsv run images@v3 --data masks=masks@v3 --image team/unet -- python train.py",
             "/data and /data/masks",
         ),
+        (
+            "dsv run chest-xray@v1 --cpus 4 --memory 16G --time 12h --retries 2 -- python train.py",
+            "ended by TERM, then KILL, if an attempt takes longer; begun again if it fails",
+        ),
         ("dsv run chest-xray --image team/resnet --dry-run -- python train.py", "what would be executed"),
         ("dsv run --detach chest-xray@v1 -- python train.py", "then: dsv logs, dsv stop, dsv wait"),
         ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
@@ -120,6 +149,14 @@ def run(
     code: Code = None,
     out: Out = None,
     gpus: Gpus = None,
+    gpu_type: GpuType = None,
+    tpu: Tpu = None,
+    tpu_topology: TpuTopology = None,
+    cpus: Cpus = None,
+    memory_bytes: Memory = None,
+    time_seconds: Time = None,
+    nodes: Nodes = None,
+    retries: Retries = None,
     shm_bytes: ShmSize = None,
     env: Env = None,
     params: Param = None,
@@ -143,24 +180,8 @@ def run(
     With --detach the run goes on without this terminal, with its lease and its record. With --json that prints the
     keys run and out alone.
     """
-    typed = {
-        name: value for name, value in locals().items() if value
-    }  # by the names of the fields of JobSpec
+    typed = dict(locals())
+    del typed["call"]
     from dsv.cli.launch import Typed, launch
 
-    if no_log:
-        typed["log"] = False
-    return launch(
-        call,
-        Typed(
-            target=target,
-            again=again,
-            env=tuple(env or ()),
-            options=typed,
-            offline=offline,
-            jobs=jobs,
-            json_file=json_file,
-            dry_run=dry_run,
-            detach=detach,
-        ),
-    )
+    return launch(call, Typed.of(typed))

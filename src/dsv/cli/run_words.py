@@ -1,0 +1,45 @@
+"""What a run asked for and how its parts ended, in words for people."""
+
+from __future__ import annotations
+
+from dsv.model.run import RunRecord
+from dsv.model.run_end import RunPart
+from dsv.model.units import format_bytes, format_count, format_duration
+
+
+def resources_text(record: RunRecord) -> str | None:
+    """`2 GPUs of type A100, 4 CPUs, 16.0 GB of memory`; None if it asked for nothing."""
+    gpus = (
+        ""
+        if record.gpus is None
+        else "all GPUs"
+        if record.gpus == "all"
+        else format_count(int(record.gpus), "GPU")
+    )
+    parts = [
+        f"{record.nodes} nodes" if record.nodes > 1 else "",
+        gpus + (f" of type {record.gpu_type}" if record.gpu_type else ""),
+        f"TPU {record.tpu} {record.tpu_topology or ''}".rstrip() if record.tpu else "",
+        f"{record.cpus:g} CPUs" if record.cpus else "",
+        f"{format_bytes(record.memory_bytes)} of memory" if record.memory_bytes else "",
+        f"at most {format_duration(record.time_seconds)}" if record.time_seconds else "",
+        "" if not record.retries else "1 retry" if record.retries == 1 else f"{record.retries} retries",
+    ]
+    return ", ".join(part for part in parts if part) or None
+
+
+def part_text(part: RunPart) -> str:
+    """`gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
+    took = (
+        None if part.started_ms is None or part.ended_ms is None else (part.ended_ms - part.started_ms) / 1000
+    )
+    code = None if part.exit_code is None else f"exit code {part.exit_code}"
+    words = [
+        f"node {part.node}" if part.node else None,
+        part.host,
+        None if took is None else format_duration(took),
+        f"{code} ({part.exit_signal})" if code and part.exit_signal else code,
+        "goes on" if part.end is None else str(part.end).replace("-", " "),
+        part.error,
+    ]
+    return ", ".join(word for word in words if word)

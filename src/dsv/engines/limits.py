@@ -1,0 +1,62 @@
+"""What one machine can give a job: checked against what it has, before anything is fetched for the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from dsv.engines.base import SEEN_TO, Engine
+from dsv.engines.machine import Machine
+from dsv.errors import LaunchError, UsageError
+from dsv.model.resources import Resources
+from dsv.model.units import format_bytes
+
+ONE_MACHINE: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
+"""The resources that an engine of one machine gives."""
+
+_ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
+    "gpus": ("--gpus", lambda wanted: wanted.gpus is not None),
+    "gpu_type": ("--gpu-type", lambda wanted: wanted.gpu_type is not None),
+    "tpu": ("--tpu", lambda wanted: wanted.tpu is not None),
+    "tpu_topology": ("--tpu-topology", lambda wanted: wanted.tpu_topology is not None),
+    "cpus": ("--cpus", lambda wanted: wanted.cpus is not None),
+    "memory_bytes": ("--memory", lambda wanted: wanted.memory_bytes is not None),
+    "time_seconds": ("--time", lambda wanted: wanted.time_seconds is not None),
+    "nodes": ("--nodes", lambda wanted: wanted.nodes != 1),
+    "retries": ("--retries", lambda wanted: wanted.retries != 0),
+}
+"""Each resource: its option, and whether a job asks for it."""
+
+
+def not_given(engine: Engine, wanted: Resources) -> tuple[str, ...]:
+    """The options of what this engine can't give at all."""
+    given = engine.gives | SEEN_TO
+    return tuple(flag for name, (flag, asks) in _ASKED.items() if asks(wanted) and name not in given)
+
+
+def check_given(engine: Engine, wanted: Resources) -> None:
+    """Raises `UsageError` if the engine can't give what the job asks for, on whatever machine."""
+    missing = not_given(engine, wanted)
+    if missing:
+        raise UsageError(
+            f"the {engine.name} engine can't give a job {', '.join(missing)}",
+            subject=missing[0],
+            hint=f"leave out {missing[0]}, or name a pool that has it by --on (dsv pools lists them)",
+        )
+
+
+def check_machine(wanted: Resources, machine: Machine) -> None:
+    """Raises `LaunchError` if the machine doesn't have so much."""
+    if wanted.memory_bytes is not None and wanted.memory_bytes > machine.memory_bytes:
+        raise LaunchError(
+            f"{format_bytes(wanted.memory_bytes)} of memory were asked for, and this machine has "
+            f"{format_bytes(machine.memory_bytes)}",
+            subject="--memory",
+            hint="ask for less with --memory",
+        )
+    if wanted.cpus is not None and machine.cpus and wanted.cpus > len(machine.cpus):
+        raise LaunchError(
+            f"{wanted.cpus:g} CPUs were asked for, and {len(machine.cpus)} may be used on this machine",
+            subject="--cpus",
+            hint="ask for fewer with --cpus",
+        )

@@ -1,0 +1,164 @@
+"""The attempts of a run on this machine: a job is started, watched over, and started again if it failed and may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from signal import Signals as SignalName
+from time import monotonic
+
+from dsv.engines.foreground import Foreground
+from dsv.engines.gpu import GpuWatch, names_of
+from dsv.engines.log import LogKeeper
+from dsv.engines.output import Output
+from dsv.engines.signals import Signals
+from dsv.engines.supervise import Outcome, supervise
+from dsv.model.run import GpuUse, JobRef, RunRecord, RunState
+from dsv.model.run_end import RunPart, may_try_again
+from dsv.repo.repository import now_ms
+from dsv.runs.ending import Executed, metrics_of, no_log, part_of, salvaged, usage_of
+from dsv.runs.place import Metrics, make_folder, make_skeleton, metrics_stamp, remove_scratch, write_params
+from dsv.runs.plan import Launch
+from dsv.runs.records import RunRecords
+from dsv.runs.staged import Lease
+
+
+def execute(
+    launch: Launch,
+    records: RunRecords,
+    output: Callable[[], Output],
+    log: LogKeeper | None,
+    supervision: Supervision,
+) -> Executed:
+    """Runs the job until an attempt succeeds, must not be repeated, or was the last. output: made anew for each."""
+    try:
+        make_folder(launch.scratch)
+        make_folder(launch.out)
+        if launch.skeleton is not None:
+            make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
+        write_params(launch.out, launch.spec.params)
+        before = metrics_stamp(launch.out)
+        begun = _Begun(replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED), records)
+        parts: list[RunPart] = []
+        while True:
+            this = replace(launch, attempt=len(parts) + 1)
+            end = _End()
+            outcome = _attempt(this, begun, end, output(), supervision)
+            parts.append(_part(this, begun, end, outcome, records))
+            left = launch.spec.retries - len(parts) + 1
+            if left <= 0 or not may_try_again(parts[-1]):
+                break
+            supervision.note(_said_of_failure(parts[-1], left))
+            begun.record = replace(begun.record, parts=tuple(parts))
+    finally:
+        remove_scratch(launch.scratch)
+    metrics = salvaged(lambda: metrics_of(launch, before), lambda problem: Metrics(problem=problem))
+    kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
+    usage = usage_of(outcome.ended, end.gpus)
+    return Executed(begun.record, outcome, tuple(parts), end.time_ms, usage, metrics, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How a job is watched over."""
+
+    leases: Sequence[Lease]
+    signals: Signals
+    note: Callable[[str], None]
+    grace: Callable[[], float]
+
+    def lost(self) -> str | None:
+        for lease in self.leases:
+            if lease.lost.is_set():
+                return lease.reason or "a lease was lost"
+        return None
+
+
+@dataclass(slots=True)
+class _Begun:
+    """The moment in which the engine has the job and says how to find it again. The job begins after that."""
+
+    record: RunRecord
+    records: RunRecords
+    started_ms: int = 0
+    started: float | None = None
+
+    def submit(self) -> None:
+        self.started = None
+        self.records.submit(self.record)
+
+    def note(self, ref: JobRef) -> None:
+        self.started_ms, self.started = now_ms(), monotonic()
+        if not self.records.begun:
+            self.record = replace(self.record, state=RunState.RUNNING, started_ms=self.started_ms, job=ref)
+            self.records.begin(self.record)
+        else:
+            self.record = replace(self.record, job=ref)
+            self.records.submit(self.record)
+
+
+@dataclass(slots=True)
+class _End:
+    """The moment in which a job is over."""
+
+    watch: GpuWatch | None = None
+    time_ms: int = 0
+    gpus: tuple[GpuUse, ...] = field(default=())
+
+    def note(self) -> None:
+        self.time_ms = now_ms()
+        if self.watch is not None:
+            self.gpus = self.watch.stop()
+
+
+def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervision: Supervision) -> Outcome:
+    plan, engine = launch.plan(), launch.chosen.engine
+    begun.submit()
+    end.watch = _gpu_watch(launch)
+    job = Foreground(engine, plan, output, supervision.signals.wake, begun.note)
+    limit = launch.spec.time_seconds
+    outcome = supervise(
+        job,
+        output,
+        supervision.signals,
+        lost=supervision.lost,
+        note=supervision.note,
+        over=end.note,
+        grace=supervision.grace,
+        expired=lambda: (
+            limit is not None and begun.started is not None and monotonic() - begun.started >= limit
+        ),
+    )
+    job.check()
+    return outcome
+
+
+def _part(launch: Launch, begun: _Begun, end: _End, outcome: Outcome, records: RunRecords) -> RunPart:
+    by = records.stopped_by(launch.run)
+    if by is None and outcome.signal is not None:
+        by = SignalName(outcome.signal).name
+    started = begun.started_ms if begun.started is not None else end.time_ms
+    return part_of(
+        outcome,
+        attempt=launch.attempt,
+        host=launch.place.host,
+        started_ms=started,
+        ended_ms=end.time_ms,
+        by=by,
+    )
+
+
+def _said_of_failure(part: RunPart, left: int) -> str:
+    assert part.end is not None  # it failed
+    times = "once more" if left == 1 else f"{left} times more at most"
+    how = f"exit code {part.exit_code} ({part.end})"
+    return f"attempt {part.attempt} ended with {how}; the job is started again, {times}"
+
+
+def _gpu_watch(launch: Launch) -> GpuWatch | None:
+    spec = launch.spec
+    if spec.gpus is None:
+        return None
+    watch = GpuWatch(names_of(spec.gpus, launch.chosen.facts.machine, spec.gpu_type))
+    watch.start()
+    return watch

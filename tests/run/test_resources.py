@@ -1,0 +1,201 @@
+"""What a run on this machine may use, how often it is tried, and what its record says of its end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGTERM
+
+import pytest
+
+from dsv.engines.machine import GpuModel, Machine
+from dsv.engines.signals import Signals
+from dsv.errors import LaunchError, UsageError
+from dsv.model.run import RunRecord, RunState
+from dsv.model.run_end import EndCause
+from tests.run.shop import Shop
+from tests.waiting import until
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def shell(shop: Shop, script: str, **more: object) -> RunRecord:
+    return shop.run("sh", "-c", script, **more).record
+
+
+def test_an_ordinary_end(shop: Shop) -> None:
+    record = shell(shop, "exit 3")
+    part = record.parts[0]
+    assert (record.end, record.exit_code, record.cancelled_by) == (EndCause.EXITED, 3, None)
+    assert record.parts == (replace(part, node=0, attempt=1, host="gpu-7", exit_code=3, exit_signal=None),)
+    assert part.started_ms == record.started_ms and part.ended_ms == record.ended_ms
+
+
+def test_a_job_that_a_signal_ended_says_which(shop: Shop) -> None:
+    record = shell(shop, "kill -SEGV $$")
+    assert (record.end, record.exit_code, record.parts[0].exit_signal) == (EndCause.EXITED, 139, "SIGSEGV")
+
+
+@pytest.mark.parametrize(("at_term", "code"), [("exit 5", 5), ("exit 0", 124)])
+def test_a_job_that_takes_too_long_is_ended(shop: Shop, at_term: str, code: int) -> None:
+    """It may end in its own way; that a success of its own is none is said by the exit code of timeout."""
+    record = shell(shop, f"trap '{at_term}' TERM; while :; do sleep 0.1; done", time_seconds=1)
+    assert (record.state, record.end, record.exit_code) == (RunState.ENDED, EndCause.TIME_LIMIT, code)
+    assert record.time_seconds == 1
+    assert any("its time is over" in said for said in shop.notes.said)
+
+
+def test_a_job_that_ignores_its_time_limit_is_killed(shop: Shop) -> None:
+    request = shop.request("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", time_seconds=1)
+    record = shop.launch(request, grace=0.2).record
+    assert (record.end, record.exit_code, record.parts[0].exit_signal) == (
+        EndCause.TIME_LIMIT, 137, "SIGKILL",
+    )  # fmt: skip
+
+
+def test_a_job_beyond_its_memory_is_ended(shop: Shop) -> None:
+    script = "import time; held = bytearray(300 << 20); time.sleep(600)"
+    result = shop.run(sys.executable, "-c", script, memory_bytes=100 << 20)
+    record = result.record
+    assert (record.end, record.exit_code, record.memory_bytes) == (EndCause.OUT_OF_MEMORY, 137, 100 << 20)
+    assert "more than 105 MB of memory" in (record.error or "")
+
+
+def test_a_job_within_its_memory_goes_on(shop: Shop) -> None:
+    record = shell(shop, "sleep 1", memory_bytes=100 << 20)
+    assert (record.end, record.exit_code) == (EndCause.EXITED, 0)
+
+
+def test_a_job_is_kept_to_its_cpus(shop: Shop) -> None:
+    code = "import os; print(len(os.sched_getaffinity(0)))"
+    shop.run(sys.executable, "-c", code, cpus=1.0)
+    assert shop.stdout == "1\n"
+
+
+def test_a_failed_job_is_started_again(shop: Shop) -> None:
+    script = 'echo "attempt $DSV_ATTEMPT"; test "$DSV_ATTEMPT" = 3 || exit "$DSV_ATTEMPT"'
+    record = shell(shop, script, retries=5)
+    assert shop.stdout == "attempt 1\nattempt 2\nattempt 3\n"
+    assert (record.exit_code, record.end, record.retries) == (0, EndCause.EXITED, 5)
+    assert [(part.attempt, part.exit_code) for part in record.parts] == [(1, 1), (2, 2), (3, 0)]
+    assert [part.started_ms for part in record.parts] == sorted(part.started_ms or 0 for part in record.parts)
+    assert record.started_ms == record.parts[0].started_ms
+    assert any("attempt 1 ended with exit code 1" in said for said in shop.notes.said)
+
+
+def test_retries_end(shop: Shop) -> None:
+    record = shell(shop, "echo again; exit 9", retries=2)
+    assert (record.exit_code, len(record.parts), shop.stdout) == (9, 3, "again\n" * 3)
+
+
+def test_the_log_has_all_attempts(shop: Shop) -> None:
+    shell(shop, "echo from $DSV_ATTEMPT; exit 1", retries=1)
+    log = shop.runs.log(shop.runs.listing(None)[0])
+    assert log == b"from 1\nfrom 2\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("no-such-command",), ("sh", "-c", "trap 'exit 1' TERM; sleep 600 & wait")]
+)
+def test_what_would_fail_again_is_not_tried_again(shop: Shop, command: tuple[str, ...]) -> None:
+    """A command that can't begin, and a time limit."""
+    record = shop.run(*command, retries=3, time_seconds=1).record
+    assert len(record.parts) == 1
+    assert record.end in (EndCause.NOT_STARTED, EndCause.TIME_LIMIT)
+
+
+def test_a_job_that_somebody_ended_is_not_tried_again(shop: Shop) -> None:
+    signals = Signals()
+    ready = shop.home / "ready"
+    request = shop.request(
+        "sh", "-c", f"touch {ready}; trap 'exit 4' TERM; while :; do sleep 0.1; done", retries=3
+    )
+
+    def end_it() -> None:
+        until(ready.exists, "the job's start")
+        signals.send(SIGTERM)
+
+    threading.Thread(target=end_it).start()
+    record = shop.launch(request, signals=signals).record
+    assert (record.end, record.cancelled_by, record.exit_code) == (EndCause.CANCELLED, "SIGTERM", 4)
+    assert len(record.parts) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag"),
+    [
+        ({"nodes": 2}, "--nodes"),
+        ({"tpu": "v5e-8"}, "--tpu"),
+        ({"tpu": "v5e-8", "tpu_topology": "2x4"}, "--tpu"),
+    ],
+)
+def test_what_no_machine_can_give_is_refused_before_anything_is_fetched(
+    shop: Shop, asked: dict[str, object], flag: str
+) -> None:
+    with pytest.raises(UsageError, match=f"the process engine can't give a job {flag}") as error:
+        shop.run("true", **asked)
+    assert "--on" in (error.value.hint or "")
+    assert shop.data.staged == []
+
+
+@pytest.mark.parametrize(
+    "asked", [{"memory_bytes": 1 << 60}, {"cpus": 9999.0}, {"gpus": 1, "gpu_type": "A100"}]
+)
+def test_more_than_the_machine_has_is_refused_before_anything_is_fetched(
+    shop: Shop, asked: dict[str, object]
+) -> None:
+    with pytest.raises(LaunchError, match="were asked for"):
+        shop.run("true", **asked)
+    assert shop.data.staged == []
+
+
+def test_a_process_has_whole_cpus(shop: Shop) -> None:
+    with pytest.raises(UsageError, match="only to whole ones"):
+        shop.run("true", cpus=0.5)
+
+
+def test_gpus_of_a_type_are_those_of_that_type(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = (
+        GpuModel(0, "GPU-t", "Tesla T4"),
+        GpuModel(1, "GPU-a", "NVIDIA A100-SXM4-80GB"),
+        GpuModel(2, "GPU-b", "NVIDIA A100-SXM4-80GB"),
+    )
+    machine = replace(Machine.read({}), gpus=3, models=models)
+    monkeypatch.setattr(Machine, "read", classmethod(lambda cls, environ: machine))
+    shop.run("sh", "-c", "echo $CUDA_VISIBLE_DEVICES", gpus=2, gpu_type="a100")
+    assert shop.stdout == "GPU-a,GPU-b\n"
+    with pytest.raises(LaunchError, match="3 GPUs of the type A100 were asked for, and there are 2 here"):
+        shop.run("true", gpus=3, gpu_type="A100")
+
+
+def test_a_repeated_run_asks_for_the_same(shop: Shop) -> None:
+    asked = {"cpus": 1.0, "memory_bytes": 1 << 30, "time_seconds": 3600, "retries": 2}
+    record = shell(shop, "true", **asked)
+    stored = RunRecord.decode(record.encode(), "a record")
+    spec = shop.again(stored).spec
+    assert {name: getattr(spec, name) for name in asked} == asked
+
+
+def test_records_of_earlier_versions_ask_for_nothing(shop: Shop) -> None:
+    document = shell(shop, "true").encode()
+    for name in (
+        "gpu_type",
+        "tpu",
+        "tpu_topology",
+        "cpus",
+        "memory_bytes",
+        "time_seconds",
+        "nodes",
+        "retries",
+        "end",
+    ):
+        lines = [line for line in document.splitlines(keepends=True) if f' "{name}": ' not in line.decode()]
+        document = b"".join(lines)
+    record = RunRecord.decode(document, "a record")
+    assert (record.nodes, record.retries, record.cpus, record.end) == (1, 0, None, None)
+    assert shop.again(record).spec.nodes == 1

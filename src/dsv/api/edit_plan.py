@@ -12,14 +12,12 @@ from dsv.api.local_files import Source, Walk, named_file
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.entry import Entry, Kind
 from dsv.model.names import clean_path
+from dsv.model.path_pattern import PathPattern, is_pattern
 from dsv.model.path_set import folders_above
 from dsv.model.paths import check_path, show
 from dsv.repo.edited_tree import EditedTree, Placed
 from dsv.repo.trees import TreeReader
-from dsv.worktree.scan.patterns import Pattern
 from dsv.worktree.scan.problem import Problem
-
-_SPECIAL = b"*?["
 
 
 @dataclass(slots=True)
@@ -259,11 +257,10 @@ class _Planner:
     def _matching(
         self, text: bytes, folders_only: bool
     ) -> list[tuple[bytes, list[tuple[bytes, Placed[Source]]]]]:
-        pattern = _pattern(text, folders_only)
-        first = min(text.find(byte) for byte in (b"*", b"?", b"[") if byte in text)
+        pattern = PathPattern(text, folders_only)
         verdicts: dict[bytes, bool] = {}
         groups: dict[bytes, list[tuple[bytes, Placed[Source]]]] = {}
-        for path, what in self.tree.starting_with(text[:first].partition(b"\\")[0]):
+        for path, what in self.tree.starting_with(pattern.start):
             top = _topmost(pattern, path, verdicts, what.kind is Kind.EMPTY_DIRECTORY)
             if top is not None:
                 groups.setdefault(top, []).append((path, what))
@@ -272,25 +269,13 @@ class _Planner:
         return sorted(groups.items())
 
 
-def is_pattern(path: bytes) -> bool:
-    """Whether a path has characters of a pattern."""
-    return any(byte in path for byte in _SPECIAL)
-
-
-def _pattern(text: bytes, folders_only: bool) -> Pattern:
-    """As a shell's: for whole paths from the top, where `*` takes no slash, and `**/` any folders."""
-    if (len(text) - len(text.rstrip(b"\\"))) % 2:
-        raise UsageError(f"the pattern {show(text)} ends with a backslash", subject=_text(text))
-    return Pattern(includes=False, directories_only=folders_only, anchored=True, text=text)
-
-
-def _topmost(pattern: Pattern, path: bytes, verdicts: dict[bytes, bool], is_folder: bool) -> bytes | None:
+def _topmost(pattern: PathPattern, path: bytes, verdicts: dict[bytes, bool], is_folder: bool) -> bytes | None:
     """The highest of the path and the folders above it that matches."""
-    top = path if pattern.matches(path, path.rpartition(b"/")[2], directory=is_folder) else None
+    top = path if pattern.matches(path, folder=is_folder) else None
     for folder in folders_above(path):
         verdict = verdicts.get(folder)
         if verdict is None:
-            verdict = pattern.matches(folder, folder.rpartition(b"/")[2], directory=True)
+            verdict = pattern.matches(folder, folder=True)
             verdicts[folder] = verdict
         if verdict:
             top = folder

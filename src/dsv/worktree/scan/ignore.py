@@ -9,9 +9,9 @@ import xxhash
 
 from dsv.errors import UsageError
 from dsv.model.paths import show
+from dsv.model.patterns import Pattern, parse
 from dsv.model.units import format_bytes
 from dsv.worktree.scan.file_reader import OPEN_FLAGS
-from dsv.worktree.scan.patterns import Pattern, parse
 
 NAME = ".dsvignore"
 _LIMIT = 16 << 20  # bytes of one

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.worktree.scan import patterns
+from dsv.model import patterns
+from dsv.model.patterns import parse
 from dsv.worktree.scan.ignore import Rules
-from dsv.worktree.scan.patterns import parse
 
 PIECES = [
     *(b"a", b"b", b"ab", b"-", b".", b"/", b"/", b"*", b"*", b"**", b"***", b"**/", b"/**", b"/**/", b"?"),

@@ -14,13 +14,13 @@ from dsv.model.diff import Located, What
 from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target, clean_path
-from dsv.model.path_set import PathSet
+from dsv.model.path_set import WHOLE, PathSet
 from dsv.model.paths import show as quote
 from dsv.model.renames import Difference, Found, differences, find_renames
 from dsv.model.summary import Summary
 from dsv.repo.objects import Objects
 from dsv.repo.recipes import count_chunks, read_chunks, shared_bytes
-from dsv.repo.tree_diff import WHOLE, diff_trees
+from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 
 

@@ -5,10 +5,26 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from blake3 import blake3
 
 from dsv.model.entry import sort_key
+
+
+class Scope(Protocol):
+    """Paths of a tree, which a walk is limited to."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is every path."""
+        ...
+
+    def __contains__(self, path: bytes) -> bool: ...
+
+    def overlaps(self, after: bytes | None, last: bytes) -> bool:
+        """Whether sorted paths in (`after`, `last`] may be in it; `after` None: from the start."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,27 @@ class PathSet:
         prefix = sort_key(folder) + b"\0"
         at = bisect.bisect_left(self.keys, prefix)
         return at < len(self.keys) and self.keys[at].startswith(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """What is in two scopes."""
+
+    one: Scope
+    other: Scope
+
+    @property
+    def whole(self) -> bool:
+        return self.one.whole and self.other.whole
+
+    def __contains__(self, path: bytes) -> bool:
+        return path in self.one and path in self.other
+
+    def overlaps(self, after: bytes | None, last: bytes) -> bool:
+        return self.one.overlaps(after, last) and self.other.overlaps(after, last)
+
+
+WHOLE = PathSet()
 
 
 def folders_above(path: bytes) -> Iterator[bytes]:

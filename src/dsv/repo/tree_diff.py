@@ -8,17 +8,14 @@ from collections.abc import Iterable, Iterator
 from dsv.model.diff import Change, Located, diff_entries
 from dsv.model.entry import sort_key
 from dsv.model.ids import SegmentId
-from dsv.model.path_set import PathSet
-from dsv.repo.trees import Leaf, LocatedSegment, TreeReader
+from dsv.model.path_set import WHOLE, Scope
+from dsv.repo.trees import LocatedSegment, TreeReader
 
-WHOLE = PathSet()
 # Of so many entries of a segment each is looked up by itself.
 _PICKED_SINGLY = 32
 
 
-def diff_trees(
-    before: TreeReader | None, after: TreeReader | None, scope: PathSet = WHOLE
-) -> Iterator[Change]:
+def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
     """The paths that differ, in tree order. Reads only segments that one side alone has. None: an empty tree.
 
     scope: where to look; segments that hold nothing of it are not read.
@@ -53,10 +50,10 @@ def _segment_ids(tree: TreeReader | None) -> set[SegmentId]:
     return set() if tree is None else {leaf.id for leaf in tree.leaves()}
 
 
-def _segments(tree: TreeReader | None, shared: set[SegmentId], scope: PathSet) -> Iterator[LocatedSegment]:
+def _segments(tree: TreeReader | None, shared: set[SegmentId], scope: Scope) -> Iterator[LocatedSegment]:
     if tree is None:
         return iter(())
-    return tree.segments([leaf for leaf in _leaves(tree, scope) if leaf.id not in shared])
+    return tree.segments([leaf for leaf in tree.leaves_of(scope) if leaf.id not in shared])
 
 
 def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
@@ -122,12 +119,3 @@ class _Rows:
             self._next = next(self._rows, None)
         if self._next is None:
             self.advance()
-
-
-def _leaves(tree: TreeReader, scope: PathSet) -> Iterator[Leaf]:
-    """Those that may hold something of the scope."""
-    previous: bytes | None = None
-    for leaf in tree.leaves():
-        if scope.overlaps(previous, leaf.child.last):
-            yield leaf
-        previous = leaf.child.last

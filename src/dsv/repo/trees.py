@@ -11,6 +11,7 @@ from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, NodeId, SegmentId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
+from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import link_escapes, show
 from dsv.model.segment import Segment
 from dsv.model.tree import Child, Node, Totals, check_follows
@@ -73,6 +74,18 @@ class TreeReader:
             self._leaves = self._read_nodes()
         return self._leaves
 
+    def leaves_of(self, scope: Scope) -> list[Leaf]:
+        """Segments that may hold something of the scope, in order."""
+        leaves = self.leaves()
+        if scope.whole:
+            return leaves
+        before = [None, *(leaf.child.last for leaf in leaves)]
+        return [
+            leaf
+            for leaf, after in zip(leaves, before, strict=False)
+            if scope.overlaps(after, leaf.child.last)
+        ]
+
     def nodes(self) -> Iterator[tuple[ObjectKind, NodeId, Location | None]]:
         """Every node above the segments, and where the commit's locator says that it lies."""
         self.leaves()
@@ -96,6 +109,16 @@ class TreeReader:
         if position == len(leaves):
             return None
         return next(self.segments(leaves[position : position + 1])).find(path)
+
+    def within(self, scope: Scope) -> Iterator[tuple[Entry, Location | None]]:
+        """The entries in the scope. Reads only segments that may have some."""
+        for located in self.segments(self.leaves_of(scope)):
+            if scope.whole:
+                yield from located.entries()
+                continue
+            for entry, where in located.entries():
+                if entry.path in scope:
+                    yield entry, where
 
     def below(self, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
         """The entry of this path, or everything below it; all of the tree for an empty path."""
@@ -125,13 +148,13 @@ class TreeReader:
                 if entry.path.startswith(prefix):
                     yield entry, where
 
-    def links(self) -> dict[bytes, bytes]:
+    def links(self, scope: Scope = WHOLE) -> dict[bytes, bytes]:
         """Every symlink's target by its path."""
         return {
             entry.path: entry.target or b""
-            for located in self.segments()
+            for located in self.segments(self.leaves_of(scope))
             for entry in located.segment.entries()
-            if entry.kind == Kind.SYMLINK
+            if entry.kind == Kind.SYMLINK and entry.path in scope
         }
 
     def check_links(self, links: dict[bytes, bytes]) -> None:

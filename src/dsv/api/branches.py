@@ -220,8 +220,8 @@ def following(
     context: Context, repository: Repository, head: Head, command: str
 ) -> Iterator[Workspace | None]:
     """The workspace around here, locked, if it follows this branch; else None."""
-    workspace = followed_by(context, repository, head)
-    with nullcontext() if workspace is None else workspace.lock(command):
+    found = followed_by(context, repository, head)
+    with nullcontext((None, None)) if found is None else found.locked(command) as (workspace, _):
         yield workspace
 
 

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.nearby_caches import lending
+from dsv.api.sparse_lines import chosen_by
 from dsv.errors import Conflict, UsageError
+from dsv.fs.errors import about
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName, DatasetName, Target
+from dsv.model.sparse_patterns import EVERYTHING, SparsePatterns
+from dsv.repo.find_paths import find_paths
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import open_baseline
+from dsv.worktree.checkout.check_equal import check_equal
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.plan import ALWAYS, NEVER, Settlement
+from dsv.worktree.checkout.tree_writer import Made
 from dsv.worktree.last_answer import note_answer
 from dsv.worktree.open_workspace import OpenWorkspace
 from dsv.worktree.unfinished import read_begun
-from dsv.worktree.workspace import Workspace, is_vacant
+from dsv.worktree.workspace import DOT_FOLDER, Workspace, is_vacant
 
 COMMAND = "dsv clone"
 
 
+class Differing(Enum):
+    """What to do about files in the folder that differ from the commit's. Files that it does not have always stay."""
+
+    REFUSE = "refuse"
+    """Refuse them, and files that the commit does not have."""
+    KEEP = "keep"
+    """They stay, as local changes."""
+    OVERWRITE = "overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class CloneRequest:
+    """only: patterns of what the workspace is to have; none for everything."""
+
+    only: tuple[str, ...] = ()
+    differing: Differing = Differing.REFUSE
+
+
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """A new workspace. `commit` is None for a dataset that has none yet.
+    """A new workspace. `commit` is None for a dataset that has none yet. files, bytes: of the commit.
 
-    cached_files, cached_bytes: what came from caches on this machine.
+    cached_files, cached_bytes: what came from caches on this machine. created: paths that were written.
+    chosen: which paths of the dataset the workspace has.
     """
 
     root: Path
@@ -38,14 +67,20 @@ class Cloned:
     bytes: int
     cached_files: int = 0
     cached_bytes: int = 0
+    created: int = 0
+    chosen: SparsePatterns = EVERYTHING
 
 
-def clone(context: Context, target: Target, folder: Path | None = None) -> Cloned:
-    """Makes a workspace of a commit, in a folder that is absent or empty (by default the dataset's own name).
+def clone(
+    context: Context, target: Target, folder: Path | None = None, request: CloneRequest | None = None
+) -> Cloned:
+    """Makes a workspace of a commit, in a folder (by default of the dataset's own name).
 
-    The workspace follows the branch that the target names, else `main`. If it is interrupted, the same call finishes
-    it. Raises `Conflict` if the folder holds something else.
+    Files that are in the folder as the commit has them stay, and only what is missing comes from the store. The
+    workspace follows the branch that the target names, else `main`. If it is interrupted, the same call finishes it.
+    Raises `Conflict`, with nothing written, if the folder has anything else.
     """
+    request = request or CloneRequest()
     if target.dataset is None or target.path is not None:
         raise UsageError(
             "dsv clone needs a dataset's name", subject=str(target), hint="dsv datasets lists the names"
@@ -54,24 +89,66 @@ def clone(context: Context, target: Target, folder: Path | None = None) -> Clone
     root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
     with context.repository(target) as repository:
         branch, commit = _start(context, repository, target, dataset)
-        workspace = _bind(context, repository, root, dataset, branch)
+        tree = None if commit is None else TreeReader(repository.objects, commit)
+        chosen = chosen_by(tree, request.only)
+        _check_folder(root, dataset, tree, request)
+        workspace, is_new = _bind(context, repository, root, (dataset, branch, chosen))
         note_answer(workspace, repository.refs, repository.clock())
-        if commit is None:
-            return Cloned(workspace.root, dataset, branch, None, 0, 0)
-        with workspace.lock(COMMAND) as lock, lending(context, repository, dataset) as copies:
-            opened = OpenWorkspace(
-                workspace, repository, lock, context.writer, context.progress, copies=copies
-            )
-            with open_baseline(opened, workspace.base(), writes=True) as baseline:
-                tree = TreeReader(repository.objects, commit)
-                check_tree(tree, workspace.root)
-                changes = partial(baseline.changes_to, tree)
-                goal = Goal(COMMAND, commit, changes, "move them away, or remove them")
-                made = check_out(opened, baseline, goal)
+        if tree is None:
+            return Cloned(workspace.root, dataset, branch, None, 0, 0, chosen=chosen)
+        with workspace.locked(COMMAND) as (bound, lock), lending(context, repository, dataset) as copies:
+            opened = OpenWorkspace(bound, repository, lock, context.writer, context.progress, copies=copies)
+            try:
+                made = _fill(opened, tree, request.differing)
+            except BaseException:
+                if is_new and not read_begun(
+                    bound.begun_path
+                ):  # nothing was written: the folder is as it was
+                    bound.unbind()
+                raise
         return Cloned(
             workspace.root, dataset, branch, commit, tree.commit.files, tree.commit.bytes,
-            made.copied, made.copied_bytes,
+            made.copied, made.copied_bytes, made.created, chosen,
         )  # fmt: skip
+
+
+def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made:
+    workspace = opened.workspace
+    with open_baseline(opened, workspace.base(), writes=True) as baseline:
+        check_tree(tree, workspace.root, baseline.held)
+        changes = partial(baseline.changes_to, tree)
+        if differing is Differing.REFUSE and not baseline.begun:
+            check_equal(baseline, tree, changes)
+        return check_out(
+            opened,
+            baseline,
+            Goal(
+                COMMAND,
+                tree.commit_id,
+                changes,
+                "move them away, or remove them; --keep keeps them as your changes, --force overwrites them",
+                may_overwrite=ALWAYS if differing is Differing.OVERWRITE else NEVER,
+                settlement=Settlement(ALWAYS if differing is Differing.KEEP else NEVER),
+            ),
+        )
+
+
+def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, request: CloneRequest) -> None:
+    """Raises `Conflict` for a folder that has something, and nothing by a name that the commit has."""
+    if (root / DOT_FOLDER).exists() or not (root.is_symlink() or root.exists()) or is_vacant(root):
+        return
+    names: list[bytes] = []
+    if root.is_dir() and tree is not None:
+        with about(root):
+            names = [os.fsencode(path.name) for path in root.iterdir()]
+    if request.differing is Differing.REFUSE:
+        names = [path for path, found in find_paths(tree, names) if found.entry is not None or found.below]
+    if not names:
+        raise Conflict(
+            f"{root} is there already and not empty",
+            subject=str(root),
+            hint=f"dsv clone {dataset} OTHER-DIR",
+        )
 
 
 def _start(
@@ -84,15 +161,22 @@ def _start(
 
 
 def _bind(
-    context: Context, repository: Repository, root: Path, dataset: DatasetName, branch: BranchName
-) -> Workspace:
+    context: Context,
+    repository: Repository,
+    root: Path,
+    wanted: tuple[DatasetName, BranchName, SparsePatterns],
+) -> tuple[Workspace, bool]:
+    """The workspace, and whether it was bound just now."""
+    dataset, branch, chosen = wanted
     inside = Workspace.find(root)
     if inside is not None and inside.root == root.resolve():
         begun = inside.base() is None or any(
             each.command == COMMAND for each in read_begun(inside.begun_path)
         )
         if begun and inside.store_id == repository.id and inside.dataset == dataset:
-            return inside if inside.branch == branch else inside.follow(branch)
+            if inside.chosen != chosen:
+                raise _another_choice(root, inside)
+            return (inside if inside.branch == branch else inside.follow(branch)), False
         raise Conflict(
             f"{root} is a workspace of {inside.dataset} already",
             subject=str(root),
@@ -104,18 +188,27 @@ def _bind(
             subject=str(root),
             hint=f"dsv clone {dataset} DIR, with a folder outside of it",
         )
-    if (root.is_symlink() or root.exists()) and not is_vacant(root):
-        raise Conflict(
-            f"{root} is there already and not empty",
-            subject=str(root),
-            hint=f"dsv clone {dataset} OTHER-DIR",
-        )
     choice = context.settings.store()
-    return Workspace.create(
+    made = Workspace.create(
         root,
         store=choice.called,
         store_id=repository.id,
         dataset=dataset,
         branch=branch,
         names=choice.names_kept,
+        chosen=chosen,
+    )
+    return made, True
+
+
+def _another_choice(root: Path, inside: Workspace) -> Conflict:
+    only = (
+        ""
+        if inside.chosen.lines is None
+        else "".join(f" --only {shlex.quote(x)}" for x in inside.chosen.lines)
+    )
+    return Conflict(
+        f"a clone was begun in {root} {'with' + only if only else 'without --only'}, and did not end",
+        subject=str(root),
+        hint=f"dsv clone {inside.dataset} {root}{only} finishes it; then dsv sparse add or dsv sparse remove",
     )

@@ -16,7 +16,7 @@ from dsv.api.settings import BUILT_IN, Setting, Settings, Source, read_environme
 from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.process import host_name, user_name
 from dsv.model.text import is_text
-from dsv.model.toml import MAX_BYTES
+from dsv.model.toml import MAX_BYTES, binding
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
@@ -78,7 +78,7 @@ def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str]) -> S
     workspace = find_workspace(cwd)
     if workspace is not None:
         config = workspace / WORKSPACE_CONFIG
-        bound = parse_toml(read_settings(config) or b"", str(config))
+        bound = binding(parse_toml(read_settings(config) or b"", str(config)))
         texts = {key: value for key, value in bound.items() if isinstance(value, str)}
         sources.append(read_workspace(texts, str(config)))
     sources += read_environment(environ)

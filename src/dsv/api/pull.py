@@ -79,7 +79,7 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
             raise opened.not_at_base(newest, base)
         with open_baseline(opened, base, writes=True) as baseline:
             after = TreeReader(repository.objects, head)
-            check_tree(after, workspace.root)
+            check_tree(after, workspace.root, baseline.held)
             goal = Goal(
                 "dsv pull",
                 head,

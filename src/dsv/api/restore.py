@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
-from dsv.errors import NotFound, UsageError
+from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model.diff import Change, pair_entries
 from dsv.model.entry import sort_key
 from dsv.model.ids import CommitId
@@ -17,9 +18,10 @@ from dsv.model.paths import show
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import Baseline, open_baseline
+from dsv.worktree.baseline import Baseline, below, open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
 from dsv.worktree.checkout.plan import ALWAYS, NEVER, OverwritePolicy
+from dsv.worktree.held import Held
 from dsv.worktree.workspace import Workspace
 
 
@@ -56,7 +58,6 @@ def restore(
         if source is None and before is not None and base != before:
             raise missing_commit(before, repository.store.url)
         after = TreeReader(repository.objects, commit)
-        check_tree(after, workspace.root)
         chosen = PathSet.of(paths)
         may_overwrite: OverwritePolicy = NEVER
         if force:
@@ -64,13 +65,15 @@ def restore(
         elif paths:
             may_overwrite = chosen.__contains__
         with open_baseline(opened, base, writes=True) as baseline:
+            held = baseline.held if paths else baseline.held_of(after)
+            check_tree(after, workspace.root, held)
             _check_paths(baseline, after, chosen)
             # Paths that may differ from what counts as unchanged; all others need no look.
             suspects = frozenset(item.path for item in baseline.scan.work())
             goal = Goal(
                 "dsv restore",
                 commit,
-                lambda: _restoring(baseline, after, chosen, suspects),
+                lambda: _restoring(baseline, after, chosen, held, suspects),
                 "to drop a change of yours: dsv restore PATH; to drop all of them: dsv restore --force",
                 paths,
                 may_overwrite,
@@ -111,7 +114,13 @@ def source_commit(
 
 def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None:
     for path in chosen.paths:
-        if next(baseline.below(path), None) is None and next(after.below(path), None) is None:
+        if next(baseline.below(path), None) is None and next(below(after, path, baseline.held), None) is None:
+            if next(after.below(path), None) is not None:
+                raise Conflict(
+                    f"{show(path)} is not in this workspace, which is sparse",
+                    subject=path.decode("utf-8", "backslashreplace"),
+                    hint=f"dsv sparse add {shlex.quote(path.decode(errors='replace'))} brings it",
+                )
             raise NotFound(
                 f"{show(path)} is neither in the base nor in {str(after.commit_id)[:12]}",
                 subject=path.decode("utf-8", "backslashreplace"),
@@ -120,12 +129,12 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
 
 
 def _restoring(
-    before: Baseline, after: TreeReader, chosen: PathSet, suspects: frozenset[bytes]
+    before: Baseline, after: TreeReader, chosen: PathSet, held: Held, suspects: frozenset[bytes]
 ) -> Iterator[Change]:
     """What makes the chosen paths what `after` has, in tree order. suspects: paths that are given even if equal."""
     starts = chosen.paths or (b"",)
     runs: list[tuple[bytes, Iterable[Change]]] = [
-        (sort_key(path), pair_entries(before.below(path), after.below(path))) for path in starts
+        (sort_key(path), pair_entries(before.below(path, held), below(after, path, held))) for path in starts
     ]
     for path in chosen.ways:
         old = before.entry(path)

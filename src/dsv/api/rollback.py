@@ -73,10 +73,10 @@ def rollback(context: Context, target: Target, message: str | None = None) -> Ro
         text = (
             f"roll back to {str(target) or 'the base'} ({str(source)[:12]})" if message is None else message
         )
-        check_tree(after, workspace.root)
         draft = Draft(workspace.dataset, workspace.branch, head, (head.commit,), text, "rollback")
         commit = new_commit(repository, context.writer, draft, after.commit)
         with open_baseline(opened, base, writes=True) as baseline:
+            check_tree(after, workspace.root, baseline.held)
             goal = Goal(
                 "dsv rollback",
                 commit.id,

@@ -11,8 +11,9 @@ from dsv.api.sync_forecast import Findings, Forecast, forecast
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
 from dsv.model.ids import CommitId
-from dsv.worktree.baseline import Baseline, Trees, find_baseline
+from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state
 from dsv.worktree.checks import check_paths, check_removals
+from dsv.worktree.held import Collision
 from dsv.worktree.scan.problem import Problem
 from dsv.worktree.scan.state import State
 from dsv.worktree.status import Differences, detect_changes
@@ -26,6 +27,7 @@ class Status:
     problems: what a sync would refuse to store. clashes: pairs of new names that are one if case or
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
     unfinished: a note about a pull, clone or restore that did not end; None if all did.
+    collisions: what is new here, and in the way of what the dataset has and a sparse workspace has not.
     branch: where the branch was when the store last said so. sync: what the next sync will do.
     """
 
@@ -36,13 +38,14 @@ class Status:
     clashes: tuple[tuple[bytes, bytes], ...]
     suspicious: str | None
     unfinished: str | None
+    collisions: tuple[Collision, ...]
     branch: BranchPosition
     sync: Forecast
 
     @property
     def is_clean(self) -> bool:
         """Whether a sync would find nothing to do, and nothing to complain about."""
-        return not self.differences and not self.problems
+        return not self.differences and not self.problems and not self.collisions
 
 
 def status(
@@ -58,7 +61,7 @@ def status(
     base = workspace.base()
     if fetch:
         fetch_position(context, workspace, base)
-    state = State.load(workspace.state_folder)
+    state = load_state(workspace)
     with ExitStack() as opened:
         trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
         check_paths(workspace.root, lambda: trees.of(base), paths)
@@ -80,6 +83,7 @@ def status(
         len(problems),
         suspicious,
         baseline.begun[-1].finish if baseline.begun else None,
+        len(baseline.collisions),
     )
     return Status(
         workspace,
@@ -89,6 +93,7 @@ def status(
         tuple(scan.clashes),
         suspicious,
         baseline.warning,
+        baseline.collisions,
         branch,
         forecast(findings, branch),
     )

@@ -84,7 +84,7 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
         return Switched(head.dataset, branch, base, workspace.branch, before)
     with open_baseline(opened, base, writes=True) as baseline:
         after = TreeReader(repository.objects, head.commit)
-        check_tree(after, workspace.root)
+        check_tree(after, workspace.root, baseline.held)
         goal = Goal(
             f"{SWITCH}{branch}",
             head.commit,

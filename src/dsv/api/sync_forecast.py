@@ -35,7 +35,8 @@ class Forecast:
 class Findings:
     """What decides. differences, problems: how many paths. removals: they need `--allow-removals`.
 
-    finish: the command line that finishes one that was interrupted here.
+    finish: the command line that finishes one that was interrupted here. collisions: new paths that are in the way of
+    what the dataset has and this workspace has not.
     """
 
     dataset: DatasetName
@@ -46,6 +47,7 @@ class Findings:
     problems: int
     removals: str | None
     finish: str | None
+    collisions: int = 0
 
 
 def forecast(found: Findings, branch: BranchPosition) -> Forecast:
@@ -55,6 +57,8 @@ def forecast(found: Findings, branch: BranchPosition) -> Forecast:
     if found.problems:
         reasons.append(f"{format_count(found.problems, 'path')} can't be stored")
         options += " --skip-unsupported"
+    if found.collisions:
+        reasons.append(f"{format_count(found.collisions, 'path')} are in the way of what is not here")
     before, beside, after = _by_branch(found, branch, reasons)
     if found.removals is not None:
         reasons.append("it would remove too much")

@@ -10,15 +10,14 @@ from dsv.api.status import save_news
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId
-from dsv.model.path_set import PathSet
+from dsv.model.path_set import Both, PathSet
 from dsv.model.renames import Difference, differences
 from dsv.repo.tree_diff import diff_trees, find_entries
 from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import Baseline, Trees, find_baseline
+from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state
 from dsv.worktree.changed_entries import ChangedPath, changed_paths, read_contents
 from dsv.worktree.checks import check_paths
 from dsv.worktree.scan.problem import Problem
-from dsv.worktree.scan.state import State
 from dsv.worktree.status import Differences, detect_changes
 from dsv.worktree.workspace import Workspace
 
@@ -39,7 +38,7 @@ def workspace_changes(
 
     Files are read if their stats leave a doubt, and new ones if they may be what was removed under another name.
     """
-    state = State.load(workspace.state_folder)
+    state = load_state(workspace)
     base = workspace.base()
     check_paths(workspace.root, lambda: trees.of(before), scope.paths)
     baseline = find_baseline(workspace, state, base, trees, scope.paths)
@@ -85,7 +84,7 @@ def _from_another(
     baseline: Baseline, before: TreeReader | None, changed: dict[bytes, ChangedPath], scope: PathSet
 ) -> tuple[dict[bytes, Entry], list[Change]]:
     """What another commit than the base has at the changed paths, and how it differs from the base at others."""
-    others = {change.path: change for change in diff_trees(before, baseline.tree, scope)}
+    others = {change.path: change for change in diff_trees(before, baseline.tree, Both(scope, baseline.held))}
     written = [path for path in baseline.written if path in scope]
     had = find_entries(before, written) if written else {}
     for path in written:

@@ -21,8 +21,7 @@ def open_to_publish(
     borrows: files are written here, and taken from caches of this machine before the store is asked.
     Raises `Conflict` if another command is at work in the workspace, or the store is not the one that it belongs to.
     """
-    workspace = context.workspace()
-    with workspace.lock(command) as lock, context.store() as store:
+    with context.workspace().locked(command) as (workspace, lock), context.store() as store:
         target = Target(workspace.dataset, Rev(branch or workspace.branch))
         repository = context.open_repository(store, target, workspace.base())
         check_binding(workspace, repository)
@@ -38,9 +37,8 @@ def open_to_publish(
 @contextmanager
 def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
     """For a command that only writes files here: it holds the lock, and may read the store from local copies."""
-    workspace = context.workspace()
     with (
-        workspace.lock(command) as lock,
+        context.workspace().locked(command) as (workspace, lock),
         context.bound_repository(workspace) as repository,
         lending(context, repository, workspace.dataset) as copies,
     ):

@@ -24,6 +24,12 @@ def read_toml(data: bytes) -> dict[str, object]:
     return document
 
 
+def binding(document: dict[str, object]) -> dict[str, object]:
+    """What a workspace is bound to. A sparse one has it in a table, so that older versions refuse it."""
+    inner = document.get("workspace")
+    return inner if isinstance(inner, dict) else document
+
+
 def _check(document: dict[str, object]) -> None:
     """Values that tomli takes and that later code can't print or walk through."""
     left: list[tuple[object, int]] = [(document, 0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +15,15 @@ from dsv.model.diff import Change, diff_entries, difference
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.location import Location
-from dsv.model.path_set import PathSet, folders_above
+from dsv.model.path_set import Both, PathSet, folders_above
 from dsv.model.paths import show
 from dsv.model.progress import Progress
+from dsv.model.sparse_patterns import EVERYTHING
 from dsv.repo.objects import Objects
 from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 from dsv.worktree.file_writer import Writer
+from dsv.worktree.held import Collision, Held, collisions_with, compare_outside, held_by
 from dsv.worktree.open_workspace import OpenWorkspace
 from dsv.worktree.scan.folder import DIRECTORY, KEPT, OWN_SAME, Folder
 from dsv.worktree.scan.scanner import BaseEntries, scan_workspace
@@ -31,6 +33,8 @@ from dsv.worktree.scan.workspace_scan import Pending, WorkspaceScan, pending_at
 from dsv.worktree.status import hash_file
 from dsv.worktree.unfinished import Begun, read_begun, unfinished
 from dsv.worktree.workspace import Workspace
+
+_SHOWN = 20
 
 
 class Trees:
@@ -70,13 +74,16 @@ class Baseline:
     """What a scanned workspace is compared with. The relations in the scan's state are to this.
 
     begun: the commands that did not end. written: what they have written, by path; None for what they removed. There it
-    takes the place of what the base has.
+    takes the place of what the base has. held: what the workspace has of commits; of anything else, nothing here is
+    compared. collisions: of what the user has made with what the base has and the workspace does not.
     """
 
     scan: WorkspaceScan
     trees: Trees
     begun: tuple[Begun, ...] = ()
     written: Mapping[bytes, Entry | None] = field(default_factory=dict)
+    held: Held = field(default_factory=lambda: Held(EVERYTHING))
+    collisions: tuple[Collision, ...] = ()
 
     @property
     def tree(self) -> TreeReader | None:
@@ -101,9 +108,11 @@ class Baseline:
         found = None if self.tree is None else self.tree.entry(path)
         return None if found is None else found[0]
 
-    def below(self, path: bytes) -> Iterator[Entry]:
-        """The entry of this path, or everything below it, in tree order; all for an empty path."""
-        entries = (entry for entry, _ in _below(self.tree, path))
+    def below(self, path: bytes, held: Held | None = None) -> Iterator[Entry]:
+        """The entry of this path, or everything below it, in tree order; all for an empty path. Of a sparse workspace,
+        what is held.
+        """
+        entries = (entry for entry, _ in below(self.tree, path, held or self.held))
         if not self.written:
             return entries
         inside = PathSet.of([path])
@@ -112,14 +121,23 @@ class Baseline:
 
     def changes_to(self, after: TreeReader) -> Iterator[Change]:
         """The paths at which something else counts as unchanged than `after` has."""
+        held = self.held_of(after)
         if self.written:
-            return diff_entries(self.below(b""), after.below(b""))
-        return diff_trees(self.tree, after)
+            return diff_entries(self.below(b"", held), after.within(held))
+        return diff_trees(self.tree, after, held)
+
+    def held_of(self, after: TreeReader) -> Held:
+        """What is held, and what another commit has in the way of files that are new here."""
+        if self.held.whole:
+            return self.held
+        return self.held.with_paths(each.other for each in collisions_with(after, self.scan, self.held))
 
     def check_publishable(self, progress: Progress) -> None:
         """Notes the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what
         the base has at the paths that the command wrote: one of them is a file, and the other a folder.
         """
+        if self.collisions:
+            raise in_one_place(self.collisions, self.scan.root)
         if self.warning is None:
             return
         progress.note(self.warning)
@@ -157,14 +175,22 @@ def find_baseline(
         state.exact = None  # it may describe only what the killed command had done
 
     def base_entries() -> Iterator[Entry]:
-        return (entry for entry, _ in _below(trees.of(base), b""))
+        tree = trees.of(base)
+        return iter(()) if tree is None else (entry for entry, _ in tree.within(held_by(state)))
 
     if writes:
         scan = scan_clean_workspace(workspace.root, state, base, base_entries)
     else:
         scan = scan_workspace(workspace.root, state, base, base_entries, only, rehash=rehash)
-    written = take_written(scan, _changes(begun, base, trees)) if begun else {}
-    return Baseline(scan, trees, begun, written)
+    held = held_by(state)
+    written = take_written(scan, _changes(begun, base, trees, held)) if begun else {}
+    collisions = compare_outside(scan, lambda: trees.of(base), held)
+    return Baseline(scan, trees, begun, written, held, collisions)
+
+
+def load_state(workspace: Workspace) -> State:
+    """What is remembered of the files that the workspace is to have."""
+    return State.load(workspace.state_folder, workspace.chosen)
 
 
 @contextmanager
@@ -177,7 +203,7 @@ def open_baseline(
     rehash: bool = False,
 ) -> Iterator[Baseline]:
     """The baseline of a workspace whose lock is held; what is learned of the files is saved. See `find_baseline`."""
-    state = State.load(opened.workspace.state_folder)
+    state = load_state(opened.workspace)
     trees = Trees(lambda: opened.repository.objects, proven=True)
     try:
         yield find_baseline(opened.workspace, state, base, trees, only, writes=writes, rehash=rehash)
@@ -201,20 +227,36 @@ def scan_clean_workspace(
     return scan
 
 
-def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees) -> Iterator[Change]:
+def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held: Held) -> Iterator[Change]:
     """What the commands were to change, except paths that are different in the base since."""
     for each in begun:
         before, after = trees.of(each.base), trees.of(each.commit)
         moved = frozenset[bytes]()
         if each.base != base:
-            moved = frozenset(change.path for change in diff_trees(before, trees.of(base)))
-        for change in each.concerning(diff_trees(before, after)):
+            moved = frozenset(change.path for change in diff_trees(before, trees.of(base), held))
+        for change in each.concerning(diff_trees(before, after, held)):
             if change.path not in moved:
                 yield change
 
 
-def _below(tree: TreeReader | None, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
-    return iter(()) if tree is None else tree.below(path)
+def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[Entry, Location | None]]:
+    """The entry of this path, or everything below it, of what is held."""
+    if tree is None:
+        return iter(())
+    return tree.below(path) if held.whole else tree.within(Both(PathSet.of([path]), held))
+
+
+def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
+    """Why files that are new here can't be committed."""
+    lines = [f"{show(each.path)} is in the way of {show(each.other)}" for each in collisions[:_SHOWN]]
+    if len(collisions) > _SHOWN:
+        lines.append(f"and {len(collisions) - _SHOWN:,} more")
+    return Conflict(
+        f"{root} does not have all of the dataset, and what it does not have is where something new is here:"
+        + "".join(f"\n  {line}" for line in lines),
+        subject=show(collisions[0].path),
+        hint="give yours another name; or dsv sparse add PATH brings what is in the way, once yours is moved",
+    )
 
 
 def _laid_over(entries: Iterator[Entry], written: Mapping[bytes, Entry | None]) -> Iterator[Entry]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from dsv.errors import Conflict, NotFound
 from dsv.model.paths import show
 from dsv.repo.trees import TreeReader
+from dsv.worktree.held import count_held
 from dsv.worktree.scan.folder import KEPT
 from dsv.worktree.scan.workspace_scan import WorkspaceScan
 
@@ -18,14 +19,19 @@ MANY = 20
 
 
 def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: bool) -> None:
-    """Raises `Conflict` if a sync would remove more than half of the files, or all of a top-level folder."""
+    """Raises `Conflict` if a sync would remove more than half of the files, or all of a top-level folder.
+
+    Of a sparse workspace, what counts is the part of the dataset that it has.
+    """
     if base is None or allowed or not scan.missing:
         return
-    removed, before = len(scan.missing), base.commit.entries
+    whole = scan.state.chosen.whole
+    here = "" if whole else " that this workspace has"
+    removed, before = len(scan.missing), base.commit.entries if whole else count_held(scan)
     if before >= MANY and removed * 2 > before:
-        raise _refused(f"{removed:,} of {before:,} paths", str(scan.root))
+        raise _refused(f"{removed:,} of {before:,} paths{here}", str(scan.root))
     for top in emptied(scan):
-        raise _refused(f"everything in {top.decode(errors='backslashreplace')}/", str(scan.root))
+        raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", str(scan.root))
 
 
 def emptied(scan: WorkspaceScan) -> list[bytes]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
 
-from dsv.errors import Conflict, DsvError, IntegrityError
+from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.fs.folders import sync_folder
 from dsv.fs.lock import Held, Lock
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import BranchName, DatasetName
-from dsv.model.toml import read_toml
+from dsv.model.sparse_patterns import EVERYTHING, SparsePatterns
+from dsv.model.toml import MAX_BYTES, binding, read_toml
 
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
@@ -29,6 +32,9 @@ _ASKED = "asked"
 _OF_A_BINDING = (_BASE, _SEEN, _JOURNAL, _BEGUN, _ASKED)
 BRIEF = "dsv status"
 """The action of a command that takes the lock only to save the state."""
+SPARSE = "sparse"
+"""In `needs` of a binding: what a dsv has to know to work there. All that came before this refuse such a binding."""
+_COMMENT = b"# Only a dsv that knows sparse workspaces can work here: others would take what is not here for removed.\n"
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
 
 
@@ -36,7 +42,7 @@ _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
 class Workspace:
     """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
     `store_id` identifies the store wherever it moves. `names`: the place of its names, if it was given when
-    binding the folder.
+    binding the folder. `chosen`: which paths of the dataset it has.
     """
 
     root: Path
@@ -45,6 +51,7 @@ class Workspace:
     dataset: DatasetName
     branch: BranchName
     names: str | None = None
+    chosen: SparsePatterns = EVERYTHING
 
     @classmethod
     def find(cls, start: Path) -> Workspace | None:
@@ -69,6 +76,7 @@ class Workspace:
         dataset: DatasetName,
         branch: BranchName,
         names: str | None = None,
+        chosen: SparsePatterns = EVERYTHING,
     ) -> Workspace:
         """Binds a folder, and makes it if necessary. Raises `Conflict` if it is a workspace already."""
         with about(folder):
@@ -80,7 +88,7 @@ class Workspace:
                 raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
             for name in _OF_A_BINDING:  # left by an earlier binding, and wrong for this one
                 (dot / name).unlink(missing_ok=True)
-        workspace = cls(root, store, store_id, dataset, branch, names)
+        workspace = cls(root, store, store_id, dataset, branch, names, chosen)
         workspace._write()
         return workspace
 
@@ -116,6 +124,12 @@ class Workspace:
                 raise taken.refusal(self.root)
             time.sleep(_BRIEF_WAIT)
         raise AssertionError("unreachable")
+
+    @contextmanager
+    def locked(self, action: str) -> Iterator[tuple[Workspace, Lock]]:
+        """The lock, and the workspace as it is bound by now: the last command may just have changed that."""
+        with self.lock(action) as lock:
+            yield _read(self.root, self.dot / _CONFIG), lock
 
     def try_lock(self, action: str) -> Lock | Held:
         """The lock, or who holds it. Other commands wait a little for one that was taken with the action `BRIEF`."""
@@ -176,6 +190,12 @@ class Workspace:
         changed._write()
         return changed
 
+    def choose(self, chosen: SparsePatterns) -> Workspace:
+        """The same workspace, which has these paths of the dataset from now on. Durable when it returns."""
+        changed = replace(self, chosen=chosen)
+        changed._write()
+        return changed
+
     def unbind(self) -> None:
         """Makes it a plain folder again; the files in it stay."""
         with about(self.dot):
@@ -199,7 +219,7 @@ class Workspace:
         return None if DOT_FOLDER.encode() in parts else b"/".join(parts)
 
     def _write(self) -> None:
-        values = {
+        values: dict[str, object] = {
             "store": self.store,
             "store_id": str(self.store_id),
             "dataset": str(self.dataset),
@@ -207,7 +227,18 @@ class Workspace:
         }
         if self.names is not None:
             values["names"] = self.names
-        self._replace(_CONFIG, tomli_w.dumps(values).encode())
+        if self.chosen.lines is None:
+            self._replace(_CONFIG, tomli_w.dumps(values).encode())
+            return
+        values["only"] = list(self.chosen.lines)
+        # Nothing that older versions look for is at the top, so that they refuse it.
+        data = _COMMENT + tomli_w.dumps({"needs": [SPARSE], "workspace": values}).encode()
+        if len(data) > MAX_BYTES:
+            raise UsageError(
+                f"these are {len(self.chosen.lines):,} patterns, more than a workspace can have",
+                hint="name folders, or patterns that match many paths",
+            )
+        self._replace(_CONFIG, data)
 
     def _replace(self, name: str, data: bytes) -> None:
         with about(self.dot / name):
@@ -226,6 +257,9 @@ def _read(root: Path, config: Path) -> Workspace:
     try:
         with about(config):
             document = read_toml(read_file(config))
+        if "needs" in document:
+            _check_needs(root, document["needs"])
+            document = binding(document)
         values = {key: value for key, value in document.items() if isinstance(value, str)}
         return Workspace(
             root=root,
@@ -234,6 +268,7 @@ def _read(root: Path, config: Path) -> Workspace:
             dataset=DatasetName.parse(values["dataset"]),
             branch=BranchName.parse(values["branch"]),
             names=values.get("names"),
+            chosen=_chosen(document),
         )
     except (ValueError, KeyError) as error:
         raise _unreadable(config) from error
@@ -241,6 +276,27 @@ def _read(root: Path, config: Path) -> Workspace:
         if error.exit_code == 2:
             raise _unreadable(config) from error
         raise
+
+
+def _check_needs(root: Path, needs: object) -> None:
+    unknown = (
+        sorted(str(each) for each in needs if each != SPARSE) if isinstance(needs, list) else [str(needs)]
+    )
+    if unknown:
+        raise Unsupported(
+            f"{root} is a workspace that needs a newer dsv: {', '.join(unknown)}",
+            subject=str(root),
+            hint=UPGRADE,
+        )
+
+
+def _chosen(document: Mapping[str, object]) -> SparsePatterns:
+    only = document.get("only")
+    if only is None:
+        return EVERYTHING
+    if not isinstance(only, list) or not all(isinstance(line, str) for line in only):
+        raise ValueError
+    return SparsePatterns(tuple(only))
 
 
 def _unreadable(config: Path) -> IntegrityError:

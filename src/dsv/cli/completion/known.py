@@ -178,6 +178,7 @@ class Known:
         while True:
             bound = _toml(os.path.join(folder, ".dsv", "config.toml"))
             if bound:
+                bound = bound.get("workspace", bound)  # where a sparse one has it
                 return {**{key: str(value) for key, value in bound.items()}, "root": folder}
             above = os.path.dirname(folder)
             if above == folder:

@@ -15,6 +15,7 @@ from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId, PackId
 from dsv.model.names import BranchName
+from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import fold_clashes, show
 from dsv.model.units import format_count
 from dsv.repo.objects import Objects
@@ -34,10 +35,13 @@ from dsv.worktree.workspace import Workspace
 _SHOWN = 20
 
 
-def check_tree(tree: TreeReader, root: Path) -> None:
-    """Refuses a tree with symlinks that lead out of it, or with names that would overwrite each other here."""
-    tree.check_links(tree.links())
-    check_folding(root, (entry.path for entry, _ in tree.below(b"")))
+def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
+    """Refuses a tree with symlinks that lead out of it, or with names that would overwrite each other here.
+
+    held: what the workspace has of it.
+    """
+    tree.check_links(tree.links(held))
+    check_folding(root, (entry.path for entry, _ in tree.within(held)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ class _Scanner:
         self._lose_unvisited(scope)
         names = NameIndex(self._state)
         gone = self._state.gone | self._validator.lost
-        self._state.gone = {path for path in gone if not self._is_back(path, names)}
+        chosen = self._state.chosen
+        self._state.gone = {path for path in gone if path in chosen and not self._is_back(path, names)}
         self._check_links()
         scan.clashes = self._validator.clashes
         scan.withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import msgspec
 import xxhash
+from blake3 import blake3
 
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.model.entry import sort_key
 from dsv.model.ids import CommitId
+from dsv.model.sparse_patterns import EVERYTHING, SparsePatterns
 from dsv.worktree.scan.folder import ROW, Folder, decode_folder, encode_folder, split_folders
 
 _CURRENT = "current"
@@ -57,14 +59,17 @@ class _Part:
 class State:
     """The state of one workspace, in memory. Its owner holds the workspace's lock to save it.
 
-    exact: the commit (empty: no commit) whose every path is in a folder here or in `gone`; None if there is none.
-    gone: paths of that commit that the disk lacks.
+    chosen: which paths of commits the workspace is to have. Others that a commit has are never gone.
+    exact: the commit (empty: no commit) whose every chosen path is in a folder here or in `gone`; None if there is
+    none. It stands for what is chosen too, so that with another choice the state mirrors no commit.
+    gone: chosen paths of that commit that the disk lacks.
     provisional: the relations hold for this command only, so that the saved state mirrors no commit.
     trust_before: ns; a file changed at this time or later may change again without its times telling.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chosen: SparsePatterns = EVERYTHING) -> None:
         self._folder = folder
+        self.chosen = chosen
         self._encoded: dict[bytes, bytes] = {}
         self._open: OrderedDict[bytes, Folder] = OrderedDict()
         self._parts = [_Part(b"", None)]
@@ -76,9 +81,9 @@ class State:
         self.trust_before = 0
 
     @classmethod
-    def load(cls, folder: Path) -> State:
+    def load(cls, folder: Path, chosen: SparsePatterns = EVERYTHING) -> State:
         """What can be read. What is torn, damaged or of another version is forgotten."""
-        state = cls(folder)
+        state = cls(folder, chosen)
         state._loaded = _read(folder / _CURRENT)
         if state._loaded is None:
             return state
@@ -110,11 +115,16 @@ class State:
 
     def is_exact_for(self, base: CommitId | None) -> bool:
         """Whether relations and `gone` say how the disk stands to this commit (None: to an empty tree)."""
-        return self.exact == (b"" if base is None else bytes(base))
+        return self.exact == self._mirrored(base)
 
     def set_exact(self, base: CommitId | None, gone: set[bytes]) -> None:
-        self.exact = b"" if base is None else bytes(base)
+        self.exact = self._mirrored(base)
         self.gone = gone
+
+    def _mirrored(self, base: CommitId | None) -> bytes:
+        if base is None:
+            return b""
+        return bytes(base) if self.chosen.whole else blake3(bytes(base) + self.chosen.digest).digest()
 
     def paths(self) -> list[bytes]:
         """Of all folders, in no order."""

@@ -91,6 +91,8 @@ class WorkspaceScan:
         """Folders in which something is not known to be as in the base, in tree order."""
         self.withheld: PathSet | None = None
         """What can't be read: what the base has there stays."""
+        self.filled_elsewhere: frozenset[bytes] = frozenset()
+        """Folders that are empty here, and not in the base: it has paths in them that this workspace leaves out."""
         self._device = device
         self._notices = {device: notice(root)}
 
@@ -168,6 +170,8 @@ class WorkspaceScan:
         have files there, and they stay.
         """
         if not folder.path or not folder.is_empty or folder.own == OWN_SAME:
+            return False
+        if folder.path in self.filled_elsewhere:
             return False
         return self.withheld is None or not self.withheld.touches(folder.path)
 

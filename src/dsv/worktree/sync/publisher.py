@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsv.errors import Conflict, NoRoom
+from dsv.errors import Conflict, NoRoom, Unsupported
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import BranchName
+from dsv.model.paths import link_escapes, show
 from dsv.model.records import RefEntry
 from dsv.model.units import format_bytes
 from dsv.repo.naming import check_new_branch, check_whole, naming
@@ -20,6 +21,7 @@ from dsv.repo.tree_edit import WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
 from dsv.transfer.upload import Uploader
 from dsv.worktree.baseline import Baseline
+from dsv.worktree.held import links_with
 from dsv.worktree.journal import Journal
 from dsv.worktree.open_workspace import OpenWorkspace, follows
 from dsv.worktree.scan.problem import Problem, refusal
@@ -130,9 +132,21 @@ class Publisher:
                 raise refusal([*scan.problems, *saver.problems], str(scan.root))
             if tree is not None and written.root == tree.commit.root:
                 return Saved(None, problems=tuple(saver.problems))
+            if tree is not None and written.links_moved and not baseline.held.whole:
+                self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
             uploader.finish()
             committed = self._commit(session, scan, written, message)
         return Saved(committed, saver.added, saver.changed, saver.removed, tuple(saver.problems))
+
+    def _check_links(self, escaping: list[bytes]) -> None:
+        """A symlink may lead out of the dataset by way of another one that is not here."""
+        if escaping:
+            raise Unsupported(
+                f"the symlink {show(escaping[0])} would lead out of dataset {self._workspace.dataset}, by way of what "
+                "is not in this workspace; nothing was published",
+                subject=show(escaping[0]),
+                hint="leave the symlink out, or change it",
+            )
 
     def name_base(self) -> None:
         """For a sync with nothing to commit: a branch that was named may still have to be made at the base."""

@@ -1,0 +1,177 @@
+"""Which paths of its dataset a workspace has: more of them, or fewer.
+
+Files come before their pattern is recorded, and go after it is. So whatever is killed, no path that a recorded pattern
+matches is missing for another reason than that the user has removed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dsv.api.context import Context
+from dsv.api.sparse_lines import check_matches, lines_of
+from dsv.api.workspaces import open_to_write
+from dsv.errors import Conflict, NotFound
+from dsv.model.diff import Change
+from dsv.model.ids import CommitId
+from dsv.model.paths import show
+from dsv.model.sparse_patterns import SparsePatterns
+from dsv.model.units import format_count
+from dsv.repo.trees import TreeReader
+from dsv.worktree.baseline import Baseline, open_baseline
+from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.tree_writer import Made
+from dsv.worktree.held import Held
+from dsv.worktree.open_workspace import OpenWorkspace
+from dsv.worktree.status import detect_changes
+from dsv.worktree.workspace import Workspace
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """What a workspace has now. created, removed: paths that came or went for it."""
+
+    workspace: Workspace
+    created: int = 0
+    removed: int = 0
+
+
+def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
+    """The workspace has what these patterns match too. Killed, the same call finishes it.
+
+    Raises `NotFound` for a pattern that matches nothing, and `Conflict`, with nothing written, if something is in the
+    way, or if another command did not end.
+    """
+    with open_to_write(context, "dsv sparse add") as opened:
+        workspace, base = opened.workspace, opened.proven_base()
+        tree = None if base is None else TreeReader(opened.repository.objects, base)
+        lines = lines_of(tree, texts)
+        check_matches(tree, lines)
+        if workspace.chosen.whole:
+            return Sparse(workspace)
+        chosen, come = workspace.chosen.added(lines), SparsePatterns(lines)
+        with open_baseline(opened, base, writes=True) as baseline:
+            _check_ended(baseline)
+            held = Held(chosen, baseline.held.outside)
+
+            def changes() -> Iterator[Change]:
+                for entry, where in () if tree is None else tree.within(come):
+                    if entry.path not in baseline.held:
+                        yield Change(entry.path, None, entry, where)
+
+            made = Made()
+            if tree is not None:
+                check_tree(tree, workspace.root, held)
+                hint = "move yours away, or remove it; then the same command goes on"
+                made = check_out(opened, baseline, Goal("dsv sparse add", tree.commit_id, changes, hint))
+            workspace = _choose(opened, baseline, chosen, base)
+        return Sparse(workspace, created=made.created)
+
+
+def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
+    """The workspace no longer has what these patterns match; the dataset still does. Killed, the same call finishes it.
+
+    Raises `Conflict`, with nothing removed, if any of it was changed here, and `NotFound` if nothing matches.
+    """
+    with open_to_write(context, "dsv sparse remove") as opened:
+        workspace, base = opened.workspace, opened.proven_base()
+        tree = None if base is None else TreeReader(opened.repository.objects, base)
+        lines = lines_of(tree, texts)
+        chosen, go = workspace.chosen.removed(lines), SparsePatterns(lines)
+        with open_baseline(opened, base, writes=True) as baseline:
+            _check_ended(baseline)
+
+            def goes(path: bytes) -> bool:
+                return path not in chosen and (path in workspace.chosen or go.matches(path))
+
+            def changes() -> Iterator[Change]:
+                for entry, _ in () if tree is None else tree.within(baseline.held):
+                    if goes(entry.path):
+                        yield Change(entry.path, entry, None)
+
+            def record() -> None:
+                workspace.choose(chosen)
+
+            _check_unchanged(baseline, [path for path in _local(opened, baseline) if goes(path)])
+            _check_known(workspace, lines, changes())
+            made = Made()
+            if tree is None:
+                workspace = _choose(opened, baseline, chosen, base)
+            else:
+                goal = Goal(
+                    "dsv sparse remove",
+                    tree.commit_id,
+                    changes,
+                    "publish it with dsv sync, or give it up with dsv restore PATH",
+                    ready=record,
+                )
+                made = check_out(opened, baseline, goal)
+                workspace = _choose(opened, baseline, chosen, base)
+        return Sparse(workspace, removed=made.removed)
+
+
+def _choose(
+    opened: OpenWorkspace, baseline: Baseline, chosen: SparsePatterns, base: CommitId | None
+) -> Workspace:
+    """Records what the workspace has, which is so by now, and that the state mirrors just that."""
+    workspace = opened.workspace.choose(chosen)
+    state = baseline.scan.state
+    state.chosen = chosen
+    state.set_exact(base, {path for path in state.gone if path in chosen})
+    return workspace
+
+
+def _check_ended(baseline: Baseline) -> None:
+    if baseline.warning is not None:
+        raise Conflict(
+            f"{baseline.begun[-1].command} did not end here",
+            subject=str(baseline.scan.root),
+            hint=f"{baseline.begun[-1].finish} finishes it",
+        )
+
+
+def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
+    """Paths that differ from the base, or can't be compared with it."""
+    opened.progress.start(None, None)
+    found, problems = detect_changes(baseline.scan, baseline.entry, opened.progress)
+    opened.progress.finish()
+    for paths in (found.added, found.changed, found.removed, found.retyped):
+        yield from paths
+    for problem in (*baseline.scan.problems, *problems):
+        yield problem.path
+
+
+def _check_known(workspace: Workspace, lines: Sequence[str], changes: Iterator[Change]) -> None:
+    """Raises `NotFound` for a pattern that neither is one of the workspace's nor matches anything that would go."""
+    recorded = workspace.chosen.lines or ()
+    unknown = {
+        line: SparsePatterns((line,)) for line in lines if line not in recorded and f"!{line}" not in recorded
+    }
+    for change in changes if unknown else ():
+        for line in [line for line, pattern in unknown.items() if pattern.matches(change.path)]:
+            del unknown[line]
+        if not unknown:
+            return
+    for line in unknown:
+        raise NotFound(
+            f"nothing that {workspace.root} has matches {line}",
+            subject=line,
+            hint="dsv sparse list shows its patterns",
+        )
+
+
+def _check_unchanged(baseline: Baseline, paths: list[bytes]) -> None:
+    if not paths:
+        return
+    lines = [show(path) for path in sorted(set(paths))[:_SHOWN]]
+    if len(paths) > _SHOWN:
+        lines.append(f"and {len(paths) - _SHOWN:,} more")
+    raise Conflict(
+        f"nothing was removed, as {format_count(len(paths), 'path')} of these in {baseline.scan.root} "
+        "would be lost, or changes of yours with them:" + "".join(f"\n  {line}" for line in lines),
+        subject=show(paths[0]),
+        hint="publish them with dsv sync, or give them up with dsv restore PATH",
+    )

@@ -156,5 +156,5 @@ def ben(scene: Scene, shared: Path) -> Dsv:
 
 def visible(cache: Path) -> Path:
     """The whole commit's folder."""
-    (found,) = [path for path in (cache / "set").iterdir() if "+" not in path.name]
+    (found,) = [path for path in (cache / "set").iterdir() if not path.is_symlink() and "+" not in path.name]
     return found

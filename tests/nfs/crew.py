@@ -212,7 +212,7 @@ class Crew:
             for dataset in self.seen.iterdir()
             if dataset.is_dir() and not dataset.name.startswith(".")
             for one in dataset.iterdir()
-            if not one.name.startswith(".")
+            if not one.name.startswith((".", "@"))
         )
 
     def files_being_filled(self) -> int:

@@ -163,6 +163,8 @@ class Stager:
                 raise self._not_there(found)
             result = self._make(found) if there is None else FillResult.of(there)
             if claim.confirm():
+                if claim.stands:
+                    self.targets.show_tags(found, filled=there is None)
                 return result
         raise Unreachable(
             f"{found.place} goes from {self.root.path} again and again", subject=str(found.place)

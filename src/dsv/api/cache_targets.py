@@ -5,7 +5,7 @@ the store.
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,6 +19,7 @@ from dsv.cache.filling.context import HelperSpec
 from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import Place, folder_name
 from dsv.cache.root import CacheRoot
+from dsv.cache.tag_links import show_tag
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL
 from dsv.model.ids import CommitId, StoreId
@@ -36,13 +37,14 @@ _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a target means in a cache. resolved: what the store said just now, if it was asked."""
+    """What a target means in a cache. resolved: what the store said just now, if it was asked. tag: that named it."""
 
     dataset: DatasetName
     commit: CommitId
     selection: PathSet
     store: StoreId
     resolved: Resolved | None = None
+    tag: TagName | None = None
 
     @property
     def place(self) -> Place:
@@ -174,12 +176,25 @@ class Targets:
         if target.dataset is None and rev is None:
             base = self._context.workspace().base()
             return None if base is None else Found(dataset, base, selection, store)
+        tag = self._known_tag(dataset, rev, store)
+        if tag is not None:
+            return Found(dataset, tag[1], selection, store, tag=tag[0])
         commit = self._known_commit(dataset, rev or Rev(MAIN), store, branches=branches or self._offline)
         return None if commit is None else Found(dataset, commit, selection, store)
+
+    def _known_tag(
+        self, dataset: DatasetName, rev: Rev | None, store: StoreId
+    ) -> tuple[TagName, CommitId] | None:
+        if rev is None or rev.ancestor or rev.commit_prefix is not None:
+            return None
+        tag = TagName.parse(rev.text)
+        known = KnownRefs(self.root, store).tag(dataset, tag)
+        return None if known is None else (tag, known.commit)
 
     def _known_commit(
         self, dataset: DatasetName, rev: Rev, store: StoreId, *, branches: bool
     ) -> CommitId | None:
+        """For what is no tag that the cache knows."""
         if rev.ancestor:
             return None
         if _WHOLE_ID.fullmatch(rev.text):
@@ -187,9 +202,6 @@ class Targets:
         if rev.commit_prefix is not None:
             return self._by_prefix(dataset, rev.commit_prefix) if branches else None
         known = LastKnown(self.root, store, self._context.workspace_or_none())
-        tag = known.tag(dataset, TagName.parse(rev.text))
-        if tag is not None:
-            return tag.commit
         branch = known.branch(dataset, BranchName.parse(rev.text)) if branches else None
         if branch is None:
             return None
@@ -221,7 +233,7 @@ class Targets:
                 offline = f"the cache knows {target}: --offline takes it as it last was"
                 error.hint = f"{offline}; {error.hint}" if error.hint else offline
             raise
-        return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved)
+        return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved, resolved.tag)
 
     def remember(self, found: Found) -> None:
         """Records what the store said, unless this user may not write here. The cache must exist."""
@@ -241,6 +253,21 @@ class Targets:
         except OSError as error:
             if error.errno not in FULL:
                 raise explain(error, self.root.path) from error
+
+    def show_tags(self, found: Found, *, filled: bool) -> None:
+        """Makes a visible commit be found under its tag, or if it was just filled under all tags that are known here.
+
+        The caller has a claim on it. It does no harm if no link can be made.
+        """
+        if not found.selection.whole:
+            return
+        with suppress(OSError):
+            tags = {found.tag} if found.tag is not None else set()
+            if filled:
+                known = KnownRefs(self.root, found.store).tags(found.dataset)
+                tags |= {tag for tag, ref in known.items() if ref.commit == found.commit}
+            for tag in tags:
+                show_tag(self.root, found.place, tag)
 
     def _is_there(self, found: Found) -> bool:
         return self.root.visible(found.place).is_dir()

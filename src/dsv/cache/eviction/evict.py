@@ -26,6 +26,7 @@ from dsv.cache.record import record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, check_writable
+from dsv.cache.tag_links import TagLinks, show_tag
 from dsv.cache.usage import USED, Extent, add_share, last_used
 from dsv.errors import DsvError
 
@@ -250,6 +251,7 @@ class _Executor:
         self._root = root
         self._items = items
         self._remover = Remover()
+        self._links = TagLinks(root)
 
     def evict(self, due: Due, new_owner: Place | None) -> Evicted | HalfRemoved | str | None:
         """What was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
@@ -258,6 +260,7 @@ class _Executor:
         try:
             claims = read_claims(root, place)
             reason = self._objection(due.candidate, claims)
+            tags = [] if reason else self._links.hide(place)
             fired = Fired.VOIDED if reason else intent.fire(root.visible(place))
         except BaseException:
             with contextlib.suppress(OSError):
@@ -268,6 +271,9 @@ class _Executor:
             if fired is Fired.GONE or visible_identity(root, place) is None:
                 remove_empty(root, place)
                 return None
+            for tag in tags:
+                with contextlib.suppress(OSError):
+                    show_tag(root, place, tag)
             return reason or "taken into use at this moment"
         forget(root, place, claims)
         try:

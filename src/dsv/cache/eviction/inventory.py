@@ -18,6 +18,7 @@ from dsv.cache.eviction.remembered import PlaceFacts, Remembered
 from dsv.cache.layout import SETTINGS_FILE, Place, folder_name, is_dataset
 from dsv.cache.record import Filled
 from dsv.cache.root import CacheRoot
+from dsv.cache.tag_links import PREFIX, is_tag_link
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names
@@ -124,11 +125,15 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What can be seen. closed: datasets whose folders this user may not read. foreign: as of `Inventory`."""
+    """What can be seen. closed: datasets whose folders this user may not read. foreign: as of `Inventory`.
+
+    links: the datasets' folders and the names in them that are links of tags.
+    """
 
     places: set[Place]
     closed: set[str]
     foreign: list[str]
+    links: list[tuple[str, str]]
 
 
 def find_visible(root: CacheRoot) -> Visible:
@@ -136,6 +141,7 @@ def find_visible(root: CacheRoot) -> Visible:
     places: set[Place] = set()
     closed: set[str] = set()
     foreign: list[str] = []
+    links: list[tuple[str, str]] = []
     for folder in _entries(root.path):
         if folder.name == SETTINGS_FILE or folder.name.startswith("."):
             continue
@@ -156,9 +162,11 @@ def find_visible(root: CacheRoot) -> Visible:
             place = Place.parse(folder.name, one.name)
             if place is not None and one.is_dir(follow_symlinks=False):
                 places.add(place)
+            elif one.name.startswith(PREFIX) and is_tag_link(Path(one.path)):
+                links.append((folder.name, one.name))
             elif not one.name.startswith("."):
                 foreign.append(f"{folder.name}/{one.name}")
-    return Visible(places, closed, sorted(foreign))
+    return Visible(places, closed, sorted(foreign), links)
 
 
 def find_all(folder: Path) -> list[Place]:

@@ -36,6 +36,7 @@ from dsv.cache.record import PREFIX as ENTRY
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
+from dsv.cache.tag_links import remove_dangling
 from dsv.cache.usage import Extent
 from dsv.fs.attributes import PROBE
 from dsv.fs.files import list_names
@@ -90,13 +91,15 @@ class Sweeper:
     def run(self) -> Swept:
         """Raises `OSError` if the cache can't be written at all; what can't be cleared stays."""
         root, request = self._root, self._request
-        self._visible = frozenset(find_visible(root).places)
+        seen = find_visible(root)
+        self._visible = frozenset(seen.places)
         fills = find_all(root.dot / "fill") if request.only is None else []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dsv-sweep") as pool:
             self._visit(pool, self._fill, [place for place in fills if place not in request.keep])
             self._visit(pool, self._claims, find_all(root.dot / "claims"))
             self._visit(pool, self._trash, list_names(root.trash))
             self._visit(pool, self._draft, list(root.temporary.iterdir()))
+            self._visit(pool, lambda link: remove_dangling(root, *link), seen.links)
             self._visit(pool, self._remove_probes, self._folders_of_probes())
         return self._swept
 

@@ -32,6 +32,8 @@ from dsv.model import codec, keys, pack
 from dsv.model.commit import Commit
 from dsv.model.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
 from dsv.model.index import Index, IndexBuilder
+from dsv.model.index_filter import IndexFilter
+from dsv.model.index_merge import IndexMerge
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.names import MAIN, DatasetName
@@ -71,8 +73,17 @@ DECODERS: Mapping[str, Callable[[bytes], object]] = {
     "locator": lambda data: Locator.decode(codec.compress(data)),
     "frame": lambda data: Locator.decode(data, 4096),
     "index": Index.parse,
+    "index-merge": IndexMerge.decode,
+    "filter": lambda data: used(IndexFilter.parse(data, IndexId(data[8:24]))),
     "pack": pack.verify,
 }
+
+
+def used(found: IndexFilter) -> None:
+    for block in found.blocks(ChunkId.hash(b"")):
+        found.span(block)
+
+
 NUMBERS = (0, 1, 2, 255, 4096, 4097, 65536, 1 << 22, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1)
 
 
@@ -101,8 +112,10 @@ class Corpus:
                     self.samples[name].append(plain)
                 if row.kind is ObjectKind.LOCATOR:
                     self.samples["frame"].append(stored)
-        elif key.startswith("index/"):
+        elif keys.parse_index_key(key) is not None:
             self.samples["index"].append(data)
+        elif keys.parse_index_filter_key(key) is not None:
+            self.samples["filter"].append(data)
         elif kind in self.samples:
             self.samples[kind].append(data)
 
@@ -169,9 +182,9 @@ def decoded(corpus: Corpus, chance: random.Random) -> None:
     """One decoder, given something mutated whose check or hash is right again."""
     name = chance.choice([name for name, found in corpus.samples.items() if found])
     data = mutated(chance.choice(corpus.samples[name]), corpus.samples[name], chance)
-    if name in ("commit", "ref", "tag", "format", "session-open", "gc-condemned"):
+    if name in ("commit", "ref", "tag", "format", "session-open", "gc-condemned", "index-merge"):
         data = sealed(data[:-8])
-    elif name == "index":
+    elif name in ("index", "filter"):
         data = data[:-32] + blake3(data[:-32]).digest()
     elif name == "pack":
         data = data[:-40] + blake3(data[:-40]).digest() + data[-8:]

@@ -25,6 +25,10 @@ from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.chunking import cut_points
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
+from dsv.model.index import Index
+from dsv.model.index_filter import encode_filter
+from dsv.model.index_merge import IndexMerge, MergedFile
+from dsv.model.index_rows import merge_all
 from dsv.model.names import MAIN, BranchName, DatasetName, TagName
 from dsv.model.readme import readme_text
 from dsv.model.recipe import build_recipe
@@ -81,6 +85,7 @@ def build(*, named: bool = False) -> dict[str, bytes]:
     _sessions(made, second)
     if named:
         _rules(made)
+        _merge(made)
     return dict(sorted(made.keys.items()))
 
 
@@ -135,6 +140,18 @@ def _rules(made: StoreMaker) -> None:
             nonce = _nonce(f"rule {branch} {number}")
             rule = BranchRule(limits, nonce, TIME + number, AUTHOR, "agreed", LETTERS, branch, number)
             made.put(keys.branch_rule_key(LETTERS, branch, number), rule.encode())
+
+
+def _merge(made: StoreMaker) -> None:
+    """One index file has the rows of all others, which are not deleted yet; it has a filter, although it is small."""
+    replaced = {one: made.keys[key] for key in made.keys if (one := keys.parse_index_key(key)) is not None}
+    (encoded,) = merge_all([Index.parse(data) for _, data in sorted(replaced.items())], 1 << 18)
+    merged = name_of("merged index").index
+    made.put(keys.index_key(merged), encoded)
+    made.put(keys.index_filter_key(merged), encode_filter(merged, Index.parse(encoded)))
+    run = (MergedFile(merged, *Index.parse(encoded).bounds),)
+    record = IndexMerge.of([run], replaced, TIME + 70_000, "golden 4")
+    made.put(keys.index_merge_key(0, name_of("merge 0").index), record.encode())
 
 
 def _sessions(made: StoreMaker, commit: CommitId) -> None:

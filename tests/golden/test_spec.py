@@ -19,6 +19,9 @@ from dsv.model import (
     codec,
     commit,
     index,
+    index_filter,
+    index_merge,
+    keys,
     locator,
     names,
     pack,
@@ -58,6 +61,7 @@ SCALARS = {"u8": "<B", "u32": "<I", "u64": "<Q"}
 DERIVED: dict[str, Callable[[dict[str, Any]], int]] = {
     "files": lambda got: sum(kind in (0, 1) for kind in got["kinds"]),
     "large": lambda got: sum(size > 1 << 20 for size in numbers("Q", got["sizes"])),
+    "blocks": lambda got: -(-got["rows"] // 256),
     "width": lambda got: 8 if got["level"] else 4,
 }
 
@@ -111,8 +115,8 @@ def split(column: bytes) -> list[bytes]:
 
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
-    assert set(LAYOUTS) == {"pack", "index", "index row"}
-    assert len(RECORDS) == 12 + 3
+    assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
+    assert len(RECORDS) == 13 + 3
     assert all(len(table) >= 2 for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -186,7 +190,7 @@ def test_packs() -> None:
 
 def test_index_files() -> None:
     for key, data in GOLDEN.items():
-        if not key.startswith("index/"):
+        if keys.parse_index_key(key) is None:
             continue
         got = taken_apart(data, LAYOUTS["index"])
         assert got["hash"] == blake3(data[:-32]).digest()
@@ -204,6 +208,24 @@ def test_index_files() -> None:
             ) == where
 
 
+def test_filters() -> None:
+    filters = {
+        one: data for key, data in NAMED.items() if (one := keys.parse_index_filter_key(key)) is not None
+    }
+    assert filters
+    for index_id, data in filters.items():
+        got = taken_apart(data, LAYOUTS["index filter"])
+        of = taken_apart(NAMED[keys.index_key(index_id)], LAYOUTS["index"])
+        rows = [of["row_data"][at : at + 56] for at in range(0, len(of["row_data"]), 56)]
+        blocks = [of["row_data"][at : at + 56 * 256] for at in range(0, len(of["row_data"]), 56 * 256)]
+        assert got["hash"] == blake3(data[:-32]).digest()
+        assert (got["index"], got["packs"], got["rows"]) == (index_id, of["packs"], of["rows"])
+        assert got["pack_ids"] == of["pack_ids"]
+        assert numbers("I", got["firsts"]) == [int.from_bytes(block[:4], "big") for block in blocks]
+        assert got["hashes"] == b"".join(blake3(block).digest(16) for block in blocks)
+        assert got["ends"] == b"".join(row[30:32] for row in rows)
+
+
 RECORD_TYPES: dict[str, Any] = {
     "commit": commit.Commit,
     "ref": records.RefEntry,
@@ -211,6 +233,7 @@ RECORD_TYPES: dict[str, Any] = {
     "tag-deleted": records.TagDeleted,
     "format": records.FormatEntry,
     "session-open": records.SessionOpen,
+    "index-merge": index_merge.IndexMerge,
     "session-beat": records.SessionBeat,
     "session-verdict": records.SessionVerdict,
     "session-closed": records.SessionClosed,
@@ -289,6 +312,8 @@ LIMITS = {
     "bytes at which a writer begins another pack": pack.PACK_TARGET,
     "bytes of a pack": pack.PACK_MAX,
     "objects in a pack": pack.MAX_ROWS,
+    "bytes of a filter": index_filter.FILTER_MAX,
+    "index files that one `index-merge` names": index_merge.MAX_FILES,
     "rows of an index file": index.MAX_ROWS,
     "bytes of an index file": index.FILE_MAX,
     "bytes of an unpacked recipe": sizes.OBJECT_LIMITS[ObjectKind.RECIPE],

@@ -34,8 +34,10 @@ _ROW = struct.Struct("<32sBBBxIIIII")
 _PLACE = struct.Struct("<BBBxIIIII")  # a row without its id
 _HEAD = struct.Struct("<8sII")
 _FANOUT = 256 * 4
-_FIXED = _HEAD.size + _FANOUT
-_PREFIX = 33  # id and kind: what rows are sorted by
+FIXED_SIZE = _HEAD.size + _FANOUT
+"""Bytes of an index file before its pack ids."""
+PREFIX_SIZE = 33
+"""Bytes of a row that are its id and kind: what rows are sorted by."""
 _CODECS = tuple(Codec)
 _KINDS = (ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE)
 IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # what a row's `where` says; the last two are reserved
@@ -73,7 +75,7 @@ class Index:
         self._view = view
         self.packs = packs
         self._fanout = fanout
-        self._start = _FIXED + 16 * len(packs)
+        self._start = FIXED_SIZE + 16 * len(packs)
         # By bucket, when first asked: bytes 1 to 4 of each row's id, as numbers that C code can bisect.
         self._heads: list[array[int] | None] = [None] * 256
 
@@ -95,6 +97,22 @@ class Index:
     def __len__(self) -> int:
         return self._fanout[255]
 
+    @property
+    def row_bytes(self) -> memoryview:
+        """All rows as they lie in the file."""
+        return self._view[self._start : self._start + len(self) * ROW_SIZE]
+
+    def bucket(self, first: int) -> memoryview:
+        """The rows of the ids that begin with this byte."""
+        begin = self._fanout[first - 1] if first else 0
+        return self.row_bytes[begin * ROW_SIZE : self._fanout[first] * ROW_SIZE]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first 4 bytes of the first and of the last row's id, as numbers. There must be a row."""
+        rows = self.row_bytes
+        return int.from_bytes(rows[:4], "big"), int.from_bytes(rows[-ROW_SIZE : 4 - ROW_SIZE], "big")
+
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
         """Where the object lies. Raises `Unsupported` where that is in no pack, `NotFound` if erased."""
         bucket = object_id[0]
@@ -106,7 +124,7 @@ class Index:
         while row < len(heads) and heads[row] == head:
             at = self._start + ROW_SIZE * (row + (self._fanout[bucket - 1] if bucket else 0))
             if self._view[at : at + 32].tobytes() == object_id and self._view[at + 32] == kind:
-                return self._location(at)
+                return location_at(self._view, at, self.packs)
             row += 1
         return None
 
@@ -114,7 +132,11 @@ class Index:
         """Every row that names a place in a pack, by id and kind."""
         for at in range(self._start, self._start + len(self) * ROW_SIZE, ROW_SIZE):
             if self._view[at + 33] == IN_PACK:
-                yield ObjectKind(self._view[at + 32]), Id(self._view[at : at + 32]), self._location(at)
+                yield (
+                    ObjectKind(self._view[at + 32]),
+                    Id(self._view[at : at + 32]),
+                    location_at(self._view, at, self.packs),
+                )
 
     def _load(self, bucket: int) -> array[int]:
         first, end = self._fanout[bucket - 1] if bucket else 0, self._fanout[bucket]
@@ -128,21 +150,23 @@ class Index:
             heads.byteswap()
         return heads
 
-    def _location(self, at: int) -> Location:
-        _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(self._view, at + 32)
-        if where == IN_PACK:
-            try:
-                return Location(self.packs[pack], offset, stored, length, _CODECS[codec], tail)
-            except IndexError:  # only in a copy that was not verified
-                raise damaged("index", "a row names a pack or codec that there is not") from None
-        object_id = self._view[at : at + 32].hex()
-        if where == ERASED:
-            raise NotFound(f"object {object_id} was erased from the store", subject=object_id)
-        raise Unsupported(
-            f"object {object_id} lies outside the store, which this dsv can't read",
-            subject=object_id,
-            hint="install a newer dsv",
-        )
+
+def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
+    """What the row at this offset says. Raises `Unsupported` if that is in no pack, `NotFound` if it was erased."""
+    _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(rows, at + 32)
+    if where == IN_PACK:
+        try:
+            return Location(packs[pack], offset, stored, length, _CODECS[codec], tail)
+        except IndexError:  # only in a copy that was not verified
+            raise damaged("index", "a row names a pack or codec that there is not") from None
+    object_id = rows[at : at + 32].hex()
+    if where == ERASED:
+        raise NotFound(f"object {object_id} was erased from the store", subject=object_id)
+    raise Unsupported(
+        f"object {object_id} lies outside the store, which this dsv can't read",
+        subject=object_id,
+        hint="install a newer dsv",
+    )
 
 
 def merge(indexes: Iterable[Index]) -> bytes:
@@ -152,7 +176,7 @@ def merge(indexes: Iterable[Index]) -> bytes:
     for one in indexes:
         numbers = [packs.setdefault(pack, len(packs)) for pack in one.packs]
         rows = bytearray(one._view[one._start : one._start + len(one) * ROW_SIZE])
-        _renumber(rows, numbers)
+        renumber(rows, numbers)
         start = 0
         for bucket, end in zip(buckets, one._fanout, strict=True):
             bucket += rows[start * ROW_SIZE : end * ROW_SIZE]
@@ -162,9 +186,13 @@ def merge(indexes: Iterable[Index]) -> bytes:
 
 def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
     """The file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
+    return join(packs, (_settle(bytes(bucket)) for bucket in buckets))
+
+
+def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
+    """The file of 256 buckets of rows that are sorted, each kind and id once; they number `packs` as given."""
     body, fanout, total = bytearray(), array("I"), 0
-    for bucket in buckets:
-        rows = _settle(bytes(bucket))
+    for rows in buckets:
         body += b"".join(rows)
         total += len(rows)
         fanout.append(total)
@@ -174,7 +202,7 @@ def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
     positions = [0] * len(packs)
     for position, (_, number) in enumerate(used):
         positions[number] = position
-    _renumber(body, positions)
+    renumber(body, positions)
     out = bytearray(_HEAD.pack(MAGIC, len(used), total))
     out += little(fanout)
     for pack, _ in used:
@@ -188,9 +216,9 @@ def _settle(bucket: bytes) -> list[bytes]:
     """A bucket's rows, sorted, each kind and id once."""
     best: dict[bytes, bytes] = {}
     for row in cut(bucket, ROW_SIZE):
-        had = best.setdefault(row[:_PREFIX], row)
+        had = best.setdefault(row[:PREFIX_SIZE], row)
         if had is not row and row[33] == ERASED != had[33]:
-            best[row[:_PREFIX]] = row
+            best[row[:PREFIX_SIZE]] = row
     return [best[key] for key in sorted(best)]
 
 
@@ -199,7 +227,7 @@ def _column(rows: Buffer, word: int) -> array[int]:
     return from_little("I", memoryview(rows).cast("I")[word :: ROW_SIZE // 4].tobytes())
 
 
-def _renumber(rows: bytearray, numbers: list[int]) -> None:
+def renumber(rows: bytearray, numbers: list[int]) -> None:
     """Writes `numbers[n]` where a row has pack n."""
     if rows:
         changed = u32s(map(numbers.__getitem__, _column(rows, 9)))
@@ -210,7 +238,7 @@ def _renumber(rows: bytearray, numbers: list[int]) -> None:
 
 def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId], array[int], memoryview]:
     """The packs, the fanout, and the rows' bytes, with everything but the rows checked."""
-    if len(view) < _FIXED + HASH_SIZE:
+    if len(view) < FIXED_SIZE + HASH_SIZE:
         raise damaged(name, "it is cut short")
     magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
     if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit() and magic > MAGIC:
@@ -218,13 +246,13 @@ def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[list[PackId]
                           hint="install a newer dsv")  # fmt: skip
     if magic != MAGIC:
         raise damaged(name, "it does not begin as one")
-    start = _FIXED + 16 * packs
+    start = FIXED_SIZE + 16 * packs
     if rows > MAX_ROWS or packs > rows or len(view) != start + rows * ROW_SIZE + HASH_SIZE:
         raise damaged(name, f"it has {len(view)} bytes, which is not what its head says")
     if verify and blake3(view[:-HASH_SIZE]).digest() != view[-HASH_SIZE:]:
         raise damaged(name, "its bytes are not those its hash was written for")
-    table = cut(bytes(view[_FIXED:start]), 16)
-    fanout = from_little("I", view[_HEAD.size : _FIXED])
+    table = cut(bytes(view[FIXED_SIZE:start]), 16)
+    fanout = from_little("I", view[_HEAD.size : FIXED_SIZE])
     if fanout[255] != rows or sorted(fanout) != fanout.tolist():
         raise damaged(name, "its fanout contradicts its rows")
     if sorted(set(table)) != table:
@@ -261,7 +289,9 @@ def _check_order(rows: memoryview, fanout: array[int], name: str) -> None:
     in_order = sorted(numbers) == numbers
     # Rows whose ids begin alike are few: those alone are compared whole.
     for at in compress(count(), map(eq, numbers, islice(numbers, 1, None))):
-        first, second = (rows[row * ROW_SIZE : row * ROW_SIZE + _PREFIX].tobytes() for row in (at, at + 1))
+        first, second = (
+            rows[row * ROW_SIZE : row * ROW_SIZE + PREFIX_SIZE].tobytes() for row in (at, at + 1)
+        )
         in_order = in_order and first < second
     if not in_order:
         raise damaged(name, "its rows are not sorted")

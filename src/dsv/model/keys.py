@@ -30,6 +30,8 @@ _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
 LAST_MOVE = _TOP_SEQ
 """The largest number of a move of a branch."""
 _RULE = "0-rule-"
+_FILTER = "-filter"
+_MERGE = "merge-"
 _SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _COUNT = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -59,6 +61,29 @@ def index_key(index: IndexId) -> str:
 
 def parse_index_key(key: str) -> IndexId | None:
     return _parse_id(IndexId, key.removeprefix(INDEX_PREFIX)) if key.startswith(INDEX_PREFIX) else None
+
+
+def index_filter_key(index: IndexId) -> str:
+    return f"{index_key(index)}{_FILTER}"
+
+
+def parse_index_filter_key(key: str) -> IndexId | None:
+    return parse_index_key(key.removesuffix(_FILTER)) if key.endswith(_FILTER) else None
+
+
+def index_merge_key(number: int, merge: IndexId) -> str:
+    """The record of a merge. It says all that those with a smaller number say."""
+    return f"{INDEX_PREFIX}{_MERGE}{_up(number)}-{merge.hex()}"
+
+
+def parse_index_merge_key(key: str) -> int | None:
+    """The number of a merge. Those of the upper half are never given, so that a next one is always possible."""
+    if not key.startswith(INDEX_PREFIX + _MERGE):
+        return None
+    number, _, merge = key.removeprefix(INDEX_PREFIX + _MERGE).partition("-")
+    if not _SEQ.fullmatch(number) or _parse_id(IndexId, merge) is None:
+        return None
+    return int(number, 16) if int(number, 16) < 1 << 63 else None
 
 
 def commit_key(commit: CommitId) -> str:

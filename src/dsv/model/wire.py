@@ -32,6 +32,7 @@ CHECK_SIZE = 8  # bytes
 Raw16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Raw32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Millis = Annotated[int, Meta(ge=0, lt=1 << 53)]
+U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Short = Annotated[str, Meta(max_length=1024)]
 Long = Annotated[str, Meta(max_length=65536)]

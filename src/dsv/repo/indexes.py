@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.model import index, keys
 from dsv.model.ids import Id, IndexId, PackId
 from dsv.model.index import Index
+from dsv.model.index_merge import MERGE_MAX, IndexMerge, MergedFile
 from dsv.model.location import Location, ObjectKind
 from dsv.repo.damage import put_back
+from dsv.repo.listed_indexes import ListedIndexes, list_indexes
 from dsv.repo.metadata import MetadataCache
-from dsv.store.base import Store
+from dsv.repo.remote_index import RemoteIndex
+from dsv.store.base import Store, StoreMissing
+from dsv.store.together import together
 
-_CONNECTIONS = 16
 # Above this many files a search that asks each in turn gets slow; the small ones are then merged in memory.
 _FILES_BEFORE_MERGE = 12
-_SMALL_ROWS = 1 << 18
+_SMALL_ROWS = 1 << 16
+FILTERED_BYTES = 1 << 20
+"""An index file of this size has a filter, and is read in parts."""
+# A file that was listed may be gone when it is read, as it was merged since. So often it is listed again for that.
+_LISTINGS = 10
+
+AnyIndex = Index | RemoteIndex
 
 
 class Indexes:
@@ -27,9 +36,11 @@ class Indexes:
     def __init__(self, store: Store, metadata: MetadataCache) -> None:
         self._store = store
         self._metadata = metadata
-        self._loaded: dict[IndexId, Index] = {}
+        self._loaded: dict[IndexId, AnyIndex] = {}
         self._copies: dict[IndexId, memoryview] = {}
-        self._search: list[Index] | None = None
+        self._search: list[AnyIndex] | None = None
+        self.listed = ListedIndexes.of_none()
+        """What the store had when it was last asked."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, absent: Container[PackId] = ()) -> Location | None:
         """Where the object lies, outside the packs in `absent`; None is a miss in what was loaded so far."""
@@ -46,13 +57,23 @@ class Indexes:
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
         """Every place that the files loaded so far give: where one is damaged, another may do. May repeat itself."""
-        for one in chain(self._arranged(), self._loaded.values()):  # merging keeps one place for each object
+        for one in chain(
+            self._arranged(), [*self._loaded.values()]
+        ):  # merging in memory keeps one place for each object
             found = one.find(kind, object_id)
             if found is not None:
                 yield found
 
+    def standing_places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
+        """The places that the files give which stand for all. May be empty."""
+        for index_id in self.listed.standing.files:
+            one = self._loaded.get(index_id)
+            found = None if one is None else one.find(kind, object_id)
+            if found is not None:
+                yield found
+
     def packs(self) -> int:
-        """About how many packs the files loaded so far name; at least as many as there are."""
+        """About how many packs the files loaded so far name."""
         return sum(len(one.packs) for one in self._loaded.values())
 
     def renew(self) -> None:
@@ -61,62 +82,83 @@ class Indexes:
 
     def refresh(self) -> bool:
         """Lists again; True where an index file appeared that was not loaded before."""
-        keyed = (keys.parse_index_key(item.key) for item in self._store.list(keys.INDEX_PREFIX))
-        listed = [index_id for index_id in keyed if index_id is not None]
-        missing = [index_id for index_id in listed if index_id not in self._loaded]
-        if self._search is None:
-            for index_id in self._loaded.keys() - set(listed):
-                del self._loaded[index_id]
-                self._copies.pop(index_id, None)
-        self._load_all(missing)
-        return bool(missing)
+        appeared = False
+        for _ in range(_LISTINGS):
+            self.listed = list_indexes(self._store, self._record)
+            wanted = self.listed.standing.files
+            if self._search is None:
+                for index_id in self._loaded.keys() - wanted.keys():
+                    self._forget(index_id)
+            missing = [index_id for index_id in wanted if index_id not in self._loaded]
+            self._load_all(missing)
+            appeared = appeared or bool(missing)
+            if all(index_id in self._loaded for index_id in missing):
+                break
+        return appeared
 
     def reload(self) -> bool:
-        """Asks the store for what came from local copies, whose ids prove nothing; True where one was another."""
+        """Asks the store for what came from local copies, whose ids prove nothing, and for files that a merge
+        is said to have replaced; True if that gave something new.
+        """
         false = [
             index_id for index_id, copy in self._copies.items() if self._get(index_id) not in (copy, None)
         ]
         for index_id in false:
             self._metadata.drop("index", str(index_id))
         self._copies.clear()
-        self._load_all(false)
-        return bool(false)
+        further = [one for one in self.listed.standing.replaced if one not in self._loaded]
+        self._load_all([*false, *further])
+        return bool(false or further)
 
     def add(self, index_id: IndexId, encoded: bytes) -> None:
         """Makes known what this process has just written."""
         self._metadata.put("index", str(index_id), encoded)
-        self._loaded[index_id] = Index.parse(encoded, str(index_id))
+        added = self._loaded[index_id] = Index.parse(encoded, str(index_id))
         if self._search is not None:
-            self._search = _arrange([self._loaded[index_id], *self._search])
+            self._search = _arrange([added, *self._search])
 
-    def _arranged(self) -> list[Index]:
+    def whole(self, index_id: IndexId) -> Index | None:
+        """All of a file that was listed; None if it has gone."""
+        found = self._loaded.get(index_id)
+        if isinstance(found, RemoteIndex):
+            return found.whole()
+        return found if found is not None else self._read(index_id)
+
+    def _arranged(self) -> list[AnyIndex]:
         if self._search is None:
             self.refresh()
         assert self._search is not None
         return self._search
 
+    def _forget(self, index_id: IndexId) -> None:
+        del self._loaded[index_id]
+        self._copies.pop(index_id, None)
+
     def _load_all(self, wanted: list[IndexId]) -> None:
-        if len(wanted) > 1:
-            with ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dsv-index") as pool:
-                loaded = list(pool.map(self._load, wanted))
-        else:
-            loaded = [self._load(index_id) for index_id in wanted]
+        loaded = together([partial(self._load, index_id) for index_id in wanted])
         for index_id, one in zip(wanted, loaded, strict=True):
             if one is not None:
                 self._loaded[index_id] = one
         if wanted or self._search is None:
             self._search = _arrange(list(self._loaded.values()))
 
-    def _load(self, index_id: IndexId) -> Index | None:
-        name = str(index_id)
-        copy = self._metadata.map("index", name)
+    def _load(self, index_id: IndexId) -> AnyIndex | None:
+        size = self.listed.sizes.get(index_id, 0)
+        if size >= FILTERED_BYTES and index_id in self.listed.filtered:
+            file = self.listed.standing.files.get(index_id)
+            copy = self._copy(index_id)
+            return copy if copy is not None else self._remote(index_id, size, file)
+        return self._read(index_id)
+
+    def _remote(self, index_id: IndexId, size: int, file: MergedFile | None) -> RemoteIndex:
+        return RemoteIndex(self._store, self._metadata, index_id, size, file, self._read)
+
+    def _read(self, index_id: IndexId) -> Index | None:
+        """The whole file: a copy, or from the store; None if it is not there any more."""
+        copy = self._copy(index_id)
         if copy is not None:
-            try:
-                found = Index.parse(copy, name)
-                self._copies[index_id] = copy
-                return found
-            except (IntegrityError, Unsupported):
-                self._metadata.drop("index", name)
+            return copy
+        name = str(index_id)
         encoded = self._get(index_id)
         if encoded is None:
             return None
@@ -128,19 +170,52 @@ class Indexes:
         self._metadata.put("index", name, encoded)
         return parsed
 
+    def _copy(self, index_id: IndexId) -> Index | None:
+        name = str(index_id)
+        copy = self._metadata.map("index", name)
+        if copy is None:
+            return None
+        try:
+            found = Index.parse(copy, name)
+        except (IntegrityError, Unsupported):
+            self._metadata.drop("index", name)
+            return None
+        self._copies[index_id] = copy
+        return found
+
     def _get(self, index_id: IndexId) -> bytes | None:
-        """None where gc replaced it since the listing; what it said is in a newer one."""
+        """None where it was replaced since the listing; what it said is in a newer one."""
         try:
             return self._store.get(keys.index_key(index_id), index.FILE_MAX)
+        except StoreMissing:
+            raise
         except NotFound:
             return None
 
+    def _record(self, key: str) -> IndexMerge | None:
+        """The record of a merge; None if it has gone, or can't be read: without it more files are read."""
+        name = key.rpartition("/")[2]
+        copy = self._metadata.get("index-merge", name, MERGE_MAX)
+        try:
+            data = copy if copy is not None else self._store.get(key, MERGE_MAX)
+            found = IndexMerge.decode(data)
+        except StoreMissing:
+            raise
+        except (NotFound, IntegrityError, Unsupported):
+            self._metadata.drop("index-merge", name)
+            return None
+        if copy is None:
+            self._metadata.put("index-merge", name, data)
+        return found
 
-def _arrange(files: list[Index]) -> list[Index]:
+
+def _arrange(files: list[AnyIndex]) -> list[AnyIndex]:
     """The files to search, largest first, with the small ones merged when there are many."""
     if len(files) > _FILES_BEFORE_MERGE:
-        small = [one for one in files if len(one) <= _SMALL_ROWS]
-        large = [one for one in files if len(one) > _SMALL_ROWS]
+        small = [one for one in files if isinstance(one, Index) and len(one) <= _SMALL_ROWS]
         if len(small) > 1:
-            files = [*large, Index.parse(index.merge(small), "merged in memory")]
+            others: list[AnyIndex] = [
+                one for one in files if not isinstance(one, Index) or len(one) > _SMALL_ROWS
+            ]
+            files = [*others, Index.parse(index.merge(small), "merged in memory")]
     return sorted(files, key=len, reverse=True)

@@ -16,6 +16,8 @@ from dsv.errors import Conflict, Denied, DsvError, IntegrityError
 from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
+from dsv.model.index import Index
+from dsv.model.index_filter import encode_filter
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.names import BranchName, DatasetName
@@ -30,6 +32,7 @@ from dsv.model.records import (
 )
 from dsv.periodic import Periodic
 from dsv.repo.damage import ONE_WINS_AGAIN, read_record
+from dsv.repo.indexes import FILTERED_BYTES
 from dsv.repo.packs import Packs
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -61,8 +64,10 @@ class Session:
         session_id: SessionId,
         opened: SessionOpen,
         condemned: frozenset[PackId],
+        writer: Writer,
     ) -> None:
         self.repository = repository
+        self.writer = writer
         self.id = session_id
         self._opened = opened
         self.condemned = condemned
@@ -95,7 +100,7 @@ class Session:
                 subject=url,
                 hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
             ) from error
-        session = cls(repository, session_id, opened, _condemned(repository))
+        session = cls(repository, session_id, opened, _condemned(repository), writer)
         repository.objects.indexes.renew()
         session._renewal.start()
         return session
@@ -128,9 +133,12 @@ class Session:
         self.repository.store.put_if_absent(keys.pack_key(pack_id), data)
 
     def put_index(self, encoded: bytes) -> IndexId:
-        """Stores an index file. All packs that it names must have been stored before."""
+        """Stores an index file, and a filter if it is large. All packs that it names must have been stored before."""
         index_id = IndexId.random()
         self.repository.store.put_if_absent(keys.index_key(index_id), encoded)
+        if len(encoded) >= FILTERED_BYTES:
+            described = encode_filter(index_id, Index.parse(encoded, verify=False))
+            self.repository.store.put_if_absent(keys.index_filter_key(index_id), described)
         self.repository.objects.indexes.add(index_id, encoded)
         return index_id
 

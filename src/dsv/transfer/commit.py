@@ -19,6 +19,7 @@ from dsv.model.names import BranchName, DatasetName
 from dsv.model.paths import link_escapes, show
 from dsv.model.records import RefEntry
 from dsv.repo.damage import missing_commit
+from dsv.repo.merge_indexes import tidy
 from dsv.repo.naming import check_whole
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
@@ -118,7 +119,8 @@ def commit_changes(
         if tree.links_moved:
             _check_links(TreeReader(repository.objects, commit_id), draft)
         done = _publish(session, writer, draft, commit_id, commit)
-        return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
+    tidy(repository, writer)
+    return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
 
 
 def publish_tree(

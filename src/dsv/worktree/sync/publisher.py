@@ -14,6 +14,7 @@ from dsv.model.names import BranchName
 from dsv.model.paths import link_escapes, show
 from dsv.model.records import RefEntry
 from dsv.model.units import format_bytes
+from dsv.repo.merge_indexes import tidy
 from dsv.repo.naming import check_new_branch, check_whole, naming
 from dsv.repo.refs import Head, LostRace
 from dsv.repo.session import Session
@@ -136,6 +137,7 @@ class Publisher:
                 self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
             uploader.finish()
             committed = self._commit(session, scan, written, message)
+        tidy(self._repository, self._opened.writer)
         return Saved(committed, saver.added, saver.changed, saver.removed, tuple(saver.problems))
 
     def _check_links(self, escaping: list[bytes]) -> None:

@@ -151,6 +151,7 @@ NEEDED = {
     "config": ["store"],
     "export": ["pets", "out"],
     "import": ["/data", "pets"],
+    "sparse": ["add"],
 }
 """Words that a command needs before those that may be left out, if not the name of a dataset."""
 

@@ -96,7 +96,8 @@ def _workspace(context: Context) -> Iterator[Finding]:
         if workspace is not None:
             base = workspace.base()
             at = "no commit yet" if base is None else f"at commit {str(base)[:12]}"
-            yield _ok("workspace", f"{workspace.root} of {workspace.dataset}@{workspace.branch}, {at}")
+            part = "" if workspace.chosen.whole else "; it is sparse, dsv sparse list shows what it has"
+            yield _ok("workspace", f"{workspace.root} of {workspace.dataset}@{workspace.branch}, {at}{part}")
     except DsvError as error:
         yield _failed("workspace", error)
 

@@ -6,7 +6,8 @@ matches is missing for another reason than that the user has removed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dsv.api.context import Context
@@ -14,6 +15,7 @@ from dsv.api.sparse_lines import check_matches, lines_of
 from dsv.api.workspaces import open_to_write
 from dsv.errors import Conflict, NotFound
 from dsv.model.diff import Change
+from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.paths import show
 from dsv.model.sparse_patterns import SparsePatterns
@@ -88,9 +90,8 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                 return path not in chosen and (path in workspace.chosen or go.matches(path))
 
             def changes() -> Iterator[Change]:
-                for entry, _ in () if tree is None else tree.within(baseline.held):
-                    if goes(entry.path):
-                        yield Change(entry.path, entry, None)
+                held = () if tree is None else tree.within(baseline.held)
+                return _going(baseline, (entry for entry, _ in held), goes)
 
             def record() -> None:
                 workspace.choose(chosen)
@@ -111,6 +112,16 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                 made = check_out(opened, baseline, goal)
                 workspace = _choose(opened, baseline, chosen, base)
         return Sparse(workspace, removed=made.removed)
+
+
+def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bool]) -> Iterator[Change]:
+    """What goes, in tree order; also folders that a killed call has left empty."""
+    left = [
+        Entry(path, Kind.EMPTY_DIRECTORY) for path in sorted(baseline.scan.filled_elsewhere, key=sort_key)
+    ]
+    for entry in heapq.merge(held, left, key=lambda entry: sort_key(entry.path)):
+        if goes(entry.path):
+            yield Change(entry.path, entry, None)
 
 
 def _choose(

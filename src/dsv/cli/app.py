@@ -33,7 +33,7 @@ from dsv.cli.words import take_as_typed
 from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)
-RESUMED = frozenset({"sync", "pull", "clone", "cache"})
+RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that use what an interrupted one had done."""
 
 

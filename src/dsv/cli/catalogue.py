@@ -12,6 +12,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "rollback": "Take the branch back to an earlier commit",
         "sync": "Commit this folder and publish it",
         "status": "Show what a sync would do",
+        "sparse": "Show or change which part of its dataset a workspace has",
     },
     "Datasets": {
         "diff": "Show what differs between two commits, or in this workspace",

@@ -25,6 +25,7 @@ KINDS = {
     "RUN": "run",
     "KEY": "key",
     "PATH": "path",
+    "PATTERN": "pattern",
     "FILE": "file",
     "DIR": "folder",
     "DIR|NAME": "cache",

@@ -11,6 +11,7 @@ OTHER_NAMES: dict[str, str] = {
     "checkout": "dsv switch BRANCH follows a branch; dsv restore PATH puts files back",
     "reset": "dsv restore",
     "rebase": "dsv merge BRANCH; history is never rewritten",
+    "sparse-checkout": "dsv sparse add PATTERN; dsv clone DATASET --only PATTERN",
     "stash": "dsv sync --new-branch NAME publishes your changes on a branch of their own",
     "undo": "dsv restore gives up your changes; dsv revert undoes one commit; dsv rollback takes the branch back",
     "fetch": "dsv cache",

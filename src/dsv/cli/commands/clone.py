@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from dsv.api.clone import Cloned, CloneRequest, Differing
 from dsv.api.clone import clone as clone_dataset
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import CACHED_KEYS, from_caches
-from dsv.cli.targets import Names
+from dsv.cli.sparse import patterns_of
+from dsv.cli.targets import Names, one_of
 from dsv.errors import UsageError
 from dsv.model.names import Target
 from dsv.model.units import format_bytes, format_count
@@ -22,14 +24,21 @@ from dsv.model.units import format_bytes, format_count
     examples=[
         ("dsv clone chest-xray --store s3://lake/dsv", "into the folder chest-xray"),
         ("dsv clone team-a/lungs@relabel work", "another branch, into the folder work"),
+        (
+            "dsv clone chest-xray --only labels --only '**/*.json'",
+            "a part of it; dsv sparse add fetches more",
+        ),
+        ("dsv clone chest-xray /data/xrays --keep", "what is there and differs is a change of yours"),
     ],
     result={
         "workspace": "the new workspace's folder",
         "dataset": "the dataset",
         "branch": "the branch that it follows",
         "commit": "its base; null for a dataset without a commit",
-        "files": "how many files",
+        "files": "how many files the commit has",
         "bytes": "their size",
+        "created": "how many paths were written",
+        "only": "the patterns of a sparse workspace; null if it has everything",
         **CACHED_KEYS,
     },
 )
@@ -37,13 +46,29 @@ def clone(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="DATASET[@REV]")],
     folder: Annotated[str | None, typer.Argument(metavar="[DIR]")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Fetch what matches this; may be repeated. One that begins with ! leaves out.",
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Files in DIR that differ stay, as your changes.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files in DIR that differ.")] = False,
     names: Names = None,
 ) -> None:
     """Fetch a dataset into a new workspace.
 
-    DIR is named like the dataset where it is left out; it has to be absent or empty. The workspace follows the
+    If DIR is left out, it is named like the dataset. Files that are in DIR as the commit has them stay; anything else
+    there ends it with exit code 4 and the list, unless --keep or --force says what to do. The workspace follows the
     branch that REV names, else main. Interrupted, the same command goes on. Files that a cache on this machine has are
     copied from there, and checked on the way.
+
+    With --only the workspace is sparse: it has what the patterns match, and never takes the rest for removed. Patterns
+    are those of 'dsv sparse'.
     """
     if folder == "":
         raise UsageError("DIR is empty", hint="dsv clone DATASET DIR")
@@ -52,11 +77,18 @@ def clone(
         raise UsageError(
             f"dsv clone takes whole datasets, and {target} names a path",
             subject=target,
-            hint=f"dsv cache {target} has that part as files, read-only",
+            hint=f"dsv cache {target} has that part as files, read-only; dsv clone --only PATTERN clones a part",
         )
+    one_of(keep=keep, force=force)
+    differing = Differing.KEEP if keep else Differing.OVERWRITE if force else Differing.REFUSE
     call.flags.names = names
     with call.context() as context:
-        made = clone_dataset(context, wanted, None if folder is None else Path(folder))
+        request = CloneRequest(tuple(only or ()), differing)
+        made = clone_dataset(context, wanted, None if folder is None else Path(folder), request)
+    _show(call, made)
+
+
+def _show(call: Call, made: Cloned) -> None:
     if call.json:
         call.document(
             {
@@ -66,6 +98,8 @@ def clone(
                 "commit": None if made.commit is None else str(made.commit),
                 "files": made.files,
                 "bytes": made.bytes,
+                "created": made.created,
+                "only": None if made.chosen.lines is None else list(made.chosen.lines),
                 "cached_files": made.cached_files,
                 "cached_bytes": made.cached_bytes,
             }
@@ -78,3 +112,5 @@ def clone(
         size = f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}"
         size += from_caches(made.cached_files, made.cached_bytes)
         call.line(f"{where} at {str(made.commit)[:12]}: {size}")
+    if made.chosen.lines is not None:
+        call.line(f"it is sparse: {format_count(made.created, 'path')} of {patterns_of(made.chosen)} came")

@@ -17,8 +17,10 @@ from dsv.cli.declare import command
 from dsv.cli.outlook import outlook, with_paths
 from dsv.cli.output import printable, rfc3339
 from dsv.cli.paths import workspace_paths
+from dsv.cli.sparse import patterns_of
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
+from dsv.model.paths import show
 from dsv.model.units import format_bytes
 from dsv.repo.repository import now_ms
 
@@ -52,6 +54,9 @@ ON_SCREEN = 50
         "sync": "what the next sync will do: nothing, publish, or refused",
         "reason": "why it would be refused; null if it would not",
         "next": "the command lines to type next, in this order; none if nothing is to be done. NAME is yours to choose",
+        "only": "the patterns of a sparse workspace, which tell what it has; null if it has everything",
+        "collisions.path": "what is new here, and can't be committed together with a path that is not here",
+        "collisions.other": "that path",
         "clean": "true where a sync would find nothing to do, and nothing to complain about",
         "items.path": "a path that differs",
         "items.change": "added, changed, removed, or retyped (a file became a symlink, say)",
@@ -117,6 +122,9 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, whole: bool) -> N
         more = _write_folders(call, found)
     for problem in found.problems:
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(str(problem))}")
+    for each in found.collisions:
+        text = f"{show(each.path)} is in the way of {show(each.other)}, which is not here"
+        call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(text)}")
     for one, other in found.clashes:
         call.warn(f"{printable(one)} and {printable(other)} are one name where case or Unicode is folded")
     if found.suspicious is not None:
@@ -127,6 +135,8 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, whole: bool) -> N
     base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
+    if not found.workspace.chosen.whole:
+        call.say(f"this workspace is sparse, and has {patterns_of(found.workspace.chosen)}")
     if more:
         call.say("dsv status --all lists every path")
     call.out.publish()  # what to type next is the last thing on a screen
@@ -179,6 +189,8 @@ def _document(found: Status, typed: Sequence[str]) -> dict[str, object]:
         "sync": found.sync.outcome.value,
         "reason": found.sync.reason,
         "next": with_paths(found.sync.next, typed),
+        "only": None if found.workspace.chosen.lines is None else list(found.workspace.chosen.lines),
+        "collisions": [{"path": _name(each.path), "other": _name(each.other)} for each in found.collisions],
         "clean": found.is_clean,
         "items": [{"path": _name(path), "change": change} for path, change in _changes(found)],
         "problems": [{"path": _name(problem.path), "reason": problem.reason} for problem in found.problems],

@@ -107,6 +107,7 @@ def _values(asked: Wanted, environ: Mapping[str, str]) -> list[Row]:
         "key": known.keys,
         "branch": lambda: known.branches(""),
         "tag": lambda: known.tags(""),
+        "pattern": lambda: known.paths("", "", asked.word),
     }
     return finders[asked.kind]() if asked.kind in finders else []
 

@@ -1,0 +1,103 @@
+"""dsv sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from dsv.cli.call import Call
+from dsv.cli.declare import command
+from dsv.errors import UsageError
+from dsv.model.units import format_count
+
+ACTIONS = ("list", "add", "remove")
+
+
+@command(
+    "sparse",
+    examples=[
+        ("dsv sparse list", "which part of its dataset this workspace has"),
+        ("dsv sparse add val 'test/**/*.json'", "fetch a folder, and what a pattern matches; quote it"),
+        ("dsv sparse remove train/raw", "free the room; the dataset keeps the files"),
+        ("dsv sparse add '**'", "everything: the workspace is sparse no more"),
+    ],
+    result={
+        "workspace": "the workspace's folder",
+        "sparse": "whether it has only a part of its dataset",
+        "only": "its patterns, of which the last that matches a path or a folder above it decides; "
+        "one that begins with ! leaves out; none if it is not sparse",
+        "created": "how many paths came",
+        "removed": "how many files and symlinks went",
+    },
+)
+def sparse(
+    call: Call,
+    action: Annotated[str, typer.Argument(metavar="list|add|remove")],
+    patterns: Annotated[list[str] | None, typer.Argument(metavar="[PATTERN]...")] = None,
+) -> None:
+    """Show or change which part of its dataset a workspace has.
+
+    A PATTERN begins at the top of the dataset: * matches within a name, **/ any folders, ? one character, and [a-f]
+    one of these; a folder stands for all that is in it, and a path of exactly that name comes first. 'dsv clone
+    --only PATTERN' makes a workspace of a part. What a workspace does not have is never taken for removed.
+
+    add: fetches what the patterns match too. remove: removes these files here, not from the dataset; if any of them
+    was changed here, it ends with exit code 4 and the list, and nothing is removed. Interrupted, the same command
+    goes on.
+    """
+    from dsv.api.sparse import Sparse, sparse_add, sparse_remove
+
+    words = patterns or []
+    _check(action, words)
+    with call.context() as context:
+        if action == "list":
+            done = Sparse(context.workspace())
+        else:
+            done = (sparse_add if action == "add" else sparse_remove)(context, words)
+    lines = done.workspace.chosen.lines
+    if call.json:
+        call.document(
+            {
+                "workspace": str(done.workspace.root),
+                "sparse": lines is not None,
+                "only": list(lines or ()),
+                "created": done.created,
+                "removed": done.removed,
+            }
+        )
+        return
+    if action == "list":
+        for line in lines or ():
+            call.line(line)
+    if lines is None:
+        call.say(f"{done.workspace.root} is not sparse: it has everything")
+    elif not lines:
+        call.say(f"{done.workspace.root} has nothing of its dataset")
+    if action == "add":
+        call.line(f"{format_count(done.created, 'path')} came")
+    elif action == "remove":
+        call.line(f"{format_count(done.removed, 'file')} went; the dataset keeps what it has")
+
+
+def _check(action: str, words: Sequence[str]) -> None:
+    if action not in ACTIONS:
+        raise UsageError(
+            f"dsv sparse has no action {action}", subject=action, hint=f"one of {', '.join(ACTIONS)}"
+        )
+    if action == "list" and words:
+        raise UsageError(
+            f"dsv sparse list takes no pattern, and {words[0]} is one",
+            subject=words[0],
+            hint="dsv sparse list",
+        )
+    if action != "list" and not words:
+        raise UsageError(f"dsv sparse {action} needs a PATTERN", hint=f"dsv sparse {action} --help")
+    for word in words:
+        if word.startswith("!"):
+            raise UsageError(
+                f"{word} leaves something out, and dsv sparse has a word for that",
+                subject=word,
+                hint=f"dsv sparse remove {word[1:]}; ./{word} for a path of that name",
+            )

@@ -114,6 +114,16 @@ def stop(folder: Path, name: str, *, grace: float = 20) -> None:
         child.poll()
 
 
+def kill(folder: Path, name: str) -> None:
+    """End one process of this folder as a power cut would, and wait until it is gone."""
+    pidfile = folder / f"{name}.pid"
+    pid = _living(pidfile)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+    if not wait_until(lambda: _living(pidfile) is None, 10):
+        raise LabError(f"{name} does not end")
+
+
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether the condition came true in time."""
     deadline = time.monotonic() + seconds

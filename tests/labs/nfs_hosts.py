@@ -11,10 +11,13 @@ Let hosts do the writing: what is changed in `export` behind the server's back i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ from tests.labs.machine import (
     MissingError,
     call,
     environment,
+    kill,
     require,
     start,
     tail,
@@ -223,6 +227,41 @@ class NfsHosts:
     def plug_in(self, number: int) -> None:
         self.inside("ip", "link", "set", f"tap{number}", "master", "br0")
 
+    def power_on_server(self) -> None:
+        """Start the file server, after `power_off_server` too, and wait until it serves."""
+        log, config = self.folder / "server.log", self.folder / "ganesha.conf"
+        log.unlink(missing_ok=True)
+        server = ["ganesha.nfsd", "-F", "-f", str(config), "-L", str(log)]
+        server += ["-p", str(self.folder / "server.own.pid")]
+        start(self.folder, "ganesha", ["ip", "netns", "exec", self.namespace, *server])
+        if not wait_until(lambda: "NFS SERVER INITIALIZED" in _text(log), 30):
+            raise LabError(f"the NFS server did not come up; its log ends:\n{tail(log)}")
+
+    def power_off_server(self) -> None:
+        """Hosts wait for it to come back."""
+        kill(self.folder, "ganesha")
+
+    def listen(self) -> socket.socket:
+        """A socket that hosts can connect to, for a server in this process."""
+        found: list[socket.socket] = []
+
+        def make() -> None:  # a thread may be in another network than its process
+            libc = ctypes.CDLL(None, use_errno=True)
+            namespace = os.open(f"/run/netns/{self.namespace}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if libc.setns(namespace, 0):
+                    raise OSError(ctypes.get_errno(), "setns")
+                found.append(socket.create_server((SERVER, 0), backlog=128))
+            finally:
+                os.close(namespace)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        if not found:
+            raise LabError("no socket in the hosts' network could be had")
+        return found[0]
+
     def inside(self, *argv: str) -> None:
         """Run a command in the namespace that the server and the hosts' cables are in."""
         call(["ip", "netns", "exec", self.namespace, *argv], log=self.folder / "up.log")
@@ -242,12 +281,8 @@ def up(folder: Path, *, squash: str = "No_Root_Squash") -> NfsHosts:
     lab.inside("sh", "-c", NETWORK.format(server=SERVER, hosts=MAX_HOSTS))
     config = folder / "ganesha.conf"
     config.write_text(GANESHA.format(folder=folder, squash=squash))
-    log = folder / "server.log"
-    server = ["ganesha.nfsd", "-F", "-f", str(config), "-L", str(log), "-p", str(folder / "server.own.pid")]
     Path("/run/ganesha").mkdir(exist_ok=True)
-    start(folder, "ganesha", ["ip", "netns", "exec", lab.namespace, *server])
-    if not wait_until(lambda: "NFS SERVER INITIALIZED" in _text(log), 30):
-        raise LabError(f"the NFS server did not come up; its log ends:\n{tail(log)}")
+    lab.power_on_server()
     return lab
 
 

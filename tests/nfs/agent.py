@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsv.api import connection  # noqa: F401
 from dsv.cache.filling import fill  # noqa: F401
-from dsv.cli.commands import cache, evict, release, run  # noqa: F401
+from dsv.cli import progress  # noqa: F401
+from dsv.cli.commands import cache, evict, pull, release, run, sync  # noqa: F401
 from dsv.cli.main import main as dsv_main
+from dsv.store import clients  # noqa: F401
 from tests.nfs.hurried import hurry
 
 BOX = Path("/mnt/box")

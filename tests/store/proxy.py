@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import random
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,26 +48,38 @@ class Behaviour:
 
 
 @contextmanager
-def proxy(server: S3Server) -> Iterator[tuple[S3Server, Behaviour]]:
-    """The proxied server and what it does, which is at first what the real one does."""
+def proxy(server: S3Server, at: socket.socket | None = None) -> Iterator[tuple[S3Server, Behaviour]]:
+    """The proxied server and what it does, which is at first what the real one does.
+
+    at: a listening socket to serve, as one in another network; by default one on loopback.
+    """
     behaviour = Behaviour()
 
     class Handler(_Handler):
         behind, does = server, behaviour
         connections = threading.local()
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    listener.block_on_close = False
+    listener = _Server(("127.0.0.1", 0), Handler, bind_and_activate=at is None)
+    if at is not None:
+        listener.socket.close()
+        listener.socket = at
+        listener.server_address = at.getsockname()
     thread = threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    endpoint = f"http://127.0.0.1:{listener.server_port}"
+    host, port = listener.socket.getsockname()[:2]
+    endpoint = f"http://{host}:{port}"
     try:
         yield S3Server(endpoint, server.access_key, server.secret_key, server.region), behaviour
     finally:
         listener.shutdown()
         listener.server_close()
         thread.join(5)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Restores a dataset from a dsv store in a directory. It imports nothing of dsv.
 
-    python reader.py STORE_DIR DATASET[@REV] OUT
+    python reader.py [--names DIR] STORE_DIR DATASET[@REV] OUT
 
-REV is a branch, a tag, or at least 8 hex digits of a commit id, with ~N for the N-th first parent; without it, the
-head of `main`. OUT must not exist yet. It takes Python 3.11 and the packages blake3, zstandard, and msgpack or
-msgspec. Every byte is checked against its id before it is written, every path before it is used, and OUT appears
-when all of it is there. The format is described in docs/format.md of dsv's repository; this file is a second
-description, kept apart on purpose from the code that writes stores.
+DIR has the names of a store that keeps them elsewhere; a whole commit id, of 64 digits, needs none. REV is a branch,
+a tag, or at least 8 hex digits of a commit id, with ~N for the N-th first parent; without it, the head of `main`. OUT
+must not exist yet. It takes Python 3.11 and the packages blake3, zstandard, and msgpack or msgspec. Every byte is
+checked against its id before it is written, every path before it is used, and OUT appears when all of it is there. The
+format is described in docs/format.md of dsv's repository; this file is a second description, kept apart on purpose from
+the code that writes stores.
 
-The exit code is 0, or 1 with one sentence that says why not, or 2 where the arguments are not these three.
+The exit code is 0, or 1 with one sentence that says why not, or 2 if the arguments are not these.
 """
 
 from __future__ import annotations
@@ -65,7 +66,16 @@ OBJECT_MAX = {
 FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
 RECORD_MAX = 1 << 20
 # A branch's moves are all listed here, so order is nothing to rely on.
-KNOWN_FEATURES = ("named-records", "unordered-listing")
+KNOWN_FEATURES = (
+    "named-records",
+    "unordered-listing",
+    "unconditional-writes",
+    "names-elsewhere",
+    "names-moving",
+    "names-moved",
+    "data-elsewhere",
+)
+MOST_MOVES = 64  # of the names of a store, from place to place
 ID, ID_OR_NIL = "an id of 32 bytes", "an id or nil"
 FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
 
@@ -276,23 +286,65 @@ def unpacked(codec: int, data: bytes, stored: int, length: int) -> bytes | None:
 # --- names
 
 
-def check_format(store: Store) -> None:
+class Format(NamedTuple):
+    """What the last entry of a log of features says. names: where the names have moved, or move."""
+
+    store_id: bytes
+    features: tuple[str, ...]
+    names: str | None
+
+
+def check_format(store: Store) -> Format:
     """Whether this reader understands the store: the last entry of the log of features counts."""
     seq = 0
-    features: list[Any] = []
+    fields: list[Any] = []
     while (data := store.get(f"format/{seq:016x}")) is not None:
-        fields = record(data, "format", bytes, str, list, list, bool, bytes, int, str, str)
+        fields = record(data, "format", bytes, str, list, list, bool, bytes, int, str, str, names=(str,))
         if fields[1] != "blake3":
             raise StoreError(f"the store hashes with {fields[1]}, which this reader does not know")
-        features = fields[3]
         seq += 1
     if not seq:
         raise StoreError(f"{store.folder} is no dsv store")
-    for feature in features:
+    for feature in fields[3]:
         if not isinstance(feature, list) or len(feature) != 2:
             raise StoreError("a format is damaged: a feature is not a name and a rule")
         if feature[0] not in KNOWN_FEATURES and feature[1] not in ("ignore", "read-only"):
             raise StoreError(f"the store uses {feature!r}, which this reader does not know")
+    return Format(fields[0], tuple(name for name, _ in fields[3]), (fields[9:] or [None])[0])
+
+
+def find_names(store: Store, told: Path | None) -> Store:
+    """The place of the store's names, from the one that was told, or that the store says, to the last one."""
+    data = check_format(store)
+    if "names-elsewhere" not in data.features:
+        if "data-elsewhere" in data.features:
+            raise StoreError(f"{store.folder} has the names of a store whose data is elsewhere")
+        if told is not None:
+            raise StoreError(f"{store.folder} keeps its names itself, and not in {told}")
+        return store
+    place = told or place_of(store, data)
+    for _ in range(MOST_MOVES):
+        if place is None:
+            raise StoreError(f"{store.folder} keeps its names elsewhere: --names DIR says where")
+        found = Store(place)
+        log = check_format(found)
+        if log.store_id != data.store_id or "data-elsewhere" not in log.features:
+            raise StoreError(f"{place} has the names of another store than {store.folder}")
+        if "names-moved" not in log.features:
+            return found
+        place = place_of(store, log)
+    raise StoreError(f"the names of {store.folder} have moved more than {MOST_MOVES} times")
+
+
+def place_of(store: Store, log: Format) -> Path | None:
+    """Where a log says that the names are, if that is a folder; `./` begins what lies below the data."""
+    if log.names is None:
+        return None
+    if log.names.startswith("./"):
+        return store.folder / log.names[2:]
+    if not log.names.startswith("/"):
+        raise StoreError(f"the names are at {log.names}: --names DIR says where a copy of them is")
+    return Path(log.names)
 
 
 def component(name: str) -> str:
@@ -327,15 +379,17 @@ def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
     return commit
 
 
-def resolve(store: Store, target: str) -> bytes:
-    """The id of the commit that DATASET[@REV] names."""
+def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
+    """The id of the commit that DATASET[@REV] names. told: where the store's names are, if elsewhere."""
     dataset, _, rev = target.partition("@")
     match = re.fullmatch(r"([^~]+)(?:~([0-9]{1,6}))?", rev or "main")
     if match is None:
         raise StoreError(f"{rev!r} is no revision")
     name, back = match[1], int(match[2] or 0)
-    if not store.names(f"refs/{component(dataset)}"):
-        known = ", ".join(one.replace("%2F", "/") for one in store.names("refs"))
+    whole = re.fullmatch("[0-9a-fA-F]{64}", name) is not None
+    names = find_names(store, told) if told is not None or not whole else store
+    if not whole and not names.names(f"refs/{component(dataset)}"):
+        known = ", ".join(one.replace("%2F", "/") for one in names.names("refs"))
         raise StoreError(f"there is no dataset {dataset}; there are: {known or 'none'}")
     commit: bytes | None
     if re.fullmatch("[0-9a-fA-F]{8,64}", name):
@@ -347,7 +401,7 @@ def resolve(store: Store, target: str) -> bytes:
         if made_for and made_for[0] != dataset:
             raise StoreError(f"commit {name} is none of dataset {dataset}, but of {made_for[0]}")
     else:
-        commit = branch_head(store, dataset, name) or tag_commit(store, dataset, name)
+        commit = branch_head(names, dataset, name) or tag_commit(names, dataset, name)
     if commit is None:
         raise StoreError(f"dataset {dataset} has no branch or tag {name}")
     for _ in range(back):
@@ -582,13 +636,13 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
         raise StoreError(f"the recipe of {entry.path!r} is not its file")
 
 
-def restore(store_dir: Path, target: str, out: Path) -> tuple[bytes, int, int]:
+def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) -> tuple[bytes, int, int]:
     """Writes the files of a commit to `out`, which must not exist. Returns the commit's id, entries and bytes."""
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already")
     store = Store(store_dir)
     check_format(store)
-    commit_id = resolve(store, target)
+    commit_id = resolve(store, target, names)
     commit = read_commit(store, commit_id)
     objects = Objects(store)
     links: dict[bytes, bytes] = {}
@@ -631,12 +685,14 @@ def write_tree(objects: Objects, entries: Iterator[Entry], folder: Path) -> None
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 3 or arguments[0].startswith("-"):
-        print("usage: python reader.py STORE_DIR DATASET[@REV] OUT", file=sys.stderr)
+    names = Path(arguments[1]) if arguments[:1] == ["--names"] and len(arguments) > 1 else None
+    wanted = arguments if names is None else arguments[2:]
+    if len(wanted) != 3 or wanted[0].startswith("-"):
+        print("usage: python reader.py [--names DIR] STORE_DIR DATASET[@REV] OUT", file=sys.stderr)
         return 2
-    store, target, out = arguments
+    store, target, out = wanted
     try:
-        commit, count, total = restore(Path(store), target, Path(out))
+        commit, count, total = restore(Path(store), target, Path(out), names)
     except (StoreError, OSError) as error:
         print(f"reader: {error}", file=sys.stderr)
         return 1

@@ -18,9 +18,10 @@ from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, DatasetName, TagName
 from dsv.model.records import Feature, FeatureRule, FormatEntry
 from dsv.reader import StoreError
+from tests.golden import make
 from tests.golden.building import StoreMaker, name_of
 from tests.golden.stores import SET, named, refused, stored
-from tests.golden.test_golden import GOLDEN, NAMED, STORE
+from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NAMED_STORE, STORE, files_of
 
 
 @pytest.mark.parametrize(
@@ -162,3 +163,65 @@ def test_without_a_package_that_it_needs(
         sentence, hint = done.stderr.splitlines()
         assert sentence.startswith("reader: ") and f"'{lacking}'" in sentence
         assert hint == f"hint: {sys.executable} -m pip install blake3 zstandard msgpack"
+
+
+def places(folder: Path) -> tuple[Path, Path]:
+    """The golden store whose names have moved, as one whose names were elsewhere from the beginning: data, names."""
+    store = stored(folder, MOVED)
+    names = folder / "elsewhere"
+    (store / make.MOVED_TO).rename(names)
+    shutil.rmtree(store / "format")
+    for place, feature in ((store, "names-elsewhere"), (names, "data-elsewhere")):
+        entry = FormatEntry(
+            name_of("store").store,
+            Nonce(bytes(16)),
+            0,
+            "",
+            "",
+            features=(Feature(feature, FeatureRule.REFUSE),),
+        )
+        (place / "format").mkdir(exist_ok=True)
+        (place / keys.format_key(0)).write_bytes(entry.encode())
+    return store, names
+
+
+@pytest.mark.parametrize(
+    ("target", "files"), [("demo/letters", make.SECOND), ("demo/letters@v1", make.FIRST)]
+)
+def test_names_that_have_moved_within_the_store_are_found(
+    tmp_path: Path, target: str, files: dict[bytes, make.File]
+) -> None:
+    reader.restore(stored(tmp_path, MOVED), target, tmp_path / "out")
+    assert files_of(tmp_path / "out") == files
+
+
+def test_names_elsewhere_are_told(tmp_path: Path) -> None:
+    store, names = places(tmp_path)
+    with pytest.raises(StoreError, match="--names DIR says where"):
+        reader.restore(store, "demo/letters", tmp_path / "out")
+    assert reader.main(["--names", str(names), str(store), "demo/letters", str(tmp_path / "out")]) == 0
+    assert files_of(tmp_path / "out") == make.SECOND
+    names.rename(tmp_path / "away")
+    commit, *_ = reader.restore(tmp_path / "store", f"demo/letters@{head_of()}", tmp_path / "by id")
+    assert (commit.hex(), files_of(tmp_path / "by id")) == (head_of(), make.SECOND)
+
+
+def test_names_of_another_store_are_refused(tmp_path: Path) -> None:
+    store, names = places(tmp_path)
+    entry = FormatEntry(
+        name_of("other").store,
+        Nonce(bytes(16)),
+        0,
+        "",
+        "",
+        features=(Feature("data-elsewhere", FeatureRule.REFUSE),),
+    )
+    (names / keys.format_key(0)).write_bytes(entry.encode())
+    with pytest.raises(StoreError, match="another store"):
+        reader.restore(store, "demo/letters", tmp_path / "out", names)
+    with pytest.raises(StoreError, match="whose data is elsewhere"):
+        reader.restore(names, "demo/letters", tmp_path / "out")
+
+
+def head_of() -> str:
+    return reader.resolve(reader.Store(NAMED_STORE), "demo/letters").hex()

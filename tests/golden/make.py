@@ -1,9 +1,9 @@
 """Makes the golden stores: small ones with every kind of object, the same bytes every time.
 
-    python -m tests.golden.make        writes tests/golden/store, store-named and vectors.json anew
+    python -m tests.golden.make        writes tests/golden/store, store-named, store-moved and vectors.json anew
 
 `store-named` has what dsv writes into a new store: refs, tags and commits carry the names that they were made for. Its
-branches have rules.
+branches have rules. `store-moved` has what differs in it when its names have moved within it.
 `store` is as stores were made before that, and stays readable for ever.
 
 The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a
@@ -74,6 +74,9 @@ SECOND = {
 }
 
 
+MOVED_TO = "./names/0123456789abcdef"
+
+
 def build(*, named: bool = False) -> dict[str, bytes]:
     """Every key of a golden store with its bytes."""
     made = StoreMaker(dataset=LETTERS, branch=MAIN) if named else StoreMaker()
@@ -87,6 +90,35 @@ def build(*, named: bool = False) -> dict[str, bytes]:
         _rules(made)
         _merge(made)
     return dict(sorted(made.keys.items()))
+
+
+def build_moved() -> dict[str, bytes]:
+    """What differs in the named store after its names have moved within it: the log, and the names' own place."""
+    named = build(named=True)
+    found: dict[str, bytes] = {}
+    first = FormatEntry.decode(named[keys.format_key(0)])
+    last = FormatEntry.decode(named[keys.format_key(2)])
+
+    def log(number: int, entry: FormatEntry, feature: str, names: str | None, below: str = "") -> None:
+        features = (*entry.features, Feature(feature, FeatureRule.REFUSE))
+        later = replace(
+            entry,
+            nonce=_nonce(f"moved {below}{number}"),
+            tool="golden 4",
+            single_writer=False,
+            features=tuple(sorted(features, key=lambda one: one.name)),
+            names=names,
+        )
+        found[below + keys.format_key(number)] = later.encode()
+
+    found |= {key: data for key, data in named.items() if key.startswith(keys.FORMAT_PREFIX)}
+    log(3, last, "names-moving", MOVED_TO)
+    log(4, last, "names-elsewhere", MOVED_TO)
+    log(0, replace(first, features=last.features), "data-elsewhere", None, f"{MOVED_TO.removeprefix('./')}/")
+    for key, data in named.items():
+        if keys.needs_winner(key) and not key.startswith(keys.FORMAT_PREFIX):
+            found[f"{MOVED_TO.removeprefix('./')}/{key}"] = data
+    return found
 
 
 def _format(made: StoreMaker, features: tuple[Feature, ...]) -> None:
@@ -208,9 +240,10 @@ def vectors() -> dict[str, object]:
 
 def write(folder: Path) -> None:
     """Replaces the golden files in `folder`."""
-    for store, named in (("store", False), ("store-named", True)):
+    stores = {"store": build(), "store-named": build(named=True), "store-moved": build_moved()}
+    for store, made in stores.items():
         shutil.rmtree(folder / store, ignore_errors=True)
-        for key, data in build(named=named).items():
+        for key, data in made.items():
             path = folder / store / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)

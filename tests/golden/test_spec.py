@@ -35,7 +35,7 @@ from dsv.model import (
 from dsv.model import location as place
 from dsv.model.location import ObjectKind
 from dsv.model.segment import Segment
-from tests.golden.test_golden import GOLDEN, NAMED
+from tests.golden.test_golden import GOLDEN, MOVED, NAMED
 
 DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
 Row = tuple[str, str]
@@ -116,8 +116,8 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 13 + 3
-    assert all(len(table) >= 2 for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
+    assert len(RECORDS) == 13 + 4
+    assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
 def test_segments() -> None:
@@ -273,7 +273,7 @@ def test_records(title: str) -> None:
     """A table of a second version has what comes behind the fields of the first."""
     kind, second, version = title.partition(", version ")
     line = f"dsv {kind} {version or 1}\n".encode()
-    golden = [data for data in (*GOLDEN.values(), *NAMED.values()) if data.startswith(line)]
+    golden = [data for data in (*GOLDEN.values(), *NAMED.values(), *MOVED.values()) if data.startswith(line)]
     assert golden
     for data in golden:
         assert blake3(data[:-8]).digest(8) == data[-8:]

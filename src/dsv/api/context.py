@@ -24,6 +24,7 @@ from dsv.store.base import Store
 from dsv.store.counting import Counting
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
+from dsv.store.split import split_of
 from dsv.worktree.last_answer import note_answer
 from dsv.worktree.workspace import Workspace
 
@@ -35,6 +36,8 @@ class Context:
     offline: no store is asked, and what `open_offline` opens is read. offline_hint: the command line to tell of if the
     store can't be reached and the same could be read offline.
     override: why protected branches are moved whatever their rules say; None: their rules are kept to.
+    moved: told of a store whose names have moved from the place that was named for them: its URL, that place, and where
+    they are.
     """
 
     settings: Settings
@@ -48,6 +51,7 @@ class Context:
     offline_hint: str | None = None
     open_offline: Callable[[Context, Target | None], Repository] | None = None
     override: str | None = None
+    moved: Callable[[str, str, str], None] = field(default=lambda *_: None)
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / "stores" / str(store_id) / "objects"
@@ -132,6 +136,9 @@ class Context:
         ahead = self._expecting(target)
         repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
         repository.refs.override = self.override
+        left, split = repository.format.left, split_of(store)
+        if left is not None and split is not None:
+            self.moved(store.url, left, split.names.url)
         return repository
 
     def _expecting(self, target: Target | None) -> Callable[[Refs], None]:

@@ -51,6 +51,8 @@ class Session:
     flags: Flags = field(default_factory=Flags)
     command: str = ""
     arguments: tuple[str, ...] = ()
+    told_moved: set[str] = field(default_factory=set)
+    """Stores of which was told that their names have moved."""
     announce: Callable[[str, Path, Path], None] | None = None
     """In the process of a detached run: tells the one that has started it of the run."""
 
@@ -179,7 +181,21 @@ class Call(typer.Context):
                 offline=bool(offline),
                 offline_hint=hint,
             )
-            yield replace(made, override=override)
+            yield replace(made, override=override, moved=self._tell_moved)
+
+    def _tell_moved(self, url: str, before: str, names: str) -> None:
+        """Once, though a command may open its store several times."""
+        if url in self.session.told_moved:
+            return
+        self.session.told_moved.add(url)
+        choice = self.settings.store()
+        key = f"stores.{(choice.name if choice.url == url else None) or 'NAME'}.names"
+        change = f"dsv config {key} {shlex.quote(names)}"
+        if names.startswith(f"{url.rstrip('/')}/"):
+            change = f"dsv config --unset {key}"
+        elif choice.names_kept is not None and choice.url == url:
+            change = "the line names in .dsv/config.toml"
+        self.warn(f"the names of {url} have moved from {before} to {names}; change the setting: {change}")
 
     def _offline_hint(self) -> str:
         """This command line again, with --offline."""

@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "revert": "Undo the changes of one commit on a branch",
     },
     "Store": {
-        "store": "Prove a store, or make its lost names anew",
+        "store": "Prove a store, or move or mend its names",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",
@@ -47,7 +47,6 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Runs": {
         "run": "Run a command on a cached commit, in a container",
-        "pools": "Show the pools that runs may go to, and what is free there",
         "runs": "Show, search, sort and compare the records of runs",
         "logs": "Print what a run writes, or wrote",
         "stop": "End a run that is under way on this machine, and wait for its end",

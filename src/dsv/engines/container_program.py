@@ -12,8 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from dsv.engines.base import NO_OPTIONS, ImageIdentity, JobStatus
-from dsv.model.json_values import Json
+from dsv.engines.base import ImageIdentity, JobStatus
 from dsv.model.run import RunState
 
 CALL_SECONDS = 20.0
@@ -28,7 +27,7 @@ class ContainerProgram(ABC):
     name: ClassVar[str]
     start_options: ClassVar[tuple[str, ...]] = ("--attach",)
 
-    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
 
     @abstractmethod

@@ -30,6 +30,11 @@ _FORMAT = Record(
     "format",
     tuple[Raw16, Short, _CHUNKING, tuple[tuple[Short, Short], ...], bool, Raw16, Millis, Short, Short],
 )
+_MOVED_FORMAT = Record(
+    "format",
+    tuple[Raw16, Short, _CHUNKING, tuple[tuple[Short, Short], ...], bool, Raw16, Millis, Short, Short, Short],
+    version=2,
+)
 _SESSION_OPEN = Record("session-open", tuple[Raw16, Millis, Short, Short, Short])
 _SESSION_BEAT = Record("session-beat", tuple[Raw16, Millis])
 _SESSION_VERDICT = Record("session-verdict", tuple[Raw32 | None, Raw16])
@@ -166,6 +171,7 @@ class FormatEntry:
     """One entry of the feature log: the whole state from then on.
 
     `store_id`, `hash` and `chunking` are those of the first entry for ever.
+    names: the place that the store's names are moving to, or have moved to; see `repo.names_place`.
     """
 
     store_id: StoreId
@@ -177,6 +183,7 @@ class FormatEntry:
     chunking: ChunkingParams = ChunkingParams()
     features: tuple[Feature, ...] = ()
     single_writer: bool = False
+    names: str | None = None
 
     def encode(self) -> bytes:
         """Raises `ValueError` where the features are not sorted by name."""
@@ -184,16 +191,25 @@ class FormatEntry:
         if names != sorted(set(names)):
             raise ValueError("features are sorted by name, each once")
         cut = self.chunking
-        return _FORMAT.encode((
+        fields = (
             bytes(self.store_id), self.hash,
             (cut.algorithm, cut.single, cut.minimum, cut.average, cut.maximum, cut.normalization),
             tuple((one.name, one.rule.value) for one in self.features),
             self.single_writer, bytes(self.nonce), self.time_ms, self.author, self.tool,
-        ))  # fmt: skip
+        )  # fmt: skip
+        return _FORMAT.encode(fields) if self.names is None else _MOVED_FORMAT.encode((*fields, self.names))
 
     @classmethod
     def decode(cls, data: Buffer) -> FormatEntry:
-        store, hash_, cut, features, single_writer, nonce, time_ms, author, tool = _FORMAT.decode(data)
+        place = None
+        if wire.version_of(data) == 1:
+            store, hash_, cut, features, single_writer, nonce, time_ms, author, tool = _FORMAT.decode(data)
+        else:
+            store, hash_, cut, features, single_writer, nonce, time_ms, author, tool, place = (
+                _MOVED_FORMAT.decode(data)
+            )
+        if place == "":
+            raise wire.damaged("format", "its names have moved nowhere")
         names = [name for name, _ in features]
         if names != sorted(set(names)):
             raise wire.damaged("format", "its features are not sorted")
@@ -202,7 +218,7 @@ class FormatEntry:
         except ValueError:
             raise wire.damaged("format", "it has a feature with an unknown rule") from None
         return cls(StoreId(store), Nonce(nonce), time_ms, author, tool, hash_, ChunkingParams(*cut), parsed,
-                   single_writer)  # fmt: skip
+                   single_writer, place)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

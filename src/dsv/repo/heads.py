@@ -29,6 +29,20 @@ class Head:
         return self.entry.commit
 
 
+def same_move(one: Head, other: Head) -> bool:
+    """Whether both are the same move, and not two that were made in two places."""
+    return one.number == other.number and one.entry.nonce == other.entry.nonce
+
+
+def carried_away(after: Head) -> Conflict:
+    """For a branch that was made while the names moved, by somebody who did not finish."""
+    return Conflict(
+        f"the names have moved, and branch {after.branch} of {after.dataset} was not there when they did",
+        subject=f"{after.dataset}@{after.branch}",
+        hint="run the same command again",
+    )
+
+
 def protected(head: Head, reason: str) -> Conflict:
     return Conflict(
         f"branch {head.branch} of {head.dataset} is protected: {reason}",

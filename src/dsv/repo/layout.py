@@ -6,21 +6,22 @@ elsewhere, so that neither is taken for a whole store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, islice
-from typing import NoReturn
+from itertools import count
 
-from dsv.errors import UPGRADE, Conflict, IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.model import keys
 from dsv.model.ids import Nonce, StoreId
 from dsv.model.readme import readme_text
 from dsv.model.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
-from dsv.repo.damage import put_back, read_record
+from dsv.model.units import rfc3339
+from dsv.repo.damage import read_record
+from dsv.repo.traces import has_data, lost_format
 from dsv.store.base import Store
-from dsv.store.split import SplitStore, split_of
-from dsv.store.together import both, together
+from dsv.store.split import BELOW, SplitStore, places_of, split_of
+from dsv.store.together import both
+from dsv.store.unavailable import Unavailable
 
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
@@ -29,6 +30,8 @@ PROTECTED_BRANCHES = "protected-branches"
 NAMES_ELSEWHERE = "names-elsewhere"
 DATA_ELSEWHERE = "data-elsewhere"
 UNCONDITIONAL_WRITES = "unconditional-writes"
+NAMES_MOVING = "names-moving"
+NAMES_MOVED = "names-moved"
 KNOWN_FEATURES = frozenset(
     (
         NAMED_RECORDS,
@@ -37,15 +40,23 @@ KNOWN_FEATURES = frozenset(
         NAMES_ELSEWHERE,
         DATA_ELSEWHERE,
         UNCONDITIONAL_WRITES,
+        NAMES_MOVING,
+        NAMES_MOVED,
     )
 )
+
+OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The store's log of feature sets, read at every start."""
+    """The store's log of feature sets, read at every start.
+
+    left: the place that was named for the names, if they have moved from there and should be named elsewhere.
+    """
 
     entries: tuple[FormatEntry, ...]
+    left: str | None = None
 
     @property
     def store_id(self) -> StoreId:
@@ -93,19 +104,18 @@ def read_layout(store: Store) -> Format:
     """
     split = split_of(store)
     if split is not None:
-        return _read_split(split)
-    entries = _read_format(store)
-    if not entries and _has_data(store):
-        entries = _read_format(store) or _lost_format(store)
-    if not entries:
-        raise NotFound(f"there is no dsv store at {store.url}", subject=store.url, hint="dsv init makes one")
-    layout = Format(tuple(entries))
+        entries, stored = both(partial(_names_log, split), partial(read_format, split.data))
+        return _read_split(split, entries, _whole_log(split.data, stored))
+    layout = _whole_log(store, read_format(store))
+    places = places_of(store)
     if layout.has(NAMES_ELSEWHERE):
-        raise NotFound(
-            f"{store.url} holds the data of a store whose names are elsewhere, and no place is configured for them",
-            subject=store.url,
-            hint="ask whoever made it where they are, then: dsv config stores.NAME.names PLACE",
-        )
+        if places is None or layout.entries[-1].names is None:
+            raise NotFound(
+                f"{store.url} holds the data of a store whose names are elsewhere, and no place is configured for them",
+                subject=store.url,
+                hint="ask whoever made it where they are, then: dsv config stores.NAME.names PLACE",
+            )
+        return _read_split(places, None, layout)
     if layout.has(DATA_ELSEWHERE):
         raise NotFound(
             f"{store.url} holds the names of a store whose data is elsewhere",
@@ -115,14 +125,23 @@ def read_layout(store: Store) -> Format:
     return layout
 
 
+def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
+    """Raises `NotFound` if there is no log, and `IntegrityError` if there was one."""
+    if not entries and has_data(data):
+        entries = read_format(data) or lost_format(data)
+    if not entries:
+        raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
+    return Format(tuple(entries))
+
+
 def has_layout(store: Store) -> bool:
     """Whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was made and
     its format is gone."""
     split = split_of(store)
     if split is not None:
-        return _read_entry(split.data, 0) is not None or (_has_data(split.data) and _lost_format(split.data))
-    return _read_entry(store, 0) is not None or (
-        _has_data(store) and (_read_entry(store, 0) is not None or _lost_format(store))
+        return read_entry(split.data, 0) is not None or (has_data(split.data) and lost_format(split.data))
+    return read_entry(store, 0) is not None or (
+        has_data(store) and (read_entry(store, 0) is not None or lost_format(store))
     )
 
 
@@ -135,16 +154,18 @@ def make_layout(store: Store, first: FormatEntry) -> None:
     split = split_of(store)
     if split is None:
         conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
-        whole = replace(first, features=_more(first, *conditional))
+        whole = replace(first, features=with_features(first, *conditional))
         store.put_if_absent(keys.format_key(0), whole.encode())
         store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
         return
-    names = replace(first, features=_more(first, DATA_ELSEWHERE))
+    names = replace(first, features=with_features(first, DATA_ELSEWHERE))
     split.names.put_if_absent(keys.format_key(0), names.encode())
     split.names.put_if_absent(keys.README_KEY, readme_text().encode())
-    (made, *_) = _read_format(split.names)
+    (made, *_) = read_format(split.names)
     further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
-    data = replace(first, store_id=made.store_id, nonce=Nonce.random(), features=_more(first, *further))
+    data = replace(
+        first, store_id=made.store_id, nonce=Nonce.random(), features=with_features(first, *further)
+    )
     split.data.put_if_absent(keys.format_key(0), data.encode())
     split.data.put_if_absent(keys.README_KEY, readme_text().encode())
 
@@ -152,7 +173,7 @@ def make_layout(store: Store, first: FormatEntry) -> None:
 def read_data_layout(data: Store) -> Format:
     """The format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if it is a
     whole store."""
-    entries = _read_format(data)
+    entries = read_format(data)
     if not entries:
         raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
     layout = Format(tuple(entries))
@@ -169,50 +190,54 @@ def read_data_layout(data: Store) -> Format:
 def make_names(names: Store, data: Format, *, ordered: bool, nonce: Nonce, time_ms: int) -> None:
     """Makes a place with refs in it the names of a store: the last write, after which it can be used."""
     entry = data.entries[-1]
-    kept = {one.name for one in entry.features} - {NAMES_ELSEWHERE, UNCONDITIONAL_WRITES, UNORDERED_LISTING}
+    without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
     more = () if ordered else (UNORDERED_LISTING,)
     made = replace(
         entry,
         nonce=nonce,
         time_ms=time_ms,
-        features=features(*kept, DATA_ELSEWHERE, *more),
+        features=with_features(entry, DATA_ELSEWHERE, *more, without=without),
         single_writer=False,
+        names=None,
     )
     names.put_if_absent(keys.README_KEY, readme_text().encode())
     names.put_if_absent(keys.format_key(0), made.encode())
 
 
-def _more(entry: FormatEntry, *names: str) -> tuple[Feature, ...]:
-    return features(*(one.name for one in entry.features), *names)
+def with_features(
+    entry: FormatEntry, *more: str, without: frozenset[str] = frozenset()
+) -> tuple[Feature, ...]:
+    """Those of an entry, with others added and some left out; each keeps its rule."""
+    kept = {one.name: one for one in entry.features if one.name not in without}
+    kept = {one.name: one for one in features(*more)} | kept
+    return tuple(kept[name] for name in sorted(kept))
 
 
-def _read_split(split: SplitStore) -> Format:
-    names_url, data_url = split.names.url, split.data.url
+def _names_log(split: SplitStore) -> list[FormatEntry] | None:
+    """None if the place of the names can't be reached."""
+    try:
+        return read_format(split.names)
+    except Unreachable:
+        return None
 
-    def names_log() -> list[FormatEntry] | None:
-        try:
-            return _read_format(split.names)
-        except Unreachable:
-            return None
 
-    entries, stored = both(names_log, partial(_read_format, split.data))
-    if not stored and _has_data(split.data):
-        stored = _read_format(split.data) or _lost_format(split.data)
-    if not stored:
-        raise NotFound(f"there is no dsv store at {data_url}", subject=data_url, hint="dsv init makes one")
-    data = Format(tuple(stored))
+def _read_split(split: SplitStore, entries: list[FormatEntry] | None, data: Format) -> Format:
+    named, data_url = split.names.url, split.data.url
     if not data.has(NAMES_ELSEWHERE):
         raise Conflict(
-            f"{data_url} keeps its names itself, and not at {names_url}",
-            subject=names_url,
+            f"{data_url} keeps its names itself, and not at {named}",
+            subject=named,
             hint="dsv config --unset stores.NAME.names",
         )
     if data.has(UNCONDITIONAL_WRITES):
         split.data.conditional = False
     if data.has(UNORDERED_LISTING):
         split.data.ordered_listing = False
+    had_names = split.is_split
+    entries = _follow(split, entries, data)
     if entries is None:
         return data  # whoever asks for a name is told
+    names_url = split.names.url
     if not entries:
         raise NotFound(
             f"there are no names of {data_url} at {names_url}",
@@ -227,45 +252,62 @@ def _read_split(split: SplitStore) -> Format:
             subject=names_url,
             hint="dsv config stores.NAME.names PLACE, with the place where this store's names are",
         )
-    return names
+    below = (data.entries[-1].names or "").startswith(BELOW)
+    return replace(names, left=None if names_url == named or (below and not had_names) else named)
 
 
-_DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
-    (keys.FORMAT_PREFIX, keys.parse_format_key),
-    (keys.REFS_PREFIX, keys.parse_branch_key),
-    (keys.COMMIT_PREFIX, keys.parse_commit_key),
-    (keys.INDEX_PREFIX, keys.parse_index_key),
-    (keys.PACK_PREFIX, keys.parse_pack_key),
-)
-# So many rows of a prefix are looked at for one that a store of dsv's would have.
-_LOOKED_AT = 1000
+def _follow(split: SplitStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
+    """The log of the names, from the place on where they were, and None if the place where they are can't be reached.
+
+    The log that they have left says where they are. If it is gone, or out of reach, the data's may know.
+    """
+    tried = {split.names.url}
+    while True:
+        known = data.entries[-1] if not entries else entries[-1]
+        if entries and (known.store_id != data.store_id or not Format(tuple(entries)).has(NAMES_MOVED)):
+            return entries
+        if known.names is None or known.names in tried:
+            return entries
+        tried.add(known.names)
+        split.follow(_open_names(split, known.names, known))
+        entries = _names_log(split)
+        if entries == []:
+            split.follow(Unavailable(known.names, unfinished(split, known)))
+            return None
 
 
-def _has_data(store: Store) -> bool:
-    """Whether there is what only a store can have: its keys are told from those of other programs."""
+def _open_names(split: SplitStore, place: str, said: FormatEntry) -> Store:
+    try:
+        return split.open_names(place)
+    except DsvError as error:
+        return Unavailable(
+            place,
+            Unreachable(
+                f"{said.author} has moved the names of {split.url} to {place}, which is not there from here: "
+                f"{error.message}",
+                subject=place,
+                hint="dsv config stores.NAME.names PLACE, if this machine has another name for it",
+            ),
+        )
 
-    def any_of(prefix: str, parse: Callable[[str], object | None]) -> bool:
-        return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
 
-    return any(together([partial(any_of, prefix, parse) for prefix, parse in _DATA]))
-
-
-def _lost_format(store: Store) -> NoReturn:
-    key = keys.format_key(0)
-    raise IntegrityError(
-        f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone",
-        subject=key,
-        hint=put_back(key),
+def unfinished(split: SplitStore, said: FormatEntry) -> Unreachable:
+    """For names whose new place is not complete."""
+    return Unreachable(
+        f"{said.author} began to move the names of {split.url} to {said.names} ({rfc3339(said.time_ms)}), and they are "
+        "not all there yet",
+        subject=said.names,
+        hint=f"wait for it; if it was interrupted: dsv store move-names {said.names} finishes it",
     )
 
 
-def _read_format(store: Store) -> list[FormatEntry]:
+def read_format(store: Store) -> list[FormatEntry]:
     """Entries are numbered from 0 without a gap; the listing is not needed, and not trusted."""
     entries: list[FormatEntry] = []
     for number in count(
         0, 2
     ):  # two at once: most stores have one entry, and to know that takes a second question
-        pair = both(partial(_read_entry, store, number), partial(_read_entry, store, number + 1))
+        pair = both(partial(read_entry, store, number), partial(read_entry, store, number + 1))
         entries += [entry for entry in pair[: 1 if pair[0] is None else 2] if entry is not None]
         if None in pair:
             break
@@ -280,7 +322,7 @@ def _read_format(store: Store) -> list[FormatEntry]:
     return entries
 
 
-def _read_entry(store: Store, number: int) -> FormatEntry | None:
+def read_entry(store: Store, number: int) -> FormatEntry | None:
     key = keys.format_key(number)
     try:
         return read_record(FormatEntry.decode, store, key)

@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from dsv.errors import Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
+from dsv.errors import IntegrityError, NotFound
 from dsv.model import keys
 from dsv.model.action import MERGE, Action
 from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagValue
-from dsv.repo.damage import ONE_WINS_AGAIN, read_record
-from dsv.repo.heads import Head, deleted, gap, protected
+from dsv.repo.damage import read_record
+from dsv.repo.heads import Head, carried_away, deleted, gap, protected, same_move
 from dsv.repo.listed import Listed, latest, parts
+from dsv.repo.read_back import check_kept
 from dsv.repo.rules import newest_rule, refused_mover, rule_or_none
 from dsv.repo.tags import Tags, named_parts
 from dsv.store.base import Put, Store
@@ -70,6 +71,10 @@ class Refs(Tags):
         self.override: str | None = None
         """Why protected branches are moved whatever their rules say; None: they are not."""
 
+    def forget(self) -> None:
+        for known in (self._listed, self._seen, self._rules):
+            known.clear()
+
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
         """Lists a branch that will be asked for, while there is something else to wait for.
 
@@ -106,8 +111,8 @@ class Refs(Tags):
         """What a name means, which is never both; None for one that has gone, or never was."""
         branch, tag = BranchName.parse(text), TagName.parse(text)
         if self._beginning(dataset, branch) is None:
-            head, value = both(partial(self.head_or_none, dataset, branch), partial(self.tag, dataset, tag))
-            return head or value
+            found = both(partial(self.head_or_none, dataset, branch), partial(self.tag, dataset, tag))
+            return found[0] or found[1]
         return self.head_or_none(dataset, branch) or self.tag(dataset, tag)
 
     def exists(self, dataset: DatasetName) -> bool:
@@ -167,53 +172,46 @@ class Refs(Tags):
         Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
         """
         number = 0 if after is None else after.number + 1
-        if after is not None:
-            entry = self.permitted(after, entry)
+        made = entry if after is None else self.permitted(after, entry)
         key = keys.branch_key(dataset, branch, number)
         if self.named:
-            entry = replace(entry, dataset=dataset, branch=branch, number=number)
-        if self._store.put_if_absent(key, entry.encode()) is Put.WON:
-            self._check_kept(dataset, branch, number, entry)
-            head = self._seen[dataset, branch] = Head(dataset, branch, number, entry)
+            made = replace(made, dataset=dataset, branch=branch, number=number)
+        read = partial(self._read, dataset, branch, number)
+        check = partial(check_kept, read, self._store.url, key, (dataset, branch), made)
+        put = self._put(key, made.encode(), check)
+        if put is None:
+            return self._move_again(dataset, branch, after, entry)
+        if put is Put.WON:
+            head = self._seen[dataset, branch] = Head(dataset, branch, number, made)
             return Moved(head)
         winner = self._newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
 
-    def _check_kept(self, dataset: DatasetName, branch: BranchName, number: int, entry: RefEntry) -> None:
-        """Raises `IntegrityError` if what was just won is not what the store has: then it does not keep its promise
-        that one writer wins, and another writer's move took the place of this one.
-        """
-        key = keys.branch_key(dataset, branch, number)
-        try:
-            kept = self._read(dataset, branch, number)
-        except (Unreachable, Denied, IntegrityError) as error:
-            raise OutcomeUnknown(
-                f"this move of branch {branch} of {dataset} may have been published in {self._store.url}, but it could "
-                f"not be read back: {error.message}",
-                subject=key,
-                hint="run the same command again: it finds out by itself",
-            ) from error
-        if kept is not None and kept.nonce == entry.nonce:
-            return
-        what = "has vanished" if kept is None else f"was overwritten by one of {kept.author}"
-        raise IntegrityError(
-            f"{self._store.url} no longer lets one writer win: this move of branch {branch} of {dataset} {what} "
-            f"({key})",
-            subject=key,
-            hint=ONE_WINS_AGAIN,
-        )
+    def _move_again(
+        self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
+    ) -> Moved | LostRace:
+        """After the names have moved: this move was carried over, or is made now if it still follows the newest."""
+        newest = self._newest(dataset, branch)
+        number = 0 if after is None else after.number + 1
+        mine = self._read(dataset, branch, number)
+        if mine is not None and mine.nonce == entry.nonce:
+            return Moved(Head(dataset, branch, number, mine))
+        if newest is None and after is not None:
+            raise carried_away(after)
+        if newest is not None and (after is None or not same_move(newest, after)):
+            return LostRace(newest)
+        self.again()
+        return self.move(dataset, branch, after, entry)
 
     def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
-        """What a protected branch allows; None for one that is not protected, which costs no request but a listing
-        that was made anyway.
-        """
+        """What a protected branch allows; None for any other, which costs a listing that is made anyway."""
         rule = self.rule(dataset, branch)
         return None if rule is None else rule.limits
 
     def rule(self, dataset: DatasetName, branch: BranchName) -> BranchRule | None:
-        """The newest rule of a branch; None if it never had one."""
+        """The newest one of a branch; None if it never had one."""
         known = self._rules.get((dataset, branch))
         if known is not None:
             later = rule_or_none(self._store, dataset, branch, known.number + 1)
@@ -233,11 +231,15 @@ class Refs(Tags):
 
     def add_rule(self, rule: BranchRule) -> bool:
         """Whether the rule is now the last one of its branch: nobody else has put one in its place."""
-        key = keys.branch_rule_key(rule.dataset, rule.branch, rule.number)
-        won = self._store.put_if_absent(key, rule.encode()) is Put.WON
-        if won:
-            self._rules[rule.dataset, rule.branch] = rule
-        return won
+        branch = rule.dataset, rule.branch
+        before = self._rules.get(branch)
+        put = self._put(keys.branch_rule_key(*branch, rule.number), rule.encode())
+        if put is None and (newest := self.rule(*branch)) != rule:
+            self.again()
+            return newest == before and self.add_rule(rule)
+        if put is not Put.LOST:
+            self._rules[branch] = rule
+        return put is not Put.LOST
 
     def check_mover(self, head: Head | None, author: str, *, merge: bool = False) -> None:
         """Raises `Conflict` for a mover whom the branch's rule would refuse in the end: before the work is done."""

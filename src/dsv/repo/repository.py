@@ -16,6 +16,7 @@ from dsv.model.names import BranchName, DatasetName
 from dsv.model.records import Feature, FormatEntry
 from dsv.repo.layout import (
     NAMED_RECORDS,
+    NAMES_MOVING,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
     Format,
@@ -25,6 +26,7 @@ from dsv.repo.layout import (
     read_layout,
 )
 from dsv.repo.metadata import MetadataCache
+from dsv.repo.names_place import NamesPlace
 from dsv.repo.objects import Objects, get_commit
 from dsv.repo.protection import refused_move
 from dsv.repo.refs import Refs
@@ -48,12 +50,16 @@ class Repository:
         self, store: Store, layout: Format, refs: Refs, metadata: MetadataCache, clock: Clock
     ) -> None:
         self.store = store
-        self.format = layout
+        self.place = refs.place = NamesPlace(store, layout)
         self.id = layout.store_id
         self.clock = clock
         self.objects = Objects(store, metadata, refs.heard)
         self.refs = refs
         refs.refused = partial(refused_move, self.objects)
+
+    @property
+    def format(self) -> Format:
+        return self.place.layout
 
     @classmethod
     def open(
@@ -128,10 +134,15 @@ class Repository:
                 tool=tool,
                 features=tuple(sorted((*entries[-1].features, feature), key=lambda one: one.name)),
             )
-            if self.store.put_if_absent(keys.format_key(len(entries)), later.encode()) is Put.WON:
-                self.format = Format((*entries, later))
+            moving = self.format.has(NAMES_MOVING)  # whose next entry decides where they are
+            if (
+                not moving
+                and self.store.put_if_absent(keys.format_key(len(entries)), later.encode()) is Put.WON
+            ):
+                self.place.layout = replace(self.format, entries=(*entries, later))
                 return True
-            self.format = read_layout(self.store)
+            self.place.look()
+            self.refs.forget()
             self.format.check(self.store.url, writing=True)
         return False
 

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError
 from dsv.model import keys
@@ -65,11 +64,15 @@ class Session:
         opened: SessionOpen,
         condemned: frozenset[PackId],
         writer: Writer,
+        epochs: frozenset[str],
     ) -> None:
         self.repository = repository
         self.writer = writer
         self.id = session_id
         self._opened = opened
+        self._verdict: SessionVerdict | None = None
+        self._epochs = epochs
+        self._moves = repository.place.moves
         self.condemned = condemned
         self._absent = _Absent(condemned, repository.objects.packs)
         self._heartbeats = 0
@@ -100,7 +103,8 @@ class Session:
                 subject=url,
                 hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
             ) from error
-        session = cls(repository, session_id, opened, _condemned(repository), writer)
+        epochs = _epochs(repository)
+        session = cls(repository, session_id, opened, _condemned(repository, epochs), writer, epochs)
         repository.objects.indexes.renew()
         session._renewal.start()
         return session
@@ -109,6 +113,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.repository.refs.again = lambda: None
         self._renewal.stop()
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
@@ -193,7 +198,28 @@ class Session:
 
         Raises `Conflict` if gc has fenced this session, and `IntegrityError` if the store overwrites what it has.
         """
-        both(partial(self._put_verdict, commit_id), self._check_one_wins)
+        self._follow_names()
+        self._verdict = SessionVerdict(commit_id, Nonce.random())
+        both(self._put_verdict, self._check_one_wins)
+        self.repository.refs.again = self._declare_again
+
+    def _declare_again(self) -> None:
+        """The names have moved since, and perhaps before this session's last keys were carried over."""
+        self._follow_names()
+        self._put_verdict()
+
+    def _follow_names(self) -> None:
+        """Opens this session where the names are now. Raises `Conflict` if a gc there does not know of it."""
+        while self._moves != self.repository.place.moves:
+            self._moves = self.repository.place.moves
+            self.repository.store.put_if_absent(keys.session_open_key(self.id), self._opened.encode())
+            if _epochs(self.repository) != self._epochs:
+                raise Conflict(
+                    f"the names of {self.repository.store.url} have moved, and gc began there meanwhile; nothing was "
+                    "published",
+                    subject=str(self.id),
+                    hint="run the same command again: what was uploaded is used again",
+                )
 
     def _check_one_wins(self) -> None:
         """Puts the session's own first key once more, which has to lose.
@@ -213,12 +239,10 @@ class Session:
                 hint=ONE_WINS_AGAIN,
             )
 
-    def _put_verdict(self, commit_id: CommitId) -> None:
-        verdict = SessionVerdict(commit_id, Nonce.random())
-        if (
-            self.repository.store.put_if_absent(keys.session_verdict_key(self.id), verdict.encode())
-            is Put.LOST
-        ):
+    def _put_verdict(self) -> None:
+        assert self._verdict is not None
+        key = keys.session_verdict_key(self.id)
+        if self.repository.store.put_if_absent(key, self._verdict.encode()) is Put.LOST:
             raise Conflict(
                 "this sync stood still for so long that the store's gc gave up on it; nothing was published",
                 subject=str(self.id),
@@ -246,12 +270,17 @@ class _Absent:
         return pack_id in self.condemned or pack_id in self.packs
 
 
-def _condemned(repository: Repository) -> frozenset[PackId]:
+def _epochs(repository: Repository) -> frozenset[str]:
+    """The keys of gc, which never go."""
+    return frozenset(item.key for item in repository.store.list(keys.GC_PREFIX))
+
+
+def _condemned(repository: Repository, listed: frozenset[str]) -> frozenset[PackId]:
     """The packs of every epoch that is not over."""
-    listed = {keys.parse_gc_key(item.key) for item in repository.store.list(keys.GC_PREFIX)} - {None}
+    found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()
-    for epoch in sorted(epoch for epoch, what in filter(None, listed) if what == "condemned"):
-        if (epoch, "done") not in listed:
+    for epoch in sorted(epoch for epoch, what in filter(None, found) if what == "condemned"):
+        if (epoch, "done") not in found:
             key = keys.gc_condemned_key(epoch)
             condemned = read_record(GcCondemned.decode, repository.store, key, CONDEMNED_MAX)
             packs.update(condemned.packs)

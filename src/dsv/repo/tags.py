@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import read_record
 from dsv.repo.heard import Heard
 from dsv.repo.listed import parts
+from dsv.repo.names_place import NamesPlace
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
 
@@ -28,6 +29,10 @@ class Tags:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.heard = Heard()
+        self.place: NamesPlace | None = None
+        """Where the names are; None if nobody moves them, as while they are made."""
+        self.again: Callable[[], None] = lambda: None
+        """To be called before something is written once more, as the names have moved: see `Session`."""
         self.named = False  # until the store's format has said whether its entries carry their names
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
@@ -52,7 +57,7 @@ class Tags:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
         if self.named:
             value = replace(value, dataset=dataset, tag=tag)
-        if self._store.put_if_absent(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
+        if self._put_anywhere(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
             existing = self._tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing.commit != value.commit:
@@ -79,7 +84,28 @@ class Tags:
             raise NotFound(
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
             )
-        self._store.put_if_absent(keys.tag_deleted_key(dataset, tag), record.encode())
+        self._put_anywhere(keys.tag_deleted_key(dataset, tag), record.encode())
+
+    def forget(self) -> None:
+        """The names have moved: what was read of them may be another's by now. Nothing of tags is remembered."""
+
+    def _put(self, key: str, data: bytes, won: Callable[[], None] = lambda: None) -> Put | None:
+        """As `NamesPlace.put`."""
+        if self.place is None:
+            put = self._store.put_if_absent(key, data)
+            if put is Put.WON:
+                won()
+            return put
+        put_there = self.place.put(key, data, won)
+        if put_there is None:
+            self.forget()
+        return put_there
+
+    def _put_anywhere(self, key: str, data: bytes) -> Put:
+        """For a key that follows no other: wherever the names are by then."""
+        while (put := self._put(key, data)) is None:
+            self.again()
+        return put
 
     def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
         def decode(data: bytes) -> TagValue:

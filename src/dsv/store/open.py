@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,17 +28,19 @@ def open_store(
     `memory://name`. `create` makes a directory store's folder; buckets are never made. No request is sent.
     Raises UsageError for any other URL, Denied without credentials, Unreachable for a folder that is absent.
     """
-    data = Retrying(open_raw(url, options or StoreOptions(), create=create))
+    known = options or StoreOptions()
+    data = Retrying(open_raw(url, known, create=create))
+    later = partial(open_names, options=known)
     if names is None:
-        return data
+        return SplitStore(None, data, later)
     try:
-        return SplitStore(_open_names(names, options or StoreOptions(), create=create), data)
+        return SplitStore(open_names(names, known, create=create), data, later)
     except BaseException:
         data.close()
         raise
 
 
-def _open_names(names: str, options: StoreOptions, *, create: bool) -> Store:
+def open_names(names: str, options: StoreOptions, *, create: bool = False) -> Store:
     """Even if they can't be reached: the data may be all that is asked for."""
     try:
         return Retrying(open_raw(names, options, create=create))

@@ -6,19 +6,49 @@ bytes. The names lie in a folder or another bucket that can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+from dsv.errors import Unsupported
 from dsv.model.keys import needs_winner
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
 
+BELOW: Final = "./"
+"""Begins a place that lies below that of the data, whatever that is called."""
+
 
 class SplitStore:
-    """One store to those who use it. It owns both places."""
+    """One store to those who use it, in one place or two. It owns its places.
 
-    def __init__(self, names: Store, data: Store) -> None:
-        self.names = names
+    names: None for a store in one place. Names may move while the store is open, which `repo.names_place` finds out;
+    open_names: opens the place that they have moved to.
+    """
+
+    def __init__(
+        self, names: Store | None, data: Store, open_names: Callable[[str], Store] | None = None
+    ) -> None:
+        self.names = data if names is None else names
         self.data = data
         self.url = data.url
+        self._open_names = open_names
+        self._left: list[Store] = []
+
+    @property
+    def is_split(self) -> bool:
+        return self.names is not self.data
+
+    def open_names(self, place: str) -> Store:
+        """A place that names have moved to, or are to; `./PART` lies below the data's own place."""
+        if self._open_names is None:
+            raise Unsupported(f"the names of {self.url} have moved to {place}", subject=self.url)
+        below = place.startswith(BELOW)
+        return self._open_names(f"{self.data.url.rstrip('/')}/{place[len(BELOW) :]}" if below else place)
+
+    def follow(self, names: Store) -> None:
+        """From now on the names are there. The place that they have left stays open for those who still ask it."""
+        if self.is_split:
+            self._left.append(self.names)
+        self.names = names
 
     @property
     def ordered_listing(self) -> bool:
@@ -66,12 +96,18 @@ class SplitStore:
         return self.data.free_bytes()
 
     def close(self) -> None:
-        self.names.close()
-        self.data.close()
+        for one in [*self._left, *([self.names] if self.is_split else []), self.data]:
+            one.close()
 
 
 def split_of(store: Store) -> SplitStore | None:
     """The two places of a store, below whatever wraps it; None for a store in one place."""
+    found = places_of(store)
+    return found if found is not None and found.is_split else None
+
+
+def places_of(store: Store) -> SplitStore | None:
+    """The one or two places of a store, below whatever wraps it; None for one that was not opened as such."""
     found: object = store
     while not isinstance(found, SplitStore):
         found = getattr(found, "inner", None)

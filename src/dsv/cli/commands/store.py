@@ -14,7 +14,7 @@ from dsv.cli.table import Column
 from dsv.cli.targets import Names
 from dsv.errors import UsageError
 
-ACTIONS = ("check", "rebuild-names")
+ACTIONS = ("check", "move-names", "rebuild-names")
 
 
 @command(
@@ -22,6 +22,8 @@ ACTIONS = ("check", "rebuild-names")
     unused=["--cache"],
     examples=[
         ("dsv store check", "prove that the store in effect keeps its promises, as dsv init did"),
+        ("dsv store move-names /nfs/names", "keep the store's names there from now on"),
+        ("dsv store move-names s3://lake/dsv", "keep them in the store s3://lake/dsv itself again"),
         ("dsv store rebuild-names --names /nfs/new-names --dry-run", "what can be found of lost names"),
         ("dsv store rebuild-names --names /nfs/new-names", "make them anew"),
     ],
@@ -30,6 +32,12 @@ ACTIONS = ("check", "rebuild-names")
         "items.state": "check: ok, warn or fail",
         "items.text": "check: what was found",
         "items.hint": "check: what mends it, or null",
+        "names": "move-names: where the names are",
+        "before": "move-names: where they were",
+        "keys": "move-names: how many objects were copied",
+        "taken_back": "move-names: an interrupted move has been undone",
+        "setting": "move-names: what everybody has to change in the configuration, or null",
+        "value": "move-names: its new value, or null if it is not needed any more",
         "items.commit": "rebuild-names: the id of a commit",
         "items.dataset": "rebuild-names: the dataset that it was made for, or null if it doesn't say",
         "items.branch": "rebuild-names: the branch that it was made for, or null",
@@ -41,16 +49,23 @@ ACTIONS = ("check", "rebuild-names")
 )
 def store(
     call: Call,
-    action: Annotated[str, typer.Argument(metavar="check|rebuild-names")],
+    action: Annotated[str, typer.Argument(metavar="check|move-names|rebuild-names")],
+    place: Annotated[
+        str | None, typer.Argument(metavar="[PLACE]", help="For move-names: a folder, or a URL.")
+    ] = None,
     names: Names = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be made, and make nothing.")
     ] = False,
 ) -> int:
-    """Prove a store, or make its lost names anew.
+    """Prove a store, or move or mend its names.
 
     check: many writers race for keys under probe/, read them back and list them; a store in two places is proved in
     each for what it is used for. The exit code is 1 if something fails.
+
+    move-names: branches, tags and what writers tell each other are kept at PLACE from now on: a folder, another bucket,
+    or the URL of the store itself. Others go on reading and writing, and follow. If it was interrupted, the same
+    command finishes it; to name the place where they are takes it back. End commands of older versions of dsv first.
 
     rebuild-names: if the place where a store's names were kept is lost, its commits are still in the bucket. They are
     listed, and the newest commit of each line becomes the head of a branch at PLACE. Tags are not found again.
@@ -59,10 +74,45 @@ def store(
         raise UsageError(
             f"dsv store has no action {action}", subject=action, hint=f"one of {', '.join(ACTIONS)}"
         )
-    if dry_run and action == "check":
-        raise UsageError("dsv store check has no use for --dry-run", hint="dsv store check")
+    if dry_run and action != "rebuild-names":
+        raise UsageError(f"dsv store {action} has no use for --dry-run", hint=f"dsv store {action}")
+    if (place is not None) != (action == "move-names"):
+        what = "names no place" if place is None else f"has no use for {place}"
+        raise UsageError(f"dsv store {action} {what}", hint="dsv store move-names PLACE, dsv store check")
     call.flags.names = names
+    if place is not None:
+        return _move(call, place)
     return _check(call) if action == "check" else _rebuild(call, dry_run=dry_run)
+
+
+def _move(call: Call, place: str) -> int:
+    from dsv.api.move_names import move_names
+
+    with call.context(writes=True) as context:
+        done = move_names(context, place)
+    if call.json:
+        setting, value = done.configure or (None, None)
+        call.document(
+            {
+                "names": done.names,
+                "before": done.before,
+                "keys": done.keys,
+                "taken_back": done.taken_back,
+                "setting": setting,
+                "value": value,
+            }
+        )
+        return 0
+    call.line(done.names)
+    if done.taken_back:
+        call.say("the move was taken back: the names are where they were")
+    elif done.configure is None:
+        call.say("the names are there already")
+    else:
+        setting, value = done.configure
+        change = f"--unset {setting}" if value is None else f"{setting} {value}"
+        call.say(f"{done.keys:,} objects were copied from {done.before}; tell everybody: dsv config {change}")
+    return 0
 
 
 def _check(call: Call) -> int:

@@ -1,0 +1,211 @@
+"""Moving the names of a store to another place while others read and write them. `repo.names_place` has their part.
+
+The steps, in this order: the log of the old place says that the names are moving; everything among them is copied; the
+log says that they have moved, which decides it; the new place gets a log of its own, and can be used from then on; the
+log of the data says where they are, for those who can't reach the old place. Whoever finds a move that was interrupted
+may finish it, or take it back before it is decided. Keys are written once and hold the same bytes in both places, so
+several may do it at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound
+from dsv.model import keys
+from dsv.model.ids import Nonce
+from dsv.model.names import BranchName, DatasetName
+from dsv.model.records import FormatEntry
+from dsv.repo.damage import put_back
+from dsv.repo.layout import (
+    NAMES_ELSEWHERE,
+    NAMES_MOVED,
+    NAMES_MOVING,
+    OF_ONE_PLACE,
+    Format,
+    make_names,
+    read_format,
+    with_features,
+)
+from dsv.store.base import Put, Store
+from dsv.store.together import together
+
+_AT_ONCE: Final = 256
+"""Keys, or branches, that are copied before more are begun."""
+_STIR_SECONDS: Final = 0.05
+_COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who moves the names, for the records."""
+
+    author: str
+    tool: str
+    clock: Callable[[], int]
+
+    def put_on(self, entry: FormatEntry) -> FormatEntry:
+        return replace(entry, nonce=Nonce.random(), time_ms=self.clock(), author=self.author, tool=self.tool)
+
+
+class NamesMove:
+    """One move. old, new: the places; the old one may be the data's own. target: what the new one is called."""
+
+    def __init__(self, data: Store, old: Store, new: Store, target: str, stamp: Stamp) -> None:
+        self._data = data
+        self._old = old
+        self._new = new
+        self._target = target
+        self._stamp = stamp
+
+    def begin(self) -> None:
+        """Says that the names are moving, if nobody has. Raises `Conflict` if somebody moves them to another place."""
+        while not (log := self._log()).has(NAMES_MOVING):
+            if self._is_decided(log):
+                return
+            self._check_here(log)
+            last = log.entries[-1]
+            moving = replace(last, names=self._target, features=with_features(last, NAMES_MOVING))
+            self._append(self._old, log, moving)
+        if log.entries[-1].names != self._target:
+            raise moves_elsewhere(self._old.url, log.entries[-1])
+        self._stir()
+
+    def copy(self) -> int:
+        """Copies what is there, and gives the number of keys. Raises `Conflict` if the new place has others."""
+        chains: dict[str, list[str]] = {}
+        for prefix in _COPIED:
+            for item in self._old.list(prefix):
+                chains.setdefault(_chain_of(item.key), []).append(item.key)
+        work = [_in_order(found) for found in chains.values()]
+        for begin in range(0, len(work), _AT_ONCE):
+            together([partial(self._copy_chain, one) for one in work[begin : begin + _AT_ONCE]])
+        return sum(map(len, work))
+
+    def decide(self) -> None:
+        """The names have moved, from this write on. Raises `Conflict` if somebody else has taken the move back."""
+        log = self._log()
+        if log.has(NAMES_MOVING):
+            last = log.entries[-1]
+            what = NAMES_ELSEWHERE if self._old is self._data else NAMES_MOVED
+            moved = replace(
+                last, features=with_features(last, what, without=OF_ONE_PLACE), single_writer=False
+            )
+            self._append(self._old, log, moved)
+            log = self._log()
+        if not self._is_decided(log):
+            raise Conflict(
+                f"{log.entries[-1].author} has taken back that the names move to {self._target}",
+                subject=self._target,
+                hint="the same command again begins anew",
+            )
+
+    def take_back(self) -> None:
+        """The names stay. Raises `Conflict` if it has been decided that they have moved."""
+        log = self._log()
+        if log.has(NAMES_MOVING):
+            last = log.entries[-1]
+            stay = replace(last, names=None, features=with_features(last, without=frozenset((NAMES_MOVING,))))
+            self._append(self._old, log, stay)
+        self._check_here(self._log())
+
+    def finish(self, *, ordered: bool) -> None:
+        """Makes the new place usable, and notes it with the data."""
+        log = self._log()
+        made = self._stamp.put_on(log.entries[-1])
+        make_names(self._new, Format((made,)), ordered=ordered, nonce=made.nonce, time_ms=made.time_ms)
+        if self._old is not self._data:
+            note_place(self._data, self._target, self._stamp)
+
+    def _log(self) -> Format:
+        return Format(tuple(read_format(self._old)))
+
+    def _is_decided(self, log: Format) -> bool:
+        gone = log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE)
+        return gone and log.entries[-1].names == self._target
+
+    def _check_here(self, log: Format) -> None:
+        if log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE):
+            raise moves_elsewhere(self._old.url, log.entries[-1])
+
+    def _append(self, store: Store, log: Format, entry: FormatEntry) -> Put:
+        return store.put_if_absent(keys.format_key(len(log.entries)), self._stamp.put_on(entry).encode())
+
+    def _stir(self) -> None:
+        """Changes the log's folder once more, a little later. An NFS client that has asked for the entry in the very
+        tick in which it was made may go on taking it for absent, until the folder has another time.
+        """
+        time.sleep(_STIR_SECONDS)
+        key = f"{keys.FORMAT_PREFIX}moving-{secrets.token_hex(8)}"
+        self._old.put_if_absent(key, b"")
+        with suppress(Denied):
+            self._old.delete(key)
+
+    def _copy_chain(self, chain: list[str]) -> None:
+        """Of moves that follow each other none is copied before the one before it. So even a copy that is late, when
+        the new place is in use, adds only what follows the newest move there.
+        """
+        for key in chain:
+            try:
+                data = self._old.get(key)
+            except NotFound:
+                if _numbered(key) is None:
+                    continue  # a session's, which may be deleted when it is over
+                raise IntegrityError(
+                    f"{key} is gone from {self._old.url}", subject=key, hint=put_back(key)
+                ) from None
+            if self._new.put_if_absent(key, data) is Put.LOST:
+                if self._is_decided(self._log()):
+                    return  # somebody else has finished this move, and others have gone on there
+                raise Conflict(
+                    f"{self._new.url} has another {key} than {self._old.url}, so the names can't move there",
+                    subject=key,
+                    hint="dsv store move-names PLACE, with an empty place; nothing has changed where the names are",
+                )
+
+
+def note_place(data: Store, target: str, stamp: Stamp) -> None:
+    """Writes into the data's log where the names are, if it does not say so already."""
+    while (last := (log := read_format(data))[-1]).names != target:
+        noted = stamp.put_on(replace(last, names=target))
+        data.put_if_absent(keys.format_key(len(log)), noted.encode())
+
+
+def moves_elsewhere(old: str, said: FormatEntry) -> Conflict:
+    return Conflict(
+        f"{said.author} moves the names from {old} to {said.names} already",
+        subject=said.names,
+        hint=f"dsv store move-names {said.names} finishes that",
+    )
+
+
+def _numbered(key: str) -> tuple[DatasetName, BranchName, int] | None:
+    """Which move of a branch it is, or which rule; None for every other key."""
+    return keys.parse_branch_key(key) or keys.parse_branch_rule_key(key)
+
+
+def _chain_of(key: str) -> str:
+    """The same for all keys of which each follows another one."""
+    numbered = _numbered(key)
+    if numbered is None:
+        return key
+    dataset, branch, _ = numbered
+    is_rule = keys.parse_branch_key(key) is None
+    return (keys.branch_rule_key if is_rule else keys.branch_key)(dataset, branch, 0)
+
+
+def _in_order(chain: Iterable[str]) -> list[str]:
+    """From the first on, with those between them that a listing has missed, as they were just made."""
+    newest = min(chain)
+    numbered = _numbered(newest)
+    if numbered is None:
+        return [newest]
+    dataset, branch, last = numbered
+    make = keys.branch_rule_key if keys.parse_branch_key(newest) is None else keys.branch_key
+    return [make(dataset, branch, number) for number in range(last + 1)]

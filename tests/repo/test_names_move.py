@@ -1,0 +1,331 @@
+"""Names that move: killed at every step, finished or taken back, with writers who opened the store before."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from dsv.errors import Conflict, OutcomeUnknown, Unreachable
+from dsv.model import keys
+from dsv.model.ids import CommitId, Nonce
+from dsv.model.names import MAIN, BranchName, DatasetName, TagName
+from dsv.model.records import Feature, FeatureRule, GcCondemned, RefEntry, TagValue
+from dsv.repo import names_move, names_place
+from dsv.repo.layout import (
+    DATA_ELSEWHERE,
+    NAMES_ELSEWHERE,
+    NAMES_MOVED,
+    PROTECTED_BRANCHES,
+    Format,
+    read_format,
+)
+from dsv.repo.names_move import NamesMove, Stamp
+from dsv.repo.refs import LostRace, Moved
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session, Writer
+from dsv.store.base import Put, Store
+from dsv.store.faulty import Crash, Fault, Faulty, Kind
+from dsv.store.memory import MemoryStore
+from dsv.store.retry import Retrying
+from dsv.store.split import SplitStore
+
+PETS = DatasetName.parse("pets")
+SIDE = BranchName.parse("side")
+WRITER = Writer("ann", "host", "dsv test")
+
+
+@dataclass
+class World:
+    """A store, in one place or two, and places that its names may move to."""
+
+    split: bool = False
+    places: dict[str, MemoryStore] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("memory://data", "memory://old", "memory://new", "memory://other"):
+            self.places[name] = MemoryStore(name.removeprefix("memory://"))
+        store = self.opened()
+        repository = Repository.create(store, None, author="ann", tool="dsv test")
+        self.first = move(repository, MAIN, b"1")
+        move(repository, MAIN, b"2")
+        move(repository, SIDE, b"3")
+        repository.refs.set_tag(PETS, TagName.parse("v1"), tag(b"1"))
+
+    @property
+    def data(self) -> MemoryStore:
+        return self.places["memory://data"]
+
+    @property
+    def old(self) -> MemoryStore:
+        return self.places["memory://old"] if self.split else self.data
+
+    @property
+    def new(self) -> MemoryStore:
+        return self.places["memory://new"]
+
+    def opened(self) -> SplitStore:
+        """As somebody has it whose configuration is that from before the move."""
+        names = Retrying(self.old) if self.split else None
+        return SplitStore(names, Retrying(self.data), lambda place: Retrying(self.places[place]))
+
+    def repository(self) -> Repository:
+        return Repository.open(self.opened(), None)
+
+    def mover(
+        self, plan: dict[int, Fault] | None = None, target: str = "memory://new"
+    ) -> tuple[NamesMove, Faulty]:
+        leader = Faulty(self.data, plan)
+
+        def part(place: Store) -> Store:
+            class Part(Faulty):
+                inner = property(lambda _: place)  # type: ignore[assignment]
+
+                def __init__(self) -> None:
+                    self.__dict__ = leader.__dict__
+
+            return Retrying(Part())
+
+        data = part(self.data)
+        old = part(self.old) if self.split else data
+        new = part(self.places[target])
+        return NamesMove(data, old, new, target, Stamp("bob", "dsv test", lambda: 1)), leader
+
+    def check(self, place: MemoryStore) -> None:
+        """The names are there, and can be read and written by all."""
+        store = self.opened()
+        repository = Repository.open(store, None)
+        assert store.names.url == place.url
+        assert repository.refs.head(PETS, MAIN).number >= 1
+        assert repository.refs.head(PETS, SIDE).number == 0
+        assert repository.refs.tag(PETS, TagName.parse("v1")) is not None
+        before = repository.refs.head(PETS, MAIN).number
+        move(repository, MAIN, b"later")
+        assert self.repository().refs.head(PETS, MAIN).number == before + 1
+
+
+def commit(seed: bytes) -> CommitId:
+    return CommitId.hash(seed)
+
+
+def entry(seed: bytes) -> RefEntry:
+    return RefEntry(commit(seed), False, Nonce.random(), 1, "ann", "sync")
+
+
+def tag(seed: bytes) -> TagValue:
+    return TagValue(commit(seed), Nonce.random(), 1, "ann", "")
+
+
+def move(repository: Repository, branch: BranchName, seed: bytes) -> Moved | LostRace:
+    return repository.refs.move(PETS, branch, repository.refs.newest(PETS, branch), entry(seed))
+
+
+def run(mover: NamesMove) -> None:
+    mover.begin()
+    mover.copy()
+    mover.decide()
+    mover.finish(ordered=True)
+
+
+def calls_of_a_move(split: bool) -> int:
+    mover, counting = World(split).mover()
+    run(mover)
+    return counting.calls
+
+
+KILLS = [Kind.CRASH_BEFORE, Kind.CRASH_AFTER]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_move, "time", SimpleNamespace(sleep=lambda _: None))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
+@pytest.mark.parametrize("kind", KILLS)
+def test_a_move_that_is_killed_at_any_call_is_finished_by_the_same_call(kind: Kind, split: bool) -> None:
+    calls = calls_of_a_move(split)
+    assert calls > 20
+    for number in range(1, calls + 1):
+        world = World(split)
+        mover, _ = world.mover({number: Fault(kind)})
+        with suppress(Crash):
+            run(mover)
+        with suppress(Unreachable):  # decided, and the new place is not complete
+            assert world.repository().refs.head(PETS, MAIN).number == 1
+        run(world.mover()[0])
+        world.check(world.new)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
+@pytest.mark.parametrize("kind", KILLS)
+def test_a_move_that_was_killed_is_taken_back_unless_it_is_decided(kind: Kind, split: bool) -> None:
+    taken_back = 0
+    for number in range(1, calls_of_a_move(split) + 1):
+        world = World(split)
+        with suppress(Crash):
+            run(world.mover({number: Fault(kind)})[0])
+        try:
+            world.mover()[0].take_back()
+        except Conflict:
+            run(world.mover()[0])
+            world.check(world.new)
+            continue
+        taken_back += 1
+        world.check(world.old)
+        run(world.mover()[0])  # and it may be begun again, with more to copy than before
+        world.check(world.new)
+    assert taken_back > 10
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
+@pytest.mark.parametrize("kind", KILLS)
+def test_who_opened_the_store_before_the_move_follows(
+    kind: Kind, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes while the mover stands at any of its steps; while it waits, somebody goes on with the move."""
+    followed = 0
+    for number in range(1, calls_of_a_move(split) + 1):
+        world = World(split)
+        before = world.repository()
+        newest = before.refs.newest(PETS, MAIN)
+        with suppress(Crash):
+            run(world.mover({number: Fault(kind)})[0])
+        waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _, of=world: run(of.mover()[0]))
+        monkeypatch.setattr(names_place, "time", waits)
+        moved = before.refs.move(PETS, MAIN, newest, entry(b"late"))
+        assert isinstance(moved, Moved)
+        value = before.refs.set_tag(PETS, TagName.parse("late"), tag(b"late"))
+        run(world.mover()[0])
+        followed += before.place.moves
+        there = world.repository()
+        assert there.refs.head(PETS, MAIN).entry == moved.head.entry
+        assert there.refs.head(PETS, MAIN).number == 2
+        assert there.refs.tag(PETS, TagName.parse("late")) == value
+        world.check(world.new)
+    assert followed > 5
+
+
+def test_a_writer_that_waits_in_vain_says_what_to_do() -> None:
+    world = World()
+    before = world.repository()
+    newest = before.refs.newest(PETS, MAIN)
+    world.mover()[0].begin()
+    before.place._patience = 0.0
+    with pytest.raises(OutcomeUnknown) as raised:
+        before.refs.move(PETS, MAIN, newest, entry(b"late"))
+    assert "dsv store move-names memory://new finishes it" in str(raised.value.hint)
+    assert "memory://data takes it back" in str(raised.value.hint)
+    world.mover()[0].take_back()
+    head = world.repository().refs.head(PETS, MAIN)  # it stays where it was written
+    assert (head.number, head.commit) == (2, commit(b"late"))
+
+
+def test_of_two_moves_to_different_places_one_wins() -> None:
+    world = World()
+    one, _ = world.mover()
+    other, _ = world.mover(target="memory://other")
+    one.begin()
+    with pytest.raises(Conflict, match="memory://new already"):
+        run(other)
+    run(one)
+    with pytest.raises(Conflict, match="memory://new already"):
+        run(other)
+    assert read_format(world.places["memory://other"]) == []
+    world.check(world.new)
+
+
+def test_a_move_built_on_one_that_was_not_carried_over_is_lost() -> None:
+    """Somebody was killed after a move that came too late for the copy: what follows it does not get there either."""
+    world = World()
+    before, killed = world.repository(), world.repository()
+    mover, _ = world.mover()
+    mover.begin()
+    mover.copy()
+    killed.refs.place = None  # it does not come to ask
+    newest = killed.refs.newest(PETS, MAIN)
+    assert isinstance(killed.refs.move(PETS, MAIN, newest, entry(b"killed")), Moved)
+    seen = before.refs.newest(PETS, MAIN)
+    assert seen is not None and seen.commit == commit(b"killed")
+    mover.decide()
+    mover.finish(ordered=True)
+    lost = before.refs.move(PETS, MAIN, seen, entry(b"on top"))
+    assert isinstance(lost, LostRace) and lost.winner.number == 1
+    world.check(world.new)
+
+
+def test_a_late_copy_adds_nothing_that_does_not_follow() -> None:
+    """A mover that was cut off goes on when the names are in use in their new place."""
+    world = World()
+    slow, _ = world.mover()
+    slow.begin()
+    killed = world.repository()
+    killed.refs.place = None
+    fast, _ = world.mover()
+    fast.copy()
+    for seed in (b"killed", b"killed too"):
+        assert isinstance(killed.refs.move(PETS, MAIN, killed.refs.newest(PETS, MAIN), entry(seed)), Moved)
+    fast.decide()
+    fast.finish(ordered=True)
+    mine = move(world.repository(), MAIN, b"mine")
+    assert isinstance(mine, Moved) and mine.head.number == 2
+    slow.copy()
+    head = world.repository().refs.head(PETS, MAIN)
+    assert (head.number, head.commit) == (2, commit(b"mine"))
+
+
+def test_a_session_of_before_is_opened_in_the_new_place() -> None:
+    """So that a gc there knows of it; a gc that began there before that ends it."""
+    for gc_began in (False, True):
+        world = World()
+        before = world.repository()
+        newest = before.refs.newest(PETS, MAIN)
+        with Session.open(before, WRITER) as session:
+            session.declare(commit(b"late"))
+            for key in (keys.session_open_key(session.id), keys.session_verdict_key(session.id)):
+                world.old.delete(key)  # as if the copy had not seen them
+            run(world.mover()[0])
+            if gc_began:
+                epoch = GcCondemned(0, (), Nonce.random(), 1, "gc")
+                assert world.new.put_if_absent(keys.gc_condemned_key(0), epoch.encode()) is Put.WON
+                with pytest.raises(Conflict, match="gc began there"):
+                    before.refs.move(PETS, MAIN, newest, entry(b"late"))
+                assert world.repository().refs.head(PETS, MAIN).number == 1
+                continue
+            assert isinstance(before.refs.move(PETS, MAIN, newest, entry(b"late")), Moved)
+        there = {item.key for item in world.new.list(keys.session_prefix(session.id))}
+        assert {keys.session_open_key(session.id), keys.session_verdict_key(session.id)} <= there
+
+
+def test_features_and_their_rules_come_along() -> None:
+    world = World()
+    before = world.repository()
+    repository = world.repository()
+    feature = Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY)
+    assert repository.add_feature(feature, author="ann", tool="dsv test")
+    run(world.mover()[0])
+    made = Format(tuple(read_format(world.new)))
+    assert feature in made.entries[-1].features and made.has(DATA_ELSEWHERE)
+    assert not made.has(NAMES_MOVED) and made.entries[-1].names is None
+    other = Feature("unheard-of", FeatureRule.IGNORE)
+    assert before.add_feature(other, author="ann", tool="dsv test")  # it has not heard of the move yet
+    assert other in read_format(world.new)[-1].features
+    data = Format(tuple(read_format(world.data)))
+    assert data.has(NAMES_ELSEWHERE) and data.entries[-1].names == "memory://new"
+
+
+def test_moves_that_a_listing_has_missed_are_copied_too() -> None:
+    """One that is made while it is listed may be in the listing without the one before it."""
+    world = World()
+    repository = world.repository()
+    for seed in (b"3", b"4", b"5"):
+        move(repository, MAIN, seed)
+    listed, missed = world.old.list, keys.branch_key(PETS, MAIN, 3)
+    world.old.list = lambda *of: (item for item in listed(*of) if item.key != missed)  # type: ignore[method-assign]
+    run(world.mover()[0])
+    assert [one.commit for one in world.repository().refs.history(world.repository().refs.head(PETS, MAIN))][:3] == [
+        commit(b"5"), commit(b"4"), commit(b"3"),
+    ]  # fmt: skip

@@ -24,6 +24,7 @@ import pytest
 import dsv
 from tests.labs import shelf
 from tests.labs.docker_engine import ContainerEngine
+from tests.labs.kubernetes import Kubernetes
 from tests.labs.machine import MissingError
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
@@ -43,7 +44,7 @@ OWN_SHELF = pytest.StashKey[Path]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS")
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
-REAL = {"ceph_s3", "docker_engine", "podman", "nfs_hosts", "slurm_nodes", "azurite"}
+REAL = {"ceph_s3", "docker_engine", "podman", "nfs_hosts", "slurm_nodes", "kubernetes", "azurite"}
 WITHOUT_REAL_PARTS = "not real"
 FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")
 
@@ -142,6 +143,21 @@ def podman(pytestconfig: pytest.Config) -> ContainerEngine:
 def nfs_hosts(pytestconfig: pytest.Config) -> NfsHosts:
     """Real hosts on a real NFS export; a test works in a folder of its own below `.export`."""
     return _lab(pytestconfig, "nfs-hosts", NfsHosts)
+
+
+@pytest.fixture(scope="session")
+def kubernetes_cluster(pytestconfig: pytest.Config) -> Kubernetes:
+    """A real Kubernetes of two nodes, for `kubernetes` alone: what other tests did to it is still there."""
+    return _lab(pytestconfig, "kubernetes", Kubernetes)
+
+
+@pytest.fixture
+def kubernetes(kubernetes_cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> Kubernetes:
+    """A real Kubernetes of two ready nodes, which `kubectl` and dsv reach from here as its administrator."""
+    kubernetes_cluster.make_ready()
+    for name, value in kubernetes_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    return kubernetes_cluster
 
 
 @pytest.fixture(scope="session")

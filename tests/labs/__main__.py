@@ -1,8 +1,10 @@
 """Labs by hand.
 
-python -m tests.labs up NAME DIR     start one (ceph-rgw, docker-engine, podman, nfs-hosts, slurm); prints
-                                     the exports that reach it. With DSV_LABS=DIR the tests use what runs there.
+python -m tests.labs up NAME DIR     start one (ceph-rgw, docker-engine, kubernetes, nfs-hosts, podman, slurm);
+                                     prints the exports that reach it. With DSV_LABS=DIR the tests use what runs
+                                     there.
 python -m tests.labs image           make the Python image's files now, so that later runs are fast
+python -m tests.labs kubernetes      build Kubernetes' programs now, so that later runs are fast
 python -m tests.labs down DIR        stop all that runs there and remove the folder
 python -m tests.labs keep DIR PID    wait for that process's end, then do the same
 """
@@ -13,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.labs import images, shelf
+from tests.labs import images, kubernetes_programs, shelf
 from tests.labs.machine import LabError, MissingError
 
 
@@ -25,6 +27,8 @@ def main(arguments: list[str]) -> int:
             print(f"export DSV_LABS={shlex.quote(str(Path(folder).resolve()))}")
         case ["image"]:
             print(images.python_tar())
+        case ["kubernetes"]:
+            print(kubernetes_programs.programs_folder())
         case ["down", folder]:
             shelf.take_down(Path(folder).resolve())
         case ["keep", folder, owner]:

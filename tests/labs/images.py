@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -63,6 +64,29 @@ def busybox_tar() -> Path:
         entry.size = len(passwd)
         tar.addfile(entry, io.BytesIO(passwd))
     partial.replace(target)
+    return target
+
+
+def archive(
+    root: Path, name: str, target: Path, entrypoint: tuple[str, ...] = (), layers: tuple[Path, ...] = ()
+) -> Path:
+    """An image as `docker save` writes it, of a root file system and of `layers` above it (tar files)."""
+    files = (root, *layers)
+    digests = [hashlib.file_digest(layer.open("rb"), "sha256").hexdigest() for layer in files]
+    run: dict[str, list[str]] = {"Env": [f"PATH={SEARCH_PATH}"]}
+    if entrypoint:
+        run["Entrypoint"] = list(entrypoint)
+    system = {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in digests]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": run, "rootfs": system}).encode()
+    named = f"{hashlib.sha256(config).hexdigest()}.json"
+    content = {"Config": named, "RepoTags": [name], "Layers": [f"{digest}.tar" for digest in digests]}
+    with tarfile.open(target, mode="w") as tar:
+        for member, data in ((named, config), ("manifest.json", json.dumps([content]).encode())):
+            entry = tarfile.TarInfo(member)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+        for layer, digest in zip(files, digests, strict=True):
+            tar.add(layer, f"{digest}.tar")
     return target
 
 

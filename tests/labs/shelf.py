@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.labs import ceph_rgw, docker_engine, nfs_hosts, podman_here, slurm
+from tests.labs import ceph_rgw, docker_engine, kubernetes, nfs_hosts, podman_here, slurm
 from tests.labs.machine import alive
 
 
@@ -35,6 +35,7 @@ LABS = {
     "ceph-rgw": Lab(ceph_rgw.up, ceph_rgw.down, "rgw"),
     "docker-engine": Lab(docker_engine.up, docker_engine.down, "dockerd"),
     "podman": Lab(podman_here.up, podman_here.down, None),
+    "kubernetes": Lab(kubernetes.up, kubernetes.down, "api"),
     "nfs-hosts": Lab(nfs_hosts.up, nfs_hosts.down, "ganesha"),
     "slurm": Lab(slurm.up, slurm.down, "slurmctld"),
 }

@@ -12,6 +12,7 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import EMPTY_FILE, FileId, RecipeId
 from dsv.model.segment import Segment
 from tests.model.strategies import SINGLE, entry_lists, mutations, paths
+from tests.model.strategies import entries as other_entries
 
 ID = FileId(b"i" * 32)
 RECIPE = RecipeId(b"r" * 32)
@@ -29,6 +30,22 @@ def test_round_trip(entries: list[Entry]) -> None:
     assert len(decoded) == len(entries)
     assert decoded.files == sum(entry.is_file for entry in entries)
     assert decoded.total_bytes == sum(entry.size for entry in entries)
+
+
+@given(entry_lists(), st.data())
+def test_rows_unlike_are_those_whose_entries_the_other_segment_does_not_have(
+    entries: list[Entry], data: st.DataObject
+) -> None:
+    """Also if the paths are the same, or only modes differ."""
+    kept = data.draw(st.lists(st.booleans(), min_size=len(entries), max_size=len(entries)))
+    anew = [
+        one if stays else data.draw(other_entries(one.path)) for one, stays in zip(entries, kept, strict=True)
+    ]
+    left_out = data.draw(st.sets(st.integers(0, len(anew) - 1), max_size=len(anew) - 1))
+    anew = [one for at, one in enumerate(anew) if at not in left_out]
+    mine, others = Segment.of(entries).rows_unlike(Segment.of(anew))
+    assert mine == [at for at, one in enumerate(entries) if one not in anew]
+    assert others == [at for at, one in enumerate(anew) if one not in entries]
 
 
 @given(entry_lists(), paths)

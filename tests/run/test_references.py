@@ -12,6 +12,7 @@ from dsv.engines.base import JobStatus, Plan
 from dsv.engines.guardian import processes_of
 from dsv.engines.output import Output
 from dsv.engines.process import Process
+from dsv.engines.registry import Engines
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
 from dsv.model.run import START, JobRef, RunId, RunRecord, RunState
@@ -51,7 +52,7 @@ def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytes
     assert (begun.state, begun.job) == (RunState.RUNNING, record.job)
     assert record.job is not None and JobRef.decode(record.job.encode()) == record.job
     assert shop.runs.read(shop.runs.listing(SCANS)[0]).job == record.job
-    found = find_job(record, shop.environ)
+    found = find_job(record, Engines(shop.environ))
     assert found is not None and found.status == JobStatus(RunState.ENDED)
 
 
@@ -99,7 +100,7 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
         marks = Marks(shop.place.state, STORE)
         marks.set(begun)
         shop.runs.write(SCANS, begun.run, START, replace(begun, job=ref).encode())
-        (cut,) = record_cut_off(marks, shop.spool, shop.runs, shop.environ, lambda _: None)
+        (cut,) = record_cut_off(marks, shop.spool, shop.runs, Engines(shop.environ), lambda _: None)
         assert (cut.run, cut.state) == (begun.run, RunState.CUT_OFF)
         assert bystander.status(ref) == JobStatus(RunState.SUBMITTED)
     finally:

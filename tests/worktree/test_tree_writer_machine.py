@@ -19,7 +19,7 @@ from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.model.progress import NoProgress
 from dsv.worktree.checkout.contents import Pieces
-from dsv.worktree.checkout.plan import NEVER
+from dsv.worktree.checkout.settle import NEVER
 from dsv.worktree.checkout.tree_writer import TreeWriter
 from tests.worktree.worlds import Tree, World, tree_of
 

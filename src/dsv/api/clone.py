@@ -23,7 +23,7 @@ from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import open_baseline
 from dsv.worktree.checkout.check_equal import check_equal
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.plan import ALWAYS, NEVER, Settlement
+from dsv.worktree.checkout.settle import ALWAYS, NEVER, Settlement
 from dsv.worktree.checkout.tree_writer import Made
 from dsv.worktree.last_answer import note_answer
 from dsv.worktree.open_workspace import OpenWorkspace

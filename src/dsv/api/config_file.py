@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os.path
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dsv.api.settings import PLAIN_KEYS, TABLES, Setting, Source, check_key, is_key, is_name, no_folder
+from dsv.api.settings import (
+    PLAIN_KEYS,
+    TABLES,
+    Setting,
+    Source,
+    check_key,
+    is_engines_key,
+    is_key,
+    is_name,
+    no_folder,
+)
 from dsv.errors import UsageError
+from dsv.model.json_values import Json, json_or_text
 from dsv.model.toml import read_toml
 
 
 def read_config(data: bytes, origin: str) -> Source:
     """What a config.toml says. Raises `UsageError` if it's not TOML, or a value isn't text."""
     values: dict[str, str] = {}
+    raw: dict[str, Json] = {}
     unknown: list[str] = []
     document = parse_toml(data, origin)
     _check_tables(document, origin)
@@ -22,11 +35,23 @@ def read_config(data: bytes, origin: str) -> Source:
             unknown.append(key)
         elif isinstance(value, str):
             values[key] = value
+        elif is_engines_key(key):
+            raw[key] = _jsonable(value)
+            values[key] = json.dumps(raw[key], ensure_ascii=False)
         else:
             raise UsageError(
                 f"{key} in {origin} has to be text in quotes", subject=key, hint=f"dsv config {key} VALUE"
             )
-    return Source(origin, values, tuple(unknown))
+    return Source(origin, values, tuple(unknown), raw)
+
+
+def _jsonable(value: object) -> Json:
+    """What TOML has and JSON lacks is a date: as text."""
+    if isinstance(value, dict):
+        return {key: _jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(inner) for inner in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _check_tables(document: Mapping[str, object], origin: str) -> None:
@@ -51,8 +76,10 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]
-    if last not in ("store", "cache", "url", "path", "ca_bundle", "names"):
+    if is_engines_key(key) or last not in ("store", "cache", "url", "path", "ca_bundle", "names", "out"):
         return value
+    if key.startswith("pools.") and (is_name(value) or (":" in value and not value.startswith("."))):
+        return value  # a name under caches, or what the engine of the pool calls so
     if "://" in value:
         if last in ("cache", "path"):
             raise no_folder(Setting(key, value, ""))
@@ -72,13 +99,15 @@ def parse_toml(data: bytes, origin: str) -> dict[str, object]:
         ) from None
 
 
-def with_value(document: dict[str, object], key: str, value: str | None) -> dict[str, object]:
+def with_value(document: dict[str, object], key: str, value: Json) -> dict[str, object]:
     """A copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
     check_key(key)
+    if isinstance(value, str) and is_engines_key(key):
+        value = json_or_text(value)
     return _placed(document, key.split("."), value)
 
 
-def _placed(document: dict[str, object], parts: list[str], value: str | None) -> dict[str, object]:
+def _placed(document: dict[str, object], parts: list[str], value: Json) -> dict[str, object]:
     copy = dict(document)
     if len(parts) > 1:
         inner = copy.get(parts[0])

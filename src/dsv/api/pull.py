@@ -16,7 +16,7 @@ from dsv.repo.trees import TreeReader
 from dsv.transfer.merge_contents import ContentMerger
 from dsv.worktree.baseline import open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.plan import Settlement
+from dsv.worktree.checkout.settle import Settlement
 from dsv.worktree.open_workspace import distance
 from dsv.worktree.unfinished import read_begun
 

@@ -20,7 +20,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import Baseline, below, open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.plan import ALWAYS, NEVER, OverwritePolicy
+from dsv.worktree.checkout.settle import ALWAYS, NEVER, OverwritePolicy
 from dsv.worktree.held import Held
 from dsv.worktree.workspace import Workspace
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.context import Context
+from dsv.api.placing import Placing
 from dsv.api.run_store import LateRunStore
 from dsv.cache.claims.leases import Lease
 from dsv.cache.root import CacheRoot
@@ -40,17 +42,33 @@ def run(
     signals: Signals | None = None,
     grace: float = GRACE,
     announce: Callable[[RunId, Path, Path], None] | None = None,
+    placing: Placing | None = None,
 ) -> RunResult:
     """Makes sure that the data is in this cache, runs the job, and leaves its record. Waits for all of it.
 
     offline: the store is not asked, and the record is sent by a later run. jobs: processes that fill the cache.
     stdout, stderr: descriptors for what the job writes, None for nowhere. signals, grace,
-    announce: as of `runs.life.run`.
+    announce: as of `runs.life.run`. placing: chooses the pool that the run goes to, and so the cache as well.
     Raises `LaunchError` for whatever keeps the job from being started, but `UsageError`, `Interrupted` and
     `Terminated` as they are.
     """
-    with life.as_launch_error(), Stager(context, CacheRoot(cache), offline=offline, jobs=jobs) as stager:
-        staging = _Fixed(stager, spec)
+    with life.as_launch_error(), ExitStack() as stagers:
+
+        def staging_in(folder: Path, there: JobSpec) -> _Fixed:
+            root = CacheRoot(folder)
+            return _Fixed(stagers.enter_context(Stager(context, root, offline=offline, jobs=jobs)), there)
+
+        placed = None
+        if placing is not None:
+            placed = placing.choose(spec, context.progress.note)
+            spec, cache = placed.spec, placed.cache
+        staging = staging_in(cache, spec)
+
+        def turn(note: Callable[[str], None]) -> tuple[JobSpec, life.Staging]:
+            assert placing is not None and placed is not None  # else nobody waits
+            found = placing.await_turn(placed, note)
+            return found.spec, staging_in(found.cache, found.spec)
+
         with LateRunStore(context, staging.store) as runs:
             spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
             return life.run(
@@ -64,11 +82,24 @@ def run(
                 progress=context.progress,
                 grace=grace,
                 announce=announce,
+                turn=None if placed is None or placed.begins else turn,
             )
 
 
-def dry_run(context: Context, cache: Path, spec: JobSpec, place: RunPlace, *, offline: bool = False) -> Plan:
+def dry_run(
+    context: Context,
+    cache: Path,
+    spec: JobSpec,
+    place: RunPlace,
+    *,
+    offline: bool = False,
+    placing: Placing | None = None,
+) -> Plan:
     """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
+    if placing is not None:
+        with life.as_launch_error():
+            placed = placing.choose(spec, context.progress.note)
+        spec, cache = placed.spec, placed.cache
     with life.as_launch_error(), Stager(context, CacheRoot(cache), offline=offline) as stager:
         return life.dry_run(spec, place=place, staging=_Fixed(stager, spec))
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
+from dsv.engines.registry import Engines
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunRecord
 from dsv.repo.repository import Repository
@@ -49,13 +50,13 @@ class Runs:
 
     def end_those_cut_off(
         self,
-        environ: Mapping[str, str],
+        engines: Engines,
         warn: Callable[[str], None],
         stop: Mapping[RunId, float] | None = None,
     ) -> list[RunRecord]:
         """Gives runs of this machine that nobody supervises any more the end of their record. stop: of those runs
         the jobs are ended, each with so many seconds of grace."""
-        return record_cut_off(self.marks, self.spool, self.runs, environ, warn, stop)
+        return record_cut_off(self.marks, self.spool, self.runs, engines, warn, stop)
 
 
 @contextmanager

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
 from dsv.errors import NotFound, UsageError
+from dsv.model.json_values import Json
 from dsv.model.text import is_text
 
 PLAIN_KEYS: Mapping[str, str] = {
     "store": "the store that commands use: a URL, a folder, or a name under stores",
     "cache": "the cache that commands use: a folder, or a name under caches",
     "author": "who commits are signed by, such as 'Ann Lee <ann@example.org>'",
+    "pool": "where runs go without --on: names under pools, with commas in between",
 }
 STORE_FIELDS: Mapping[str, str] = {
     "url": "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder",
@@ -29,11 +31,20 @@ STORE_FIELDS: Mapping[str, str] = {
     "names": "where its names are kept, if not in the store itself: a folder or a URL",
 }
 CACHE_FIELDS: Mapping[str, str] = {"path": "the cache's folder"}
+POOL_FIELDS: Mapping[str, str] = {
+    "engine": "what runs jobs there: docker, podman, process, …",
+    "cache": "the cache of its machines: a folder, or a name under caches",
+    "out": "the folder on its machines in which runs get their output folders",
+}
 WORKSPACE_KEYS = ("store", "names", "dataset", "branch")
 BUILT_IN = "built in"
 """The origin of what nobody has set."""
 ENVIRONMENT_KEYS: Mapping[str, str] = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
-TABLES: Mapping[str, Mapping[str, str]] = {"stores": STORE_FIELDS, "caches": CACHE_FIELDS}
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "stores": STORE_FIELDS,
+    "caches": CACHE_FIELDS,
+    "pools": POOL_FIELDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +58,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one place says, by flat key such as `stores.lake.url`; `unknown` keys mean nothing here."""
+    """What one place says, by flat key such as `stores.lake.url`; `unknown` keys mean nothing here.
+
+    raw: the values that are no text, of keys that an engine reads; `values` has them as JSON.
+    """
 
     origin: str
     values: Mapping[str, str]
     unknown: tuple[str, ...] = ()
+    raw: Mapping[str, Json] = field(default_factory=dict)
 
     def setting(self, key: str) -> Setting | None:
         value = self.values.get(key)
@@ -115,6 +130,16 @@ class Settings:
                 return found
         return None
 
+    def table(self, prefix: str) -> dict[str, tuple[Json, str]]:
+        """The keys that begin with this, without it: each with its value and the origin of that."""
+        found: dict[str, tuple[Json, str]] = {}
+        for source in self.sources:
+            for key in source.values:
+                if key.startswith(prefix):
+                    value = source.raw.get(key, source.values[key])
+                    found.setdefault(key.removeprefix(prefix), (value, source.origin))
+        return found
+
     def all(self) -> list[Setting]:
         """Every setting in effect, by key."""
         seen: dict[str, Setting] = {}
@@ -130,7 +155,7 @@ class Settings:
                 yield source.origin, key
 
     def names(self, table: str) -> list[str]:
-        """Names of the configured `stores` or `caches`."""
+        """Names of the configured `stores`, `caches` or `pools`."""
         found = {
             key.split(".")[1]
             for source in self.sources
@@ -190,6 +215,10 @@ class Settings:
         setting = Setting("cache", text, "--cache") if text is not None else self.get("cache")
         if setting is None:
             raise UsageError("no cache is named", hint="dsv config cache DIR")
+        return self.cache_of(setting)
+
+    def cache_of(self, setting: Setting) -> CacheChoice:
+        """The cache that a setting names. Raises `UsageError`, `NotFound`."""
         name = None
         if is_name(setting.value):
             name = setting.value
@@ -253,12 +282,20 @@ def no_folder(setting: Setting) -> UsageError:
     )
 
 
+def is_engines_key(key: str) -> bool:
+    """Whether the engine of a pool reads this key, such as `pools.a100.slurm.partition`: only it knows what may be
+    there, and the value may be anything."""
+    table, *rest = key.split(".")
+    return table == "pools" and len(rest) == 3 and all(rest)
+
+
 def check_key(key: str) -> None:
     """Refuses what is no key of a config file. Raises `UsageError` with the closest one as a hint."""
     if is_key(key):
         return
     table, *rest = key.split(".")
     known = [*PLAIN_KEYS, *(f"{name}.NAME.{part}" for name, parts in TABLES.items() for part in parts)]
+    known.append("pools.NAME.ENGINE.KEY")
     asked = ".".join([table, "NAME", rest[1]]) if len(rest) == 2 else key
     close = get_close_matches(asked, known, 1)
     hint = f"dsv config {close[0]}" if close else f"keys: {', '.join(known)}"
@@ -270,6 +307,8 @@ def is_key(key: str) -> bool:
     table, *rest = key.split(".")
     if not rest:
         return key in PLAIN_KEYS
+    if is_engines_key(key):
+        return True
     return table in TABLES and len(rest) == 2 and bool(rest[0]) and rest[1] in TABLES[table]
 
 

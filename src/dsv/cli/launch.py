@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from dsv.api.context import Context
+from dsv.api.placing import Placing
+from dsv.api.pool_settings import pools_to_try
 from dsv.api.run import dry_run, recorded_run, run
 from dsv.cli.call import Call
 from dsv.cli.detach import detach
@@ -18,10 +21,12 @@ from dsv.engines.base import Plan
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.model.names import Target
-from dsv.model.units import format_duration
+from dsv.model.pool import DEFAULT_WAIT
+from dsv.model.units import format_duration, parse_duration
 from dsv.runs.again import again
 from dsv.runs.life import RunResult, as_launch_error
 from dsv.runs.place import RunPlace
+from dsv.runs.pools.choice import Prefer
 from dsv.runs.spec import OPTIONS, JobSpec, asked, parse_env, parse_options
 
 
@@ -37,6 +42,9 @@ class Typed:
     jobs: int | None
     json_file: str | None
     dry_run: bool
+    on: str | None = None
+    prefer: str | None = None
+    wait: str | None = None
     detach: bool = False
 
     @classmethod
@@ -75,8 +83,10 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
         place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
         spec = _spec(call, typed, context, place)
         cache = call.settings.cache().path
+        placing = _placing(call, typed, context, cache)
         if typed.dry_run:
-            _show_plan(call, dry_run(context, cache, spec, place, offline=typed.offline), spec)
+            plan = dry_run(context, cache, spec, place, offline=typed.offline, placing=placing)
+            _show_plan(call, plan, spec)
             return None
         return run(
             context,
@@ -87,7 +97,33 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
             jobs=typed.jobs,
             signals=Signals(),
             announce=call.session.announce,
+            placing=placing,
         )
+
+
+def _placing(call: Call, typed: Typed, context: Context, cache: Path) -> Placing | None:
+    """None for this machine."""
+    pools = pools_to_try(call.settings, typed.on) if typed.on or "engine" not in typed.options else ()
+    if not pools:
+        for flag, value in (("--prefer", typed.prefer), ("--wait", typed.wait)):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} says how to choose a pool, and none is named", hint=f"--on A,B {flag} {value}"
+                )
+        return None
+    if typed.prefer not in (None, *Prefer):
+        raise UsageError(
+            f"--prefer is cached or order, not {typed.prefer}", subject=typed.prefer, hint="--prefer order"
+        )
+    return Placing(
+        context,
+        call.around.environ,
+        pools,
+        cache,
+        Prefer.CACHED if typed.prefer is None else Prefer(typed.prefer),
+        DEFAULT_WAIT if typed.wait is None else parse_duration(typed.wait),
+        typed.offline,
+    )
 
 
 def _check(call: Call, typed: Typed) -> None:
@@ -99,6 +135,10 @@ def _check(call: Call, typed: Typed) -> None:
         )
     if call.json and not typed.dry_run and not typed.detach:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
+    if typed.on is not None and "engine" in typed.options:
+        raise UsageError("a pool has its engine", subject="--engine", hint="leave out --engine, or --on")
+    if typed.on is not None and any(source.origin == "--cache" for source in call.settings.sources):
+        raise UsageError("a pool has its cache", subject="--cache", hint="leave out --cache, or --on")
     if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
     if typed.again is not None and typed.target is not None:
@@ -124,6 +164,8 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
                 f"{option.flag} of a repeated run is what it was", hint=f"dsv run --again {typed.again}"
             )
     record = recorded_run(context, place, typed.again, offline=typed.offline)
+    if record.pool is not None and typed.on is None:
+        call.warn(f"it ran on the pool {record.pool}: --on {record.pool} takes it there again")
     if typed.offline:
         call.say(f"run {record.run} as it waits here to be sent: with --offline the store is not asked")
     repeated = again(record, place, command=call.words, env=env, **parse_options(typed.options))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
-from dsv.cli.run_words import part_text, resources_text
+from dsv.cli.run_words import part_text, pool_lines, resources_text
 from dsv.cli.table import GAP, Column, width
 from dsv.fs.process import host_name
 from dsv.model.json_values import Json
@@ -242,6 +242,7 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
             if record.data
             else None,
         ),
+        *pool_lines(record),
         ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
         (
             "image",

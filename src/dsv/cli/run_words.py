@@ -28,6 +28,11 @@ def resources_text(record: RunRecord) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
+def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Where it ran, and why it didn't run elsewhere."""
+    return [("pool", record.pool), *((f"not on {each.pool}", each.reason) for each in record.passed_over)]
+
+
 def part_text(part: RunPart) -> str:
     """`gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
     took = (

@@ -19,11 +19,14 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol
 
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.errors import LaunchError
+from dsv.model.capacity import Capacity
+from dsv.model.json_values import Json
 from dsv.model.resources import Resources
 from dsv.model.run import JobRef, RunState, Usage
 from dsv.model.run_end import EndCause
@@ -31,6 +34,7 @@ from dsv.model.run_end import EndCause
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
+NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
 SEEN_TO: Final = frozenset({"time_seconds", "retries"})
@@ -214,11 +218,38 @@ class Engine(Protocol):
     name: ClassVar[str]
     takes_image: ClassVar[bool]
     """Whether it needs an image; one that doesn't takes none."""
+    queues: ClassVar[bool]
+    """Whether it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
     gpu_hint: ClassVar[str]
     """What may help if a job with GPUs can't be started."""
     gives: ClassVar[frozenset[str]]
     """The fields of `Resources` that it can give a job. A job that asks for another one is refused before anything of
     it is fetched. Those that every engine gives, because dsv sees to them itself, are in `SEEN_TO`."""
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        """environ: the caller's. options: of the pool, as its table in the configuration has them. Asks nothing."""
+        ...
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        """Raises `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
+        ...
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        """What it has, and what of it is free, for a job that asks for this. At most a few seconds.
+
+        A cluster leaves out the nodes that such a job can't run on (drained, tainted, of another partition, without
+        the TPU), and says with `not_now` and `never` what its quotas and limits mean for the job.
+        """
+        ...
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        """Ends the job only if it still waits for room, in one step that can't end one that has just begun.
+
+        Returns what has become of it: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin. None
+        without an answer, and then nobody knows. An engine that holds nothing back only tells the state.
+        """
+        ...
 
     def probe(self) -> Facts | NoEngine:
         """Asks whether the engine answers, for at most a few seconds. A cluster: its API or its controller."""

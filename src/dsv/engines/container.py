@@ -19,7 +19,7 @@ from shutil import which
 from threading import Event
 from typing import Any, ClassVar
 
-from dsv.engines.base import Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
+from dsv.engines.base import NO_OPTIONS, Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
 from dsv.engines.container_create import create, is_id
 from dsv.engines.container_program import (
     CALL_SECONDS,
@@ -30,9 +30,13 @@ from dsv.engines.container_program import (
 )
 from dsv.engines.container_run import ContainerRun
 from dsv.engines.guard import Guard
+from dsv.engines.here import capacity_here, refuse_options
 from dsv.engines.limits import ONE_MACHINE, check_machine
 from dsv.engines.output import Output
 from dsv.errors import LaunchError, Unreachable, UsageError
+from dsv.model.capacity import Capacity
+from dsv.model.json_values import Json
+from dsv.model.resources import Resources
 from dsv.model.run import JobRef, RunState
 
 PROBE_SECONDS = 5.0
@@ -50,11 +54,12 @@ class ContainerEngine(ContainerProgram):
     """docker or podman, called through its program."""
 
     takes_image: ClassVar[bool] = True
+    queues: ClassVar[bool] = False
     gpu_hint: ClassVar[str]
     gives: ClassVar[frozenset[str]] = ONE_MACHINE
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(environ)
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        super().__init__(environ, options)
         self._guards: dict[JobRef, Guard] = {}
         self._where: str | None = None
 
@@ -82,6 +87,19 @@ class ContainerEngine(ContainerProgram):
                 f"{self.name} does not answer: {first_line(done) or f'exit code {done.returncode}'}"
             )
         return self.read_facts(info)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        refuse_options(cls.name, options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        facts = self.probe()
+        if isinstance(facts, NoEngine):
+            return facts
+        return capacity_here(self.environ, len(facts.machine.cpus), facts.machine.memory_bytes)
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        return self.status(ref)
 
     def place(self, mount: Mount) -> str:
         return mount.target

@@ -12,7 +12,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from dsv.engines.base import ImageIdentity, JobStatus
+from dsv.engines.base import NO_OPTIONS, ImageIdentity, JobStatus
+from dsv.model.json_values import Json
 from dsv.model.run import RunState
 
 CALL_SECONDS = 20.0
@@ -27,7 +28,7 @@ class ContainerProgram(ABC):
     name: ClassVar[str]
     start_options: ClassVar[tuple[str, ...]] = ("--attach",)
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         self.environ = environ
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Final
 
@@ -28,13 +29,13 @@ _ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
 """Each resource: its option, and whether a job asks for it."""
 
 
-def not_given(engine: Engine, wanted: Resources) -> tuple[str, ...]:
+def not_given(engine: Engine | type[Engine], wanted: Resources) -> tuple[str, ...]:
     """The options of what this engine can't give at all."""
     given = engine.gives | SEEN_TO
     return tuple(flag for name, (flag, asks) in _ASKED.items() if asks(wanted) and name not in given)
 
 
-def check_given(engine: Engine, wanted: Resources) -> None:
+def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
     """Raises `UsageError` if the engine can't give what the job asks for, on whatever machine."""
     missing = not_given(engine, wanted)
     if missing:
@@ -60,3 +61,17 @@ def check_machine(wanted: Resources, machine: Machine) -> None:
             subject="--cpus",
             hint="ask for fewer with --cpus",
         )
+
+
+def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
+    """So many of the CPUs that the caller may use. Which ones depends on the run, so that jobs that run at the same
+    time don't all get the first. Raises `UsageError`."""
+    count = int(wanted)
+    if count != wanted:
+        raise UsageError(
+            f"a plain process can't be kept to {wanted:g} CPUs, only to whole ones",
+            subject="--cpus",
+            hint=f"--cpus {count + 1}, or --image IMAGE for a container",
+        )
+    start = zlib.crc32(run.encode()) % max(len(machine.cpus), 1)
+    return tuple(sorted((*machine.cpus[start:], *machine.cpus[:start])[:count]))

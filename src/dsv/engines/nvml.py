@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
+
+IDLE_MEMORY: Final = 1 << 30
+"""Bytes in use up to which a GPU counts as free: drivers and displays take some themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,38 @@ def samples() -> list[Sample]:
             with suppress(pynvml.NVMLError):  # it failed, or the caller may not use it
                 taken.append(_sample(index))
     return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """in_use: whether somebody computes on it now."""
+
+    index: int
+    uuid: str
+    name: str
+    in_use: bool
+
+
+def devices() -> list[Device]:
+    """Each GPU that answers, and whether it is free."""
+    import pynvml
+
+    found = []
+    with _loaded() as count_:
+        for index in range(count_):
+            with suppress(pynvml.NVMLError):
+                found.append(_device(index))
+    return found
+
+
+def _device(index: int) -> Device:
+    """Memory counts as well as processes: those of another container may be hidden from this one."""
+    import pynvml
+
+    sample, processes = _sample(index), 0
+    with suppress(pynvml.NVMLError):
+        processes = len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(index)))
+    return Device(index, sample.uuid, sample.name, processes > 0 or sample.memory_bytes > IDLE_MEMORY)
 
 
 def _sample(index: int) -> Sample:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from dsv.engines import launcher
 from dsv.engines.base import (
     CANNOT_INVOKE,
     CANNOT_LAUNCH,
+    NO_OPTIONS,
     NOT_FOUND,
     Ended,
     Facts,
@@ -38,14 +38,17 @@ from dsv.engines.base import (
 from dsv.engines.gpu import pick
 from dsv.engines.guard import Guard
 from dsv.engines.guardian import end_groups, marked, processes_of
-from dsv.engines.limits import ONE_MACHINE, check_machine
+from dsv.engines.here import capacity_here, refuse_options
+from dsv.engines.limits import ONE_MACHINE, check_machine, choose_cpus
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.session_memory import SessionMemory
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import Fate, Watched
 from dsv.fs.process import Process as Known
-from dsv.model.resources import ALL_GPUS
+from dsv.model.capacity import Capacity
+from dsv.model.json_values import Json
+from dsv.model.resources import ALL_GPUS, Resources
 from dsv.model.run import JobRef, RunState, Usage
 from dsv.model.run_end import EndCause
 from dsv.model.units import format_bytes
@@ -71,15 +74,27 @@ class Process:
 
     name: ClassVar[str] = "process"
     takes_image: ClassVar[bool] = False
+    queues: ClassVar[bool] = False
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
     gives: ClassVar[frozenset[str]] = ONE_MACHINE
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         self.environ = environ
         self._held: dict[JobRef, _Held] = {}
 
     def probe(self) -> Facts | NoEngine:
         return Facts(Machine.read(self.environ), Known.here().kernel)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        refuse_options(cls.name, options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        machine = Machine.read(self.environ)
+        return capacity_here(self.environ, len(machine.cpus), machine.memory_bytes)
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        return self.status(ref)
 
     def place(self, mount: Mount) -> str:
         return str(mount.source)
@@ -109,7 +124,7 @@ class Process:
             env=env,
             cwd=Path(job.workdir) if job.workdir else None,
             memory_bytes=job.memory_bytes,
-            cpus=() if job.cpus is None else _cpus(job.cpus, facts.machine, job.run),
+            cpus=() if job.cpus is None else choose_cpus(job.cpus, facts.machine, job.run),
         )
 
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
@@ -282,20 +297,6 @@ class _ProcessRun:
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def _cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
-    """So many of the CPUs that the caller may use. Which ones depends on the run, so that jobs that run at the same
-    time don't all get the first. Raises `UsageError`."""
-    count = int(wanted)
-    if count != wanted:
-        raise UsageError(
-            f"a plain process can't be kept to {wanted:g} CPUs, only to whole ones",
-            subject="--cpus",
-            hint=f"--cpus {count + 1}, or --image IMAGE for a container",
-        )
-    start = zlib.crc32(run.encode()) % max(len(machine.cpus), 1)
-    return tuple(sorted((*machine.cpus[start:], *machine.cpus[:start])[:count]))
 
 
 def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from dsv.engines.base import Engine, Facts, NoEngine
+from dsv.engines.base import NO_OPTIONS, Engine, Facts, NoEngine
 from dsv.engines.docker import Docker
 from dsv.engines.podman import Podman
 from dsv.engines.process import Process
 from dsv.errors import LaunchError, UsageError
+from dsv.model.json_values import Json
+from dsv.model.pool import Pool
 
-ENGINES: Final[Mapping[str, Callable[[Mapping[str, str]], Engine]]] = {
+ENGINES: Final[Mapping[str, type[Engine]]] = {
     Docker.name: Docker,
     Podman.name: Podman,
     Process.name: Process,
 }
-"""By name, in the order in which they are tried. Each is made from the caller's environment."""
+"""By name, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Makes engines for a caller. pools: those of the configuration by name, for what their engines need to know."""
+
+    environ: Mapping[str, str]
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+
+    def make(self, name: str, pool: str | None = None) -> Engine | None:
+        """None if there is no such engine. pool: the one that the job runs in; a pool that isn't configured here, or
+        has another engine here, tells nothing."""
+        kind = ENGINES.get(name)
+        known = None if pool is None else self.pools.get(pool)
+        if kind is None:
+            return None
+        return kind(self.environ, known.options if known is not None and known.engine == name else NO_OPTIONS)
+
+
+def engine_of(pool: Pool) -> type[Engine]:
+    """The engine of a pool that has one, its options found to be right. Raises `UsageError`."""
+    assert pool.engine is not None  # of this machine none is named
+    kind = ENGINES.get(pool.engine)
+    if kind is None:
+        raise UsageError(
+            f"the pool {pool.name} has the engine {pool.engine}, and there is none of that name",
+            subject=pool.engine,
+            hint=f"dsv config pools.{pool.name}.engine {next(iter(ENGINES))} (one of {', '.join(ENGINES)})",
+        )
+    kind.check_options(pool.options, f"pools.{pool.name}.{pool.engine}")
+    return kind
 
 
 _PLAIN: Final = (
@@ -35,14 +68,20 @@ class Chosen:
     note: str | None = None
 
 
-def choose(environ: Mapping[str, str], name: str | None, image: str | None) -> Chosen:
-    """The engine of this name; without a name the first that answers, or `process` if there is no image.
+def choose(
+    environ: Mapping[str, str],
+    name: str | None,
+    image: str | None,
+    options: Mapping[str, Json] = NO_OPTIONS,
+) -> Chosen:
+    """The engine of this name, with the options of its pool. Without a name it is the first that answers, or `process`
+    if there is no image.
 
     Raises `UsageError` for an unknown name, or an image that the engine can't run; `LaunchError` if the named engine,
     or every engine, doesn't answer.
     """
     if name is not None:
-        return _named(environ, name, image)
+        return _named(environ, name, image, options)
     if image is None:
         chosen = _named(environ, Process.name, None)
         return Chosen(chosen.engine, chosen.facts, _PLAIN)
@@ -62,11 +101,9 @@ def choose(environ: Mapping[str, str], name: str | None, image: str | None) -> C
     )
 
 
-def _named(environ: Mapping[str, str], name: str, image: str | None) -> Chosen:
-    make = ENGINES.get(name)
-    if make is None:
-        raise UsageError(f"there is no engine {name}", subject=name, hint=f"one of {', '.join(ENGINES)}")
-    engine = make(environ)
+def check_image_for(engine: type[Engine] | Engine, image: str | None) -> None:
+    """Raises `UsageError` if the engine can't run this image, or can't do without one."""
+    name = engine.name
     if engine.takes_image and image is None:
         raise UsageError(
             f"{name} needs an image", subject=name, hint=f"dsv run --engine {name} --image IMAGE …"
@@ -75,6 +112,16 @@ def _named(environ: Mapping[str, str], name: str, image: str | None) -> Chosen:
         raise UsageError(
             f"the {name} engine runs no images", subject=image, hint="leave out --image or --engine"
         )
+
+
+def _named(
+    environ: Mapping[str, str], name: str, image: str | None, options: Mapping[str, Json] = NO_OPTIONS
+) -> Chosen:
+    make = ENGINES.get(name)
+    if make is None:
+        raise UsageError(f"there is no engine {name}", subject=name, hint=f"one of {', '.join(ENGINES)}")
+    check_image_for(make, image)
+    engine = make(environ, options)
     answer = engine.probe()
     if isinstance(answer, NoEngine):
         raise LaunchError(

@@ -20,6 +20,7 @@ from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.json_values import Json, finite_number, whole_number
 from dsv.model.names import DatasetName
+from dsv.model.pool import PassedOver
 from dsv.model.run_end import EndCause, RunPart
 
 RECORD_VERSION: Final = 1
@@ -160,7 +161,8 @@ class RunRecord:
 
     command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs. signal:
     the first ending one that was passed on to the job. end, cancelled_by: of the part that decides; None while it
-    runs, and in records of versions that did not tell. parts: one for each node and attempt.
+    runs, and in records of versions that did not tell. parts: one for each node and attempt. pool: None if it ran here
+    without one; passed_over: the pools that it did not go to, or did not stay at, in that order.
     """
 
     run: RunId
@@ -170,6 +172,8 @@ class RunRecord:
     data: tuple[RunData, ...]
     state: RunState
     engine: str
+    pool: str | None = None
+    passed_over: tuple[PassedOver, ...] = ()
     engine_version: str | None = None
     job: JobRef | None = None
     image: str | None = None

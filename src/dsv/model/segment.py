@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 
 from dsv.errors import IntegrityError
@@ -16,10 +16,13 @@ from dsv.model.paths import check_target, show
 from dsv.model.tree import MAX_ENTRIES, PATHS_LIMIT, TOTAL_LIMIT, split_paths
 from dsv.model.wire import Buffer, damaged
 
+SplitPaths = Callable[[str, bytes, int], list[bytes]]
+
 _KINDS = tuple(Kind)
 _FILES = bytes((Kind.FILE, Kind.EXECUTABLE))
 _ALL_KINDS = bytes(_KINDS)
 _IS_FILE = bytes(1 if kind in _FILES else 0 for kind in range(256))
+_TYPES = bytes(Kind.FILE if kind in _FILES else kind for kind in range(256))  # what is left without modes
 
 
 class Segment:
@@ -55,30 +58,10 @@ class Segment:
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Segment:
         """The segment of these entries, given in tree order. Raises `ValueError` for an impossible one."""
-        paths, kinds, sizes = list[bytes](), bytearray(), array("Q")
-        file_ids, recipe_ids, targets = list[bytes](), list[bytes](), list[bytes]()
+        columns = SegmentBuilder()
         for entry in entries:
-            paths.append(entry.path)
-            kinds.append(entry.kind)
-            sizes.append(entry.size)
-            if entry.kind <= Kind.EXECUTABLE:
-                file_ids.append(entry.file_id or b"")
-                if entry.recipe_id is not None:
-                    recipe_ids.append(entry.recipe_id)
-                possible = entry.target is None and (entry.recipe_id is not None) == (
-                    entry.size > SINGLE_CHUNK_MAX
-                )
-            else:
-                if entry.target is not None:
-                    targets.append(entry.target)
-                possible = not entry.size and (entry.target is not None) == (entry.kind == Kind.SYMLINK)
-                possible = possible and entry.file_id is None and entry.recipe_id is None
-            if not possible:
-                raise ValueError(f"entry {show(entry.path)} has fields that its kind or size does not have")
-        joined, recipes = b"".join(file_ids), b"".join(recipe_ids)
-        if len(joined) != 32 * len(file_ids) or len(recipes) != 32 * len(recipe_ids):
-            raise ValueError("a file's ids have 32 bytes")
-        return cls(paths, bytes(kinds), sizes, joined, recipes, targets)
+            columns.add(entry)
+        return columns.finish()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -154,6 +137,9 @@ class Segment:
 
         Much faster than to compare entries, as none is made.
         """
+        if self._same_but_for_files(other):
+            rows = self._files_unlike(other)
+            return rows, rows
         if self._plain and other._plain:
             mine, others = list(self._plain_rows()), list(other._plain_rows())
         else:
@@ -166,6 +152,25 @@ class Segment:
             [at for at, row in enumerate(mine) if row not in there],
             [at for at, row in enumerate(others) if row not in known],
         )
+
+    def _same_but_for_files(self, other: Segment) -> bool:
+        """Whether only the contents and modes of files can differ, and no file has a recipe."""
+        return (
+            not self.recipe_ids
+            and not other.recipe_ids
+            and self.paths == other.paths
+            and self.targets == other.targets
+            and self.kinds.translate(_TYPES) == other.kinds.translate(_TYPES)
+        )
+
+    def _files_unlike(self, other: Segment) -> list[int]:
+        rows = {*_unlike(self.kinds, other.kinds, 1)}
+        rows.update(_unlike(self.sizes.tobytes(), other.sizes.tobytes(), self.sizes.itemsize))
+        contents = _unlike(self.file_ids, other.file_ids, 32)
+        if contents and self.files != len(self):
+            of_files = list(compress(range(len(self)), self.kinds.translate(_IS_FILE)))
+            contents = [of_files[at] for at in contents]
+        return sorted(rows.union(contents))
 
     @property
     def _plain(self) -> bool:
@@ -198,7 +203,7 @@ class Segment:
         return out.finish()
 
     @classmethod
-    def decode(cls, data: Buffer) -> Segment:
+    def decode(cls, data: Buffer, split: SplitPaths = split_paths) -> Segment:
         """Raises `IntegrityError`, or `Unsupported` for a newer version."""
         read = ColumnReader("segment", data)
         count = read.u32(MAX_ENTRIES, "entries")
@@ -215,7 +220,7 @@ class Segment:
         if files != count:
             of_files = iter(sizes)
             sizes = array("Q", [next(of_files) if is_file else 0 for is_file in kinds.translate(_IS_FILE)])
-        segment = cls(split_paths("segment", column, count), kinds, sizes, file_ids, recipe_ids, targets)
+        segment = cls(split("segment", column, count), kinds, sizes, file_ids, recipe_ids, targets)
         segment._check()
         return segment
 
@@ -248,6 +253,71 @@ class Segment:
 
     def _columns(self) -> tuple[object, ...]:
         return self.paths, self.kinds, self.sizes, self.file_ids, self.recipe_ids, self.targets
+
+
+class SegmentBuilder:
+    """Collects a segment's columns, by entries or by slices of other segments' columns, in tree order."""
+
+    __slots__ = ("file_ids", "kinds", "paths", "recipe_ids", "sizes", "targets")
+
+    def __init__(self) -> None:
+        self.paths = list[bytes]()
+        self.kinds = bytearray()
+        self.sizes = array("Q")
+        self.file_ids = bytearray()
+        self.recipe_ids = bytearray()
+        self.targets = list[bytes]()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def add(self, entry: Entry) -> None:
+        """Raises `ValueError` for an impossible one."""
+        path, kind, size, file_id, recipe_id, target = entry
+        if kind <= Kind.EXECUTABLE:
+            possible = target is None and (recipe_id is not None) == (size > SINGLE_CHUNK_MAX)
+            if file_id is None or len(file_id) != 32 or (recipe_id is not None and len(recipe_id) != 32):
+                raise ValueError("a file's ids have 32 bytes")
+            self.file_ids += file_id
+            if recipe_id is not None:
+                self.recipe_ids += recipe_id
+        else:
+            possible = not size and (target is not None) == (kind == Kind.SYMLINK)
+            possible = possible and file_id is None and recipe_id is None
+            if target is not None:
+                self.targets.append(target)
+        if not possible:
+            raise ValueError(f"entry {show(path)} has fields that its kind or size does not have")
+        self.paths.append(path)
+        self.kinds.append(kind)
+        self.sizes.append(size)
+
+    def finish(self) -> Segment:
+        """The segment. The builder may not be used any more."""
+        return Segment(
+            self.paths,
+            bytes(self.kinds),
+            self.sizes,
+            bytes(self.file_ids),
+            bytes(self.recipe_ids),
+            self.targets,
+        )
+
+
+def _unlike(mine: bytes, others: bytes, width: int) -> list[int]:
+    """The rows in which two columns of one length differ. Halves are compared whole, as most rows are alike."""
+    found: list[int] = []
+    open_ranges = [(0, len(mine) // width)]
+    while open_ranges:
+        start, stop = open_ranges.pop()
+        if mine[start * width : stop * width] == others[start * width : stop * width]:
+            continue
+        if stop - start == 1:
+            found.append(start)
+            continue
+        middle = (start + stop) // 2
+        open_ranges += [(middle, stop), (start, middle)]
+    return found
 
 
 def _split_targets(column: bytes) -> list[bytes]:

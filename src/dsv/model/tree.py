@@ -28,6 +28,7 @@ MAX_LEVEL = 8
 PATHS_LIMIT = MAX_PATH_BYTES + 4096
 MAX_TREE_ENTRIES = 1 << 40
 TOTAL_LIMIT = 1 << 63
+_REMEMBERED = 8  # columns of paths
 
 
 class Cutter:
@@ -52,6 +53,21 @@ class Cutter:
             self._count = self._bytes = 0
             return True
         return False
+
+    def add_all(self, paths: Sequence[bytes]) -> int | None:
+        """As `add`, path by path up to one that ends it: how many these are. None if all are added and none ends it."""
+        count = self._count + len(paths)
+        size = self._bytes + sum(map(len, paths)) + len(paths)
+        if count >= MAX_ENTRIES or size >= MAX_PATH_BYTES:
+            return next((at for at, path in enumerate(paths, 1) if self.add(path)), None)
+        first = max(0, MIN_ENTRIES - 1 - self._count)
+        level, every = self._level, MIN_ENTRIES
+        for at, path in enumerate(paths[first:], first + 1):
+            if xxh3_64_intdigest(path, level) % every == 0:
+                self._count = self._bytes = 0
+                return at
+        self._count, self._bytes = count, size
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +180,23 @@ def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
     if wrong is not None:
         raise damaged(kind, f"path {show(paths[wrong])} does not follow {show(paths[wrong - 1])}")
     return paths
+
+
+class PathColumns:
+    """Splits columns of paths. It remembers the last ones: versions of a segment mostly have the same paths."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, list[bytes]] = {}
+
+    def split(self, kind: str, column: bytes, count: int) -> list[bytes]:
+        """As `split_paths`. The list may be that of another segment: treat it as frozen."""
+        found = self._known.get(column)
+        if found is None or len(found) != count:
+            found = split_paths(kind, column, count)
+            if len(self._known) == _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[column] = found
+        return found
 
 
 def check_follows(previous: bytes | None, path: bytes) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +22,12 @@ from dsv.model.locator import MAX_ROWS, Locator, largest
 from dsv.model.recipe import Recipe
 from dsv.model.segment import Segment
 from dsv.model.sizes import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, has_real_ids, is_possible
-from dsv.model.tree import Node
+from dsv.model.tree import Node, PathColumns
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.heard import Heard
 from dsv.repo.indexes import Indexes
+from dsv.repo.located import Located
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.packs import Packs
 from dsv.repo.ranges import RangeReader, spans
@@ -47,14 +47,6 @@ _METADATA_WINDOW = 64
 _METADATA_HELD = 32 << 20  # bytes, unpacked
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A metadata object's bytes, checked, and the locator that travelled with it, if any."""
-
-    data: bytes
-    locator: Locator | None
-
-
 Named = TypeVar("Named", bound=Id)
 
 
@@ -68,6 +60,7 @@ class Objects:
         self.packs = Packs(store, self.indexes, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
+        self._paths = PathColumns()
         self.copy_of: Callable[[Entry], Path] | None = None
         """Where a file's content lies on this machine, if the store is not asked for it. Raises `Unreachable`."""
 
@@ -152,18 +145,18 @@ class Objects:
     def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Node]:
         """As `segments`."""
         for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
-            yield decoded(Node.decode, found.data, "node", node_id)
+            yield decoded(Node.decode, found.value, "node", node_id)
 
     def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
         found = self.metadata_object(ObjectKind.SEGMENT, segment_id, where)
-        return decoded(Segment.decode, found.data, "segment", segment_id), found.locator
+        return self._segment(segment_id, found.value), found.locator
 
     def recipe(
         self, recipe_id: RecipeId, where: Location | None = None, said: tuple[int, int] | None = None
     ) -> tuple[Recipe, Locator | None]:
         """said: the level and the bytes of content that the recipe above gives it. Raises `IntegrityError`."""
         found = self.metadata_object(ObjectKind.RECIPE, recipe_id, where)
-        recipe = decoded(Recipe.decode, found.data, "recipe", recipe_id)
+        recipe = decoded(Recipe.decode, found.value, "recipe", recipe_id)
         if said is not None and said != (recipe.level, recipe.size):
             raise IntegrityError(
                 f"recipe {recipe_id} is not what the recipe above it says",
@@ -172,12 +165,13 @@ class Objects:
             )
         return recipe, found.locator
 
-    def segments(
-        self, wanted: Iterable[tuple[SegmentId, Location | None]]
-    ) -> Iterator[tuple[Segment, Locator | None]]:
+    def segments(self, wanted: Iterable[tuple[SegmentId, Location | None]]) -> Iterator[Located[Segment]]:
         """The segments in the order asked for; those that lie together are read together, ahead of their use."""
         for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
-            yield decoded(Segment.decode, found.data, "segment", segment_id), found.locator
+            yield Located(self._segment(segment_id, found.value), found.find_locator)
+
+    def _segment(self, segment_id: SegmentId, data: bytes) -> Segment:
+        return decoded(partial(Segment.decode, split=self._paths.split), data, "segment", segment_id)
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location:
         """Where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by something."""
@@ -239,7 +233,7 @@ class Objects:
                     tried.add(where)
                     yield where
 
-    def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located:
+    def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
         """A node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index says."""
         found = self.local(kind, object_id)
         if found is not None:
@@ -288,7 +282,7 @@ class Objects:
             self._metadata.put(f"{kind.name.lower()}-locator", str(object_id), encoded)
         return data, locator
 
-    def local(self, kind: ObjectKind, object_id: Id) -> Located | None:
+    def local(self, kind: ObjectKind, object_id: Id) -> Located[bytes] | None:
         """The local copy of a node, segment or recipe, checked, if there is one."""
         data = self._metadata.get(kind.name.lower(), str(object_id), OBJECT_LIMITS[kind])
         if data is None:
@@ -296,6 +290,9 @@ class Objects:
         if _HASHES[kind](data) != object_id:
             self._metadata.drop(kind.name.lower(), str(object_id))
             return None
+        return Located(data, partial(self._local_locator, kind, object_id))
+
+    def _local_locator(self, kind: ObjectKind, object_id: Id) -> Locator | None:
         rows = LOCATOR_ROWS.get(kind, 0)
         encoded = self._metadata.get(
             f"{kind.name.lower()}-locator", str(object_id), largest(rows) + FRAME_SLACK
@@ -303,11 +300,11 @@ class Objects:
         locator = None if encoded is None else _locator(encoded, rows)
         if encoded is not None and locator is None:
             self._metadata.drop(f"{kind.name.lower()}-locator", str(object_id))
-        return Located(data, locator)
+        return locator
 
     def _read_ahead(
         self, kind: ObjectKind, wanted: Iterable[tuple[Named, Location | None]]
-    ) -> Iterator[tuple[Named, Located]]:
+    ) -> Iterator[tuple[Named, Located[bytes]]]:
         window: list[tuple[Named, Location | None]] = []
         weight = 0
         for one in wanted:
@@ -321,15 +318,15 @@ class Objects:
 
     def _window(
         self, kind: ObjectKind, window: list[tuple[Named, Location | None]]
-    ) -> Iterator[tuple[Named, Located]]:
-        ready: dict[Named, Located] = {}
+    ) -> Iterator[tuple[Named, Located[bytes]]]:
+        ready: dict[Named, Located[bytes]] = {}
         remote: list[tuple[Location, Named]] = []
         held = 0
         for object_id, where in window:
             found = self.local(kind, object_id) if held <= _METADATA_HELD else None
             if found is not None:
                 ready[object_id] = found
-                held += len(found.data)
+                held += len(found.value)
             elif where is not None and is_possible(kind, where):
                 remote.append((where, object_id))
         for place, object_id, stored in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):

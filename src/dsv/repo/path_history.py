@@ -93,7 +93,7 @@ class PathHistory:
         if found is None:
             where = self._where(commit_id, commit, place)
             found = self._objects.metadata_object(kind, place.id, where)
-        return found.data
+        return found.value
 
     def _where(self, commit_id: CommitId, commit: Commit, place: _Place) -> Location | None:
         """By the commit's locator, which lists the tree breadth first; None leaves it to the index."""

@@ -6,9 +6,10 @@ import bisect
 from collections.abc import Iterable, Iterator
 
 from dsv.model.diff import Change, Located, diff_entries
-from dsv.model.entry import sort_key
+from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import SegmentId
 from dsv.model.path_set import WHOLE, Scope
+from dsv.model.segment import Segment
 from dsv.repo.trees import LocatedSegment, TreeReader
 
 # Of so many entries of a segment each is looked up by itself.
@@ -64,7 +65,7 @@ def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
             return
         if old is not None and new is not None and _end_alike(before, after):
             gone, come = old.segment.rows_unlike(new.segment)
-            yield from diff_entries((entry for entry, _ in _pick(old, gone)), _pick(new, come))
+            yield from diff_entries(_pick_entries(old.segment, gone), _pick(new, come))
             before.advance()
             after.advance()
             continue
@@ -78,6 +79,14 @@ def _end_alike(before: _Rows, after: _Rows) -> bool:
     if old is None or new is None or not (before.untouched and after.untouched):
         return False
     return old.segment.last == new.segment.last
+
+
+def _pick_entries(segment: Segment, rows: list[int]) -> Iterator[Entry]:
+    """As `_pick`, without places: no locator is read for them."""
+    if len(rows) <= _PICKED_SINGLY:
+        return map(segment.entry, rows)
+    chosen = set(rows)
+    return (entry for at, entry in enumerate(segment.entries()) if at in chosen)
 
 
 def _pick(located: LocatedSegment, rows: list[int]) -> Iterator[Located]:

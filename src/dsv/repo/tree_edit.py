@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import NodeId, SegmentId
+from dsv.model.ids import NodeId, PackId, SegmentId
 from dsv.model.location import Location
-from dsv.model.locator import Locator
-from dsv.model.segment import Segment
+from dsv.model.locator import Locator, LocatorBuilder
+from dsv.model.segment import Segment, SegmentBuilder
+from dsv.model.segment_rows import SegmentRows
 from dsv.model.tree import Child, Cutter, Node, check_follows, group, parent
-from dsv.repo.trees import Leaf, TreeReader
+from dsv.repo.trees import Leaf, LocatedSegment, TreeReader
 
 
 class TreeChange(NamedTuple):
@@ -26,12 +27,16 @@ class TreeChange(NamedTuple):
 class TreeSink(Protocol):
     """Takes what the tree is made of. Writing what the store has already costs nothing."""
 
-    def put_segment(self, segment: Segment, locations: list[Location]) -> tuple[SegmentId, Location]: ...
+    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]: ...
 
     def put_node(self, node: Node) -> tuple[NodeId, Location]: ...
 
     def segment_location(self, leaf: Leaf) -> Location:
         """Where a segment that stays lies, outside condemned packs."""
+        ...
+
+    def avoids(self, pack_id: PackId) -> bool:
+        """Whether a pack is condemned, or lost: nothing new may refer to what lies in it. Asks nothing."""
         ...
 
     def content_location(self, entry: Entry, known: Location | None) -> Location:
@@ -68,8 +73,12 @@ def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeCh
             continue
         assert base is not None
         located = next(base.segments([leaf]))
-        for entry, location in _merge(located.entries(), upcoming, limit):
-            bottom.add(entry, location)
+        rows = _rows_that_stay(sink, located)
+        if rows is None:
+            for entry, location in _merge(located.entries(), upcoming, limit):
+                bottom.add(entry, location)
+        else:
+            _merge_rows(bottom, rows, upcoming, limit)
     for change in upcoming.take(None):
         if change.entry is not None:
             bottom.add(change.entry, change.location)
@@ -114,46 +123,83 @@ def _merge(
             yield change.entry, change.location
 
 
+def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | None:
+    """The segment's rows, to be copied as they are; None if a content has to be looked for, as its pack may go."""
+    locator = located.locator
+    if locator is None or any(map(sink.avoids, locator.packs)):
+        return None
+    try:
+        return SegmentRows(located.segment, locator)
+    except ValueError:
+        return None
+
+
+def _merge_rows(bottom: _Bottom, rows: SegmentRows, upcoming: _Upcoming, limit: bytes | None) -> None:
+    """As `_merge`, without an entry being made of a row that stays."""
+    segment = rows.segment
+    for change in upcoming.take(limit):
+        at = rows.position(change.path)
+        bottom.copy(rows, at)
+        if at < len(segment) and segment.paths[at] == change.path:
+            upcoming.links_moved |= segment.kinds[at] == Kind.SYMLINK
+            rows.skip(at + 1)
+        if change.entry is not None:
+            bottom.add(change.entry, change.location)
+    bottom.copy(rows, len(segment))
+
+
 class _Bottom:
     """Cuts entries into segments."""
 
     def __init__(self, sink: TreeSink) -> None:
         self._sink = sink
         self._cutter = Cutter(0)
-        self._entries: list[Entry] = []
-        self._locations: list[Location] = []
+        self._columns = SegmentBuilder()
+        self._places = LocatorBuilder()
         self._written: list[tuple[Child, Location]] = []
         self._previous: bytes | None = None
 
     @property
     def aligned(self) -> bool:
         """Whether the next entry starts a segment, as it did in the base."""
-        return not self._entries
+        return not self._columns.paths
 
     def add(self, entry: Entry, location: Location | None) -> None:
         check_follows(self._previous, entry.path)
         self._previous = entry.path
-        self._entries.append(entry)
+        self._columns.add(entry)
         if entry.is_file and entry.size:
-            self._locations.append(self._sink.content_location(entry, location))
+            self._places.add(self._sink.content_location(entry, location))
         if self._cutter.add(entry.path):
             self._cut()
+
+    def copy(self, rows: SegmentRows, stop: int) -> None:
+        """Adds rows of the base up to, not including, `stop`."""
+        paths = rows.segment.paths
+        if rows.at < stop:
+            check_follows(self._previous, paths[rows.at])
+            self._previous = paths[stop - 1]
+        while rows.at < stop:
+            count = self._cutter.add_all(paths[rows.at : stop])
+            rows.take(stop if count is None else rows.at + count, self._columns, self._places)
+            if count is not None:
+                self._cut()
 
     def reuse(self, leaf: Leaf) -> None:
         self._written.append((leaf.child, self._sink.segment_location(leaf)))
         self._previous = leaf.child.last
 
     def finish(self) -> list[tuple[Child, Location]]:
-        if self._entries:
+        if not self.aligned:
             self._cut()
         return self._written
 
     def _cut(self) -> None:
-        segment = Segment.of(self._entries)
-        segment_id, location = self._sink.put_segment(segment, self._locations)
+        segment = self._columns.finish()
+        segment_id, location = self._sink.put_segment(segment, self._places.finish())
         child = Child(segment.last, segment_id, len(segment), segment.files, segment.total_bytes)
         self._written.append((child, location))
-        self._entries, self._locations = [], []
+        self._columns, self._places = SegmentBuilder(), LocatorBuilder()
 
 
 def _write_nodes(sink: TreeSink, segments: list[tuple[Child, Location]]) -> WrittenTree:

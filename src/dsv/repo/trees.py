@@ -10,21 +10,23 @@ from dsv.errors import IntegrityError
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId, NodeId, SegmentId
 from dsv.model.location import Location, ObjectKind
-from dsv.model.locator import Locator
 from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import link_escapes, show
 from dsv.model.segment import Segment
 from dsv.model.tree import Child, Node, Totals, check_follows
 from dsv.repo.damage import NOT_OURS
+from dsv.repo.located import Located
 from dsv.repo.objects import Objects
 
 
-@dataclass(frozen=True, slots=True)
-class LocatedSegment:
+class LocatedSegment(Located[Segment]):
     """A segment, and where the contents of its files lie by the locator that travels with it."""
 
-    segment: Segment
-    locator: Locator | None
+    __slots__ = ()
+
+    @property
+    def segment(self) -> Segment:
+        return self.value
 
     def entries(self) -> Iterator[tuple[Entry, Location | None]]:
         """Each entry with the place of its chunk or recipe; None where there is none, or none is known."""
@@ -97,10 +99,11 @@ class TreeReader:
         chosen = self.leaves() if leaves is None else leaves
         found = self.objects.segments((leaf.id, leaf.where) for leaf in chosen)
         previous: bytes | None = None
-        for leaf, (segment, locator) in zip(chosen, found, strict=True):
+        for leaf, located in zip(chosen, found, strict=True):
+            segment = located.value
             self._check(leaf.child, segment, previous)
             previous = segment.last
-            yield LocatedSegment(segment, locator)
+            yield LocatedSegment(segment, located.find_locator)
 
     def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
         """The entry of exactly this path; reads one segment."""

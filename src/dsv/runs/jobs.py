@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from dsv.engines.base import Engine, JobStatus
-from dsv.engines.registry import ENGINES
+from dsv.engines.registry import Engines
 from dsv.model.run import JobRef, RunRecord, RunState
 
 
@@ -26,15 +26,14 @@ class FoundJob:
         return self.engine.logs(self.ref, follow)
 
 
-def find_job(record: RunRecord, environ: Mapping[str, str]) -> FoundJob | None:
+def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
     """None if the engine has no such job, or none any more. Raises `Unreachable` if it doesn't answer.
 
     A run that was killed before its reference was written down is looked for by its id.
     """
-    make = ENGINES.get(record.engine)
-    if make is None:
+    engine = engines.make(record.engine, record.pool)
+    if engine is None:
         return None
-    engine = make(environ)
     refs = engine.list(record.run) if record.job is None else (record.job, *engine.list(record.run))
     found = None
     for ref in refs:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias
 
-from dsv.engines.base import Plan
+from dsv.engines.base import NO_OPTIONS, Plan
 from dsv.engines.guard import GRACE
+from dsv.engines.here import with_free_gpus
 from dsv.engines.limits import check_given
 from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
@@ -19,7 +20,7 @@ from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
-from dsv.model.run import RunId, RunRecord
+from dsv.model.run import RunId, RunRecord, RunState
 from dsv.repo.repository import now_ms
 from dsv.runs.announce import announced
 from dsv.runs.attempts import Supervision, execute
@@ -33,7 +34,8 @@ from dsv.runs.records import RunRecords, Sent
 from dsv.runs.spec import JobSpec, check_spec
 from dsv.runs.staged import Lease, Staged
 
-_T = TypeVar("_T")
+Turn: TypeAlias = Callable[[Callable[[str], None]], tuple[JobSpec, "Staging"]]
+"""Waits until the job can begin, telling what it waits for: the spec and the staging of the pool that it begins at."""
 
 
 class Staging(Protocol):
@@ -72,6 +74,7 @@ def run(
     progress: Progress | None = None,
     grace: float = GRACE,
     announce: Callable[[RunId, Path, Path], None] | None = None,
+    turn: Turn | None = None,
 ) -> RunResult:
     """Runs it and waits for it; its output goes to these descriptors, None for nowhere.
 
@@ -81,7 +84,8 @@ def run(
 
     announce: told of the run, of its own folder among the user's state and of its output folder, once nothing is found
     wrong and before any data is fetched. From then on it has a record, whatever happens, and its output goes to the
-    live log in that folder alone (see live_log.py), which is there until the record is kept. Raises `LaunchError` for
+    live log in that folder alone (see live_log.py), which is there until the record is kept. turn: waited for before
+    any data is fetched, if no pool can begin the job now. Raises `LaunchError` for
     what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
     """
     check_spec(spec)
@@ -95,6 +99,11 @@ def run(
         if announce is not None:
             stdout = stderr = None
             live = stack.enter_context(announced(decided, records, announce))
+        if turn is not None:
+            if announce is not None:
+                records.submit(replace(decided.record(decided.plan(), now_ms()), state=RunState.QUEUED))
+            spec, staging = turn(watcher.note)
+            decided = _decide(spec, place, staging, decided.run)
         launch, held = _stage(decided, staging, watcher, leases)
         log = LogKeeper(live=None if live is None else live.add) if spec.log else None
         graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
@@ -126,11 +135,14 @@ def as_launch_error() -> Iterator[None]:
         raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
 
 
-def _decide(spec: JobSpec, place: RunPlace, staging: Staging) -> Launch:
-    chosen = choose(place.environ, spec.engine, spec.image)
+def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None = None) -> Launch:
+    options = NO_OPTIONS if spec.pool is None else spec.pool.options
+    chosen = choose(place.environ, spec.engine, spec.image, options)
+    if spec.pool is not None and spec.gpus is not None:
+        chosen = replace(chosen, facts=replace(chosen.facts, machine=with_free_gpus(chosen.facts.machine)))
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(chosen.engine, spec)
-    return Launch.of(spec, place, chosen, RunId.make(now_ms(), os.urandom(4)), located)
+    return Launch.of(spec, place, chosen, run or RunId.make(now_ms(), os.urandom(4)), located)
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from dsv.engines.base import CANNOT_LAUNCH
+from dsv.engines.registry import Engines
 from dsv.errors import DsvError, NoRoom, Unreachable, UsageError
 from dsv.fs.files import replace_file
 from dsv.fs.process import Fate, Process, host_name, user_name
@@ -178,7 +179,7 @@ def record_cut_off(
     marks: Marks,
     spool: Spool,
     runs: RunStore,
-    environ: Mapping[str, str],
+    engines: Engines,
     warn: Callable[[str], None],
     stop: Mapping[RunId, float] | None = None,
 ) -> list[RunRecord]:
@@ -193,7 +194,7 @@ def record_cut_off(
         begun = _begun(dataset, run, spool, runs) or early
         if begun is not None and not begun.state.is_terminal:
             own = replace(begun, job=None if early is None else early.job)  # others may write to the store
-            error = _what_became_of(own, environ, warn, (stop or {}).get(run))
+            error = _what_became_of(own, engines, warn, (stop or {}).get(run))
             if error is None:
                 continue
             begun = replace(
@@ -211,11 +212,11 @@ def record_cut_off(
 
 
 def _what_became_of(
-    record: RunRecord, environ: Mapping[str, str], warn: Callable[[str], None], grace: float | None
+    record: RunRecord, engines: Engines, warn: Callable[[str], None], grace: float | None
 ) -> str | None:
     """What to record of a run whose supervisor is gone. None if its job lives, or may live."""
     try:
-        job = find_job(record, environ)
+        job = find_job(record, engines)
     except Unreachable as error:
         warn(
             f"the dsv of run {record.run} is gone, and whether its job still runs is not known: {error.message}"

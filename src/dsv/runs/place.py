@@ -74,10 +74,10 @@ def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
     return state / "runs" / dataset.component / run
 
 
-def output_folder(place: RunPlace, asked: Path | None, own: Path) -> Path:
+def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
     """Where the job's files go. Raises `UsageError` for one inside a workspace: a sync would take them."""
     if asked is None:
-        return own / "out"
+        return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
     workspace = Workspace.find(_nearest(folder))
     if workspace is not None:

@@ -47,7 +47,7 @@ class Launch:
             run=run,
             staged=staged,
             own=own,
-            out=output_folder(place, spec.out, own),
+            out=output_folder(place, spec.out, _own_output(spec, staged[""], own)),
             code=None if spec.code is None else code_folder(place, spec.code),
             masker=_masker(spec, place),
         )
@@ -88,6 +88,8 @@ class Launch:
             data=tuple(self._run_data(name, each) for name, each in self.staged.items()),
             state=RunState.RUNNING,
             engine=plan.engine,
+            pool=None if spec.pool is None else spec.pool.name,
+            passed_over=spec.passed_over,
             engine_version=facts.version,
             image=None if spec.image is None else self.masker.name(spec.image),
             command=command,
@@ -162,6 +164,13 @@ class Launch:
         target = self.spec.data[name] if name else self.spec.target
         path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
         return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
+
+
+def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:
+    """The output folder of a run that names none: in the folder of its pool, if that has one."""
+    if spec.pool is None or spec.pool.out is None:
+        return own / "out"
+    return Path(spec.pool.out) / main.dataset.component / own.name
 
 
 def _masker(spec: JobSpec, place: RunPlace) -> Masker:

@@ -36,7 +36,7 @@ _FREE: Final = ("params", "metrics")
 _NOT_COMPARED: Final = frozenset(
     (
         "run", "name", "started", "ended", "out", "argv", "log", "sent", "data", "again_of", "cache_hit", "target",
-        "stage_seconds", "stage_bytes", "job", "parts",
+        "stage_seconds", "stage_bytes", "job", "parts", "passed_over",
     )
 )
 # fmt: on

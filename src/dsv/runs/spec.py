@@ -13,6 +13,7 @@ from dsv.engines.container import check_image
 from dsv.errors import UsageError
 from dsv.model.json_values import Json, check_json, json_or_text
 from dsv.model.names import Target
+from dsv.model.pool import PassedOver, Pool
 from dsv.model.resources import (
     ALL_GPUS,
     Resources,
@@ -41,7 +42,7 @@ class JobSpec(Task):
 
     data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
     JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
-    job is kept.
+    job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't.
     """
 
     target: Target
@@ -52,6 +53,8 @@ class JobSpec(Task):
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     params: Mapping[str, Json] = field(default_factory=dict)
     name: str | None = None
+    pool: Pool | None = None
+    passed_over: tuple[PassedOver, ...] = ()
     log: bool = True
     again_of: RunId | None = None
 

@@ -182,10 +182,9 @@ class Uploader:
         )
         return None if found is None else Stored(size, file_id, recipe_id, found)
 
-    def put_segment(self, segment: Segment, locations: list[Location]) -> tuple[SegmentId, Location]:
+    def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
         encoded = segment.encode()
         segment_id = SegmentId.hash(encoded)
-        locator = Locator.of(locations)
         return segment_id, self._described(ObjectKind.SEGMENT, segment_id, encoded, locator)
 
     def put_node(self, node: Node) -> tuple[NodeId, Location]:
@@ -198,6 +197,9 @@ class Uploader:
             self._catalog.add(ObjectKind.NODE, node_id, found)
         self._session.repository.objects.remember(ObjectKind.NODE, node_id, encoded)
         return node_id, found
+
+    def avoids(self, pack_id: PackId) -> bool:
+        return self._session.avoids(pack_id)
 
     def segment_location(self, leaf: Leaf) -> Location:
         if leaf.where is not None and not self._session.avoids(leaf.where.pack):

@@ -15,6 +15,7 @@ from dsv.cli.declare import command, text
 from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
+from dsv.model.pool import HERE
 
 
 @command(
@@ -26,6 +27,8 @@ from dsv.fs.files import replace_file
         ("dsv config store lake", "the store to use where nothing else says"),
         ("dsv config caches.gpu-nfs.path /nfs/gpu/dsv", "name a cache"),
         ("dsv config cache", "which cache is in effect"),
+        ("dsv config pools.a100.engine docker", "name a pool of machines; then dsv run --on a100 works"),
+        ("dsv config pool a100,cloud", "where runs go without --on"),
         ("dsv config --unset store", "take a value out of the user's file"),
     ],
     result={
@@ -113,6 +116,10 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
         return
     if effective is not None and effective.origin != path:
         call.warn(f"{effective.origin} says {key} = {effective.value}, and comes first here")
+    elif key == "pool":
+        for name in value.split(","):
+            if name.strip() not in (HERE, *call.settings.names("pools")):
+                call.warn(f"no pool named {name} is configured yet: dsv config pools.{name}.engine ENGINE")
     elif key != "author" and is_name(value) and value not in call.settings.names(f"{key}s"):
         part = "url URL" if key == "store" else "path DIR"
         call.warn(f"no {key} named {value} is configured yet: dsv config {key}s.{value}.{part}")

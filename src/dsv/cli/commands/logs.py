@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dsv.api.pool_settings import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
@@ -66,7 +67,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
 def _write_engines(call: Call, one: UnderWay, follow: bool) -> bool:
     """What its engine keeps of a run that lives on without a supervisor. False if there is no such job."""
     record = one.mark.known()
-    job = None if record is None else find_job(record, call.around.environ)
+    job = None if record is None else find_job(record, engines_of(call.around.environ, call.settings))
     if job is None or not job.status.lives or (log := job.logs(follow)) is None:
         return False
     call.warn(

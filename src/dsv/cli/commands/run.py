@@ -23,6 +23,30 @@ Code = Annotated[
     str | None,
     typer.Option("--code", metavar="DIR", help="The code: read-only at /code, the working directory."),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", parser=text, metavar="POOL[,POOL]", help="The pools it may go to; 'here' is this machine."
+    ),
+]
+PreferOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefer",
+        parser=text,
+        metavar="cached|order",
+        help="Of the pools that can begin now: one with the data, or the first.",
+    ),
+]
+Wait = Annotated[
+    str | None,
+    typer.Option(
+        "--wait",
+        parser=text,
+        metavar="DURATION",
+        help="How long it waits at a pool before it tries the next: 15m.",
+    ),
+]
 Out = Annotated[
     str | None,
     typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),
@@ -124,6 +148,10 @@ Detach = Annotated[
             "ended by TERM, then KILL, if an attempt takes longer; begun again if it fails",
         ),
         ("dsv run chest-xray --image team/resnet --dry-run -- python train.py", "what would be executed"),
+        (
+            "dsv run chest-xray@v1 --on a100,cloud --gpus 8 --image team/resnet -- python train.py",
+            "the first that can",
+        ),
         ("dsv run --detach chest-xray@v1 -- python train.py", "then: dsv logs, dsv stop, dsv wait"),
         ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
     ],
@@ -146,6 +174,9 @@ def run(
     data: Data = None,
     image: Image = None,
     engine: Engine = None,
+    on: On = None,
+    prefer: PreferOption = None,
+    wait: Wait = None,
     code: Code = None,
     out: Out = None,
     gpus: Gpus = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dsv.api.pool_settings import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
@@ -71,6 +72,8 @@ Log = Annotated[
         "items.data": "all data it saw: name, dataset, commit, path, files, bytes",
         "items.state": "submitted, queued, staging, running, ended, not-launched, or cut-off",
         "items.engine": "what started it",
+        "items.pool": "the pool that it went to; null if it ran where it was typed",
+        "items.passed_over": "the pools that it did not go to, or did not stay at: pool, reason",
         "items.engine_version": "the engine's version",
         "items.job": "the job as the engine knows it: engine, run, where, id; null before it has it",
         "items.image": "the image as it was named",
@@ -219,7 +222,7 @@ def _listed(
 
 def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None = None) -> None:
     """First, so that what is shown of them is true. stop: runs to be ended, with their seconds of grace."""
-    for record in found.end_those_cut_off(call.around.environ, call.warn, stop):
+    for record in found.end_those_cut_off(engines_of(call.around.environ, call.settings), call.warn, stop):
         call.warn(f"run {record.run} was cut off: {record.error}")
 
 

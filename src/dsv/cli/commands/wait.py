@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dsv.api.pool_settings import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
@@ -70,6 +71,8 @@ def _ended(call: Call, found: Runs, text: str) -> RunRecord:
     while not record.state.is_terminal:
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-        found.end_those_cut_off(call.around.environ, lambda _: None)  # one whose job has lived on for a while
+        found.end_those_cut_off(
+            engines_of(call.around.environ, call.settings), lambda _: None
+        )  # one whose job has lived on for a while
         record = found.show(record.run).record
     return record

@@ -13,7 +13,9 @@ from dsv.model.units import format_count
 from dsv.repo.find_paths import find_paths
 from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import Baseline
-from dsv.worktree.checkout.plan import NEVER, Disk, make_plan
+from dsv.worktree.checkout.disk import Disk
+from dsv.worktree.checkout.plan import make_plan
+from dsv.worktree.checkout.settle import NEVER
 
 _SHOWN = 20
 

@@ -24,7 +24,8 @@ from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher
 from dsv.worktree.baseline import Baseline
 from dsv.worktree.checkout.contents import Contents
-from dsv.worktree.checkout.plan import NEVER, UNSETTLED, OverwritePolicy, Plan, Settlement
+from dsv.worktree.checkout.plan import Plan
+from dsv.worktree.checkout.settle import NEVER, UNSETTLED, OverwritePolicy, Settlement
 from dsv.worktree.checkout.tree_writer import Changes, Made, TreeWriter
 from dsv.worktree.journal import Journal
 from dsv.worktree.open_workspace import OpenWorkspace

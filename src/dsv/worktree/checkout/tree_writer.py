@@ -16,18 +16,10 @@ from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
 from dsv.model.progress import Progress
 from dsv.worktree.checkout.contents import Asked, Content, Pieces
-from dsv.worktree.checkout.plan import (
-    NEVER,
-    UNSETTLED,
-    Act,
-    Disk,
-    OverwritePolicy,
-    Plan,
-    Settlement,
-    Step,
-    decide,
-    make_plan,
-)
+from dsv.worktree.checkout.disk import Disk
+from dsv.worktree.checkout.plan import Plan, decide, make_plan
+from dsv.worktree.checkout.settle import NEVER, UNSETTLED, OverwritePolicy, Settlement
+from dsv.worktree.checkout.step import Act, Step
 from dsv.worktree.file_writer import Writer
 from dsv.worktree.scan.scanner import scan_workspace
 from dsv.worktree.scan.state_updates import Patches

@@ -9,6 +9,7 @@ from dsv.fs.descent import Descent
 from dsv.model.entry import Entry
 from dsv.model.ids import Id
 from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import LocatorBuilder
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.trees import LocatedSegment, TreeReader
@@ -100,10 +101,9 @@ class _Reupload:
             self._done.objects += 1
 
     def _put_segment(self, located: LocatedSegment) -> None:
-        places = [
-            self._uploader.content_location(entry, where)
-            for entry, where in located.entries()
-            if entry.is_file and entry.size
-        ]
-        self._uploader.put_segment(located.segment, places)
+        places = LocatorBuilder()
+        for entry, where in located.entries():
+            if entry.is_file and entry.size:
+                places.add(self._uploader.content_location(entry, where))
+        self._uploader.put_segment(located.segment, places.finish())
         self._done.objects += 1

@@ -1,0 +1,1 @@
+"""Pools: which one a run goes to, and waiting for its turn there."""

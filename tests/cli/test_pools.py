@@ -1,0 +1,224 @@
+"""Pools in the configuration, `dsv pools`, and runs that go to one of several."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from dsv.api import placing
+from dsv.engines import nvml
+from dsv.engines.base import NO_OPTIONS, NoEngine
+from dsv.engines.process import Process
+from dsv.engines.registry import ENGINES
+from dsv.model.capacity import Capacity, NodeRoom
+from dsv.model.json_values import Json
+from dsv.model.resources import Resources
+from tests.cli.runner import Dsv, assert_documented, write_files
+
+
+class Busy(Process):
+    """Plain processes, on a machine that is busy as long as a file says so."""
+
+    name: ClassVar[str] = "busy"
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        super().__init__(environ)
+        self._file = Path(str(options.get("file", "/nonexistent")))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None: ...
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        if not self._file.exists():
+            return Capacity((NodeRoom("n"),), waiting=0)
+        said = self._file.read_text()
+        if said.startswith("down"):
+            return NoEngine("it is down")
+        return Capacity((NodeRoom("n"),), waiting=2, not_now=said)
+
+
+@pytest.fixture
+def pets(dsv: Dsv, monkeypatch: pytest.MonkeyPatch) -> Dsv:
+    monkeypatch.setitem(ENGINES, "busy", Busy)  # type: ignore[attr-defined]
+    write_files(dsv.cwd, {"train/1.png": b"1", "train/2.png": b"2"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    dsv.ok("tag", "v1")
+    for pool in ("a", "b"):
+        dsv.ok("config", f"pools.{pool}.engine", "busy")
+        dsv.ok("config", f"pools.{pool}.cache", str(dsv.home / f"cache-{pool}"))
+        dsv.ok("config", f"pools.{pool}.busy.file", str(dsv.home / f"busy-{pool}"))
+    return dsv
+
+
+def say(dsv: Dsv, pool: str, text: str) -> None:
+    (dsv.home / f"busy-{pool}").write_text(text)
+
+
+def last_run(dsv: Dsv) -> dict[str, Json]:
+    found: dict[str, Json] = dsv.ok("runs", "--json", "-n", "1").json["items"][0]
+    return found
+
+
+def test_the_settings_of_a_pool_have_their_origins(pets: Dsv) -> None:
+    items = {item["key"]: item for item in pets.ok("config", "--json").json["items"]}
+    user = str(pets.home / ".config/dsv/config.toml")
+    assert items["pools.a.engine"] == {"key": "pools.a.engine", "value": "busy", "origin": user}
+    assert items["pools.a.busy.file"]["value"] == str(pets.home / "busy-a")
+
+
+def test_an_engines_settings_may_be_anything(dsv: Dsv) -> None:
+    config = dsv.home / ".config/dsv/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        '[pools.a]\nengine = "x"\n[pools.a.x]\ncount = 3\nlabels = { gpu = "a100", n = [1, 2] }\n'
+    )
+    items = {item["key"]: item["value"] for item in dsv.ok("config", "--json").json["items"]}
+    assert (items["pools.a.x.count"], json.loads(items["pools.a.x.labels"])) == (
+        "3",
+        {"gpu": "a100", "n": [1, 2]},
+    )
+    dsv.ok("config", "pools.a.x.count", "4")
+    assert "count = 4" in config.read_text() and 'gpu = "a100"' in config.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "no pool named a is configured"),
+        ({"cache": "/c"}, "the pool a has no engine"),
+        ({"engine": "slumr"}, "there is none of that name"),
+        ({"engine": "process", "out": "runs:x"}, "is the relative folder"),
+        ({"engine": "process", "process.partition": "gpu"}, "means nothing to the process engine"),
+        ({"engine": "process", "slurm.partition": "gpu"}, "has the engine process, and settings of slurm"),
+    ],
+)
+def test_a_pool_that_is_wrong_is_refused_before_anything_is_asked(
+    dsv: Dsv, settings: dict[str, str], words: str
+) -> None:
+    for key, value in settings.items():
+        dsv.ok("config", f"pools.a.{key}", value)
+    refused = dsv("run", "pets", "--on", "a", "--", "true")
+    assert refused.code in (2, 125) and words in refused.err and "hint: dsv config" in refused.err
+    shown = dsv.ok("pools", "--json").json["items"]
+    if settings:
+        assert words in shown[-1]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--on", "a,a"), "named twice"),
+        (("--on", "a,"), "empty name"),
+        (("--on", "a", "--engine", "process"), "has its engine"),
+        (("--on", "a", "--prefer", "speed"), "cached or order"),
+        (("--prefer", "order"), "none is named"),
+        (("--wait", "5m"), "none is named"),
+        (("--on", "a", "--wait", "soon"), "not a duration"),
+    ],
+)
+def test_options_that_make_no_sense(pets: Dsv, arguments: tuple[str, ...], words: str) -> None:
+    refused = pets("run", "pets@v1", *arguments, "--", "true")
+    assert refused.code == 2 and words in refused.err
+
+
+def test_a_run_goes_to_the_first_pool_that_can_begin_it(pets: Dsv) -> None:
+    say(pets, "a", "0 of 8 GPUs are free")
+    done = pets.ok("run", "pets@v1", "--on", "a,b", "--", "true")
+    assert "not on a: 0 of 8 GPUs are free" in done.err
+    run = last_run(pets)
+    assert (run["pool"], run["engine"]) == ("b", "busy")
+    assert run["passed_over"] == [{"pool": "a", "reason": "0 of 8 GPUs are free"}]
+    assert (pets.home / "cache-b").is_dir() and not (pets.home / "cache-a").exists()
+    assert_documented("runs", pets.ok("runs", "--json").json, without="compare.")
+    assert "not on a" in pets.ok("runs", str(run["run"])).out
+
+
+def test_a_pool_with_the_data_comes_first(pets: Dsv) -> None:
+    pets.ok("run", "pets@v1", "--on", "b", "--", "true")
+    pets.ok("run", "pets@v1", "--on", "a,b", "--", "true")
+    assert last_run(pets)["pool"] == "b" and last_run(pets)["cache_hit"] is True
+    pets.ok("run", "pets@v1", "--on", "a,b", "--prefer", "order", "--", "true")
+    assert last_run(pets)["pool"] == "a"
+
+
+def test_a_pool_that_is_down_is_passed_over(pets: Dsv) -> None:
+    say(pets, "a", "down")
+    pets.ok("run", "pets@v1", "--on", "a,b", "--", "true")
+    assert last_run(pets)["passed_over"] == [{"pool": "a", "reason": "unreachable: it is down"}]
+    say(pets, "b", "down")
+    refused = pets("run", "pets@v1", "--on", "a,b", "--", "true")
+    assert refused.code == 125 and "a: unreachable: it is down; b: unreachable: it is down" in refused.err
+
+
+def test_a_run_that_waited_long_enough_moves_on(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second pool has room once the first one was left."""
+    say(pets, "a", "quota")
+    say(pets, "b", "full")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        time.sleep(seconds)
+        if len(slept) == 2:
+            (pets.home / "busy-b").unlink()
+
+    monkeypatch.setattr(placing, "sleep", sleep)
+    done = pets.ok("run", "pets@v1", "--on", "a,b", "--wait", "1s", "--", "true")
+    assert "waiting for a, 1.0 s at most: quota" in done.err and "waiting for b: full" in done.err
+    run = last_run(pets)
+    assert (run["pool"], len(slept)) == ("b", 2)
+    assert run["passed_over"] == [{"pool": "a", "reason": "quota, for 1.0 s"}]
+
+
+def test_the_default_pool(pets: Dsv) -> None:
+    warned = pets.ok("config", "pool", "b,c")
+    assert "no pool named c is configured yet" in warned.err
+    pets.ok("config", "pool", "b,here")
+    pets.ok("run", "pets@v1", "--", "true")
+    assert last_run(pets)["pool"] == "b"
+    pets.ok("run", "pets@v1", "--on", "here", "--", "true")
+    assert (last_run(pets)["pool"], last_run(pets)["engine"]) == ("here", "process")
+
+
+def test_output_goes_to_the_folder_of_the_pool(pets: Dsv) -> None:
+    pets.ok("config", "pools.a.out", str(pets.home / "results"))
+    pets.ok("run", "pets@v1", "--on", "a", "--", "sh", "-c", 'echo 1 > "$DSV_OUT/model"')
+    run = last_run(pets)
+    assert run["out"] == str(pets.home / "results" / "pets" / str(run["run"]))
+    assert (Path(str(run["out"])) / "model").read_text() == "1\n"
+
+
+def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [nvml.Device(0, "GPU-a", "NVIDIA A100", True), nvml.Device(1, "GPU-b", "NVIDIA A100", False)]
+    monkeypatch.setattr(nvml, "devices", lambda: devices)
+    say(pets, "a", "down")
+    pets.ok("run", "pets@v1", "--on", "b", "--", "true")
+    document = pets.ok("pools", "pets@v1", "--json").json
+    assert_documented("pools", document)
+    items = {item["pool"]: item for item in document["items"]}
+    assert list(items) == ["a", "b", "here"]
+    assert (items["a"]["reachable"], items["a"]["problem"], items["a"]["gpus"]) == (False, "it is down", None)
+    assert (items["b"]["reachable"], items["b"]["cached"], items["b"]["waiting"]) == (True, True, 0)
+    assert items["b"]["cache"] == str(pets.home / "cache-b") and items["b"]["free_bytes"] > 0
+    assert items["here"]["gpus"] == [{"kind": "NVIDIA A100", "free": 1, "total": 2}]
+    assert items["here"]["cached"] is False
+    table = pets.ok("pools", "pets@v1").lines
+    assert any("unreachable: it is down" in line for line in table)
+    assert any("1 of 2 NVIDIA A100" in line for line in table)
+
+
+def test_a_pool_of_this_machine_gives_free_gpus(
+    pets: Dsv, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    devices = [nvml.Device(0, "GPU-a", "NVIDIA A100", True), nvml.Device(1, "GPU-b", "NVIDIA A100", False)]
+    monkeypatch.setattr(nvml, "devices", lambda: devices)
+    pets.ok("run", "pets@v1", "--on", "here", "--gpus", "1", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert "GPU-b\n" in capfd.readouterr().out
+    refused = pets("run", "pets@v1", "--on", "here", "--gpus", "3", "--", "true")
+    assert refused.code == 125 and "no machine of it has more than 2 such GPUs" in refused.err

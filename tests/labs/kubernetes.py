@@ -1,0 +1,358 @@
+"""A real Kubernetes cluster of two nodes on this machine, ready after about 30 s.
+
+etcd, the API server, the scheduler, the controller manager, CoreDNS, and for each node a containerd and a kubelet of
+its own run in one network namespace, which this host reaches over a pair of virtual interfaces. The nodes have
+pretended GPUs (`nvidia.com/gpu`), which the scheduler hands out. There is no kube-proxy: names of headless Services
+resolve, and virtual addresses of Services lead nowhere. Pods reach this host at `HOST`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.labs import images, kubernetes_programs
+from tests.labs.kubernetes_config import (
+    API,
+    BUSYBOX,
+    CLUSTER,
+    CNI,
+    CNI_CONFIG,
+    CONTAINERD,
+    CONTROL_PLANE,
+    COREFILE,
+    ETCD,
+    ETCD_PEER,
+    GPUS,
+    HOST,
+    KUBELET,
+    NODES,
+    PAUSE,
+    PAUSE_IMAGE,
+    SERVICES,
+)
+from tests.labs.machine import (
+    LabError,
+    alive,
+    call,
+    environment,
+    find,
+    require,
+    start,
+    stop,
+    wait_ready,
+    wait_until,
+)
+
+PROGRAMS = {
+    "etcd": "etcd-server",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "openssl": "openssl",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "gcc": "gcc",
+    "busybox": "busybox-static",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """A cluster to test with; `env` reaches it as its administrator.
+
+    Its nodes have the image `BUSYBOX`. `host`: the address by which pods reach this machine.
+    """
+
+    folder: Path
+    programs: Path
+    host: str = HOST
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"KUBECONFIG": str(self.folder / "admin.conf")}
+
+    def kubectl(self, *arguments: str, given: str | None = None, timeout: float = 120) -> str:
+        """What kubectl prints; raises `LabError`."""
+        argv = [str(self.programs / "kubectl"), *arguments]
+        done = subprocess.run(
+            argv, env=environment(self.env), input=given, capture_output=True, text=True, timeout=timeout
+        )
+        if done.returncode != 0:
+            raise LabError(
+                f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}"
+            )
+        return done.stdout
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def has(self, image: str) -> bool:
+        return all(f"docker.io/{image}" in self._ctr(node, "images", "list", "-q").split() for node in NODES)
+
+    def load(self, archive: Path) -> None:
+        """Give an image to every node: a file as `docker save` or `podman save` writes it."""
+        for node in NODES:
+            self._ctr(node, "images", "import", str(archive))
+
+    def make_ready(self) -> None:
+        """Start again what a test stopped, and wait for both nodes."""
+        if not alive(self.folder, "api"):
+            _start_api(self)
+        for node in NODES:
+            if not alive(self.folder, f"kubelet-{node}"):
+                _start_kubelet(self, node)
+            _await(self, f"kubelet-{node}", lambda node=node: _is_ready(self, node))
+            self.kubectl("uncordon", node)
+
+    def stop_kubelet(self, node: str) -> None:
+        """The node is lost after the time that the cluster gives it; its containers go on."""
+        stop(self.folder, f"kubelet-{node}")
+
+    def start_kubelet(self, node: str) -> None:
+        _start_kubelet(self, node)
+
+    def stop_api(self) -> None:
+        stop(self.folder, "api")
+
+    def start_api(self) -> None:
+        _start_api(self)
+
+    def _ctr(self, node: str, *arguments: str) -> str:
+        argv = ["ctr", "-a", str(self.folder / node / "containerd.sock"), "-n", "k8s.io", *arguments]
+        done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=900)
+        if done.returncode != 0:
+            raise LabError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+
+def up(folder: Path) -> Kubernetes:
+    """Start the cluster in an empty folder."""
+    require("a Kubernetes cluster", PROGRAMS)
+    lab = Kubernetes(folder, kubernetes_programs.programs_folder())
+    _make_network(folder)
+    _make_keys(lab)
+    (folder / "resolv.conf").write_text("")
+    etcd = f"http://127.0.0.1:{ETCD}"
+    peer = f"http://127.0.0.1:{ETCD_PEER}"
+    addresses = ["--listen-client-urls", etcd, "--advertise-client-urls", etcd, "--listen-peer-urls", peer]
+    _start(lab, "etcd", ["etcd", "--data-dir", f"{folder}/etcd", *addresses, "--unsafe-no-fsync"])
+    _start_api(lab)
+    _start_managers(lab)
+    archives = [_pause_archive(folder), images.archive(images.busybox_tar(), BUSYBOX, folder / "busybox.tar")]
+    for node in NODES:
+        _start_containerd(lab, node)
+        for archive in archives:
+            lab._ctr(node, "images", "import", str(archive))
+        _start_kubelet(lab, node)
+    for node in NODES:
+        _await(lab, f"kubelet-{node}", lambda node=node: _is_ready(lab, node))
+        _pretend_gpus(lab, node)
+    _await(lab, "manager", lambda: bool(lab.get("serviceaccounts", "-n", "default")["items"]))
+    return lab
+
+
+def down(folder: Path) -> None:
+    """Stop the cluster and every container of it, and take its mounts and its network away."""
+    for node in NODES:
+        stop(folder, f"kubelet-{node}")
+    for name in CONTROL_PLANE:
+        stop(folder, name)
+    for node in NODES:
+        for pidfile in (folder / node / "run/io.containerd.runtime.v2.task/k8s.io").glob("*/init.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(pidfile.read_text()), signal.SIGKILL)
+        stop(folder, f"containerd-{node}")
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in sorted((each for each in mounts if each.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "-l", mount], check=False)
+    name = _namespace(folder)
+    for argv in (["link", "del", _veth(folder)], ["netns", "del", name]):
+        subprocess.run([find("ip") or "ip", *argv], check=False, capture_output=True)
+
+
+def _namespace(folder: Path) -> str:
+    return f"dsv-k8s-{os.stat(folder.parent).st_ino}"
+
+
+def _veth(folder: Path) -> str:
+    return f"dk{os.stat(folder.parent).st_ino}"[:15]
+
+
+def _make_network(folder: Path) -> None:
+    name, veth = _namespace(folder), _veth(folder)
+    inside = ["netns", "exec", name]
+    for argv in (
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", name],
+        ["ip", "addr", "add", f"{HOST}/30", "dev", veth],
+        ["ip", "link", "set", veth, "up"],
+        ["ip", *inside, "ip", "link", "set", "lo", "up"],
+        ["ip", *inside, "ip", "addr", "add", f"{CLUSTER}/30", "dev", "eth0"],
+        ["ip", *inside, "ip", "link", "set", "eth0", "up"],
+        ["ip", *inside, "ip", "route", "add", "default", "via", HOST],
+        ["ip", *inside, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"],
+        ["ip", "route", "add", "10.213.0.0/16", "via", CLUSTER],
+    ):
+        call(argv, log=folder / "network.log")
+
+
+def _start(lab: Kubernetes, name: str, argv: Sequence[str]) -> None:
+    # `ip netns exec` would hide the control groups, which the kubelet needs.
+    program = [f"--net=/run/netns/{_namespace(lab.folder)}", *argv]
+    path = os.pathsep.join([str(lab.programs), environment()["PATH"]])
+    start(lab.folder, name, ["nsenter", *program], env={"PATH": path})
+
+
+def _await(lab: Kubernetes, name: str, ready: Any) -> None:
+    def answers() -> bool:
+        try:
+            return bool(ready())
+        except (LabError, subprocess.TimeoutExpired):
+            return False
+
+    wait_ready(lab.folder, name, answers, 180)
+
+
+def _make_keys(lab: Kubernetes) -> None:
+    folder = lab.folder
+    log = folder / "keys.log"
+    new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes"]
+    authority = ["-x509", "-subj", "/CN=lab", "-days", "30", "-out", f"{folder}/ca.crt"]
+    call([*new, *authority, "-keyout", f"{folder}/ca.key"], log=log)
+    call(["openssl", "genrsa", "-out", f"{folder}/accounts.key", "2048"], log=log)
+    names = "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc"
+    addresses = f"IP:127.0.0.1,IP:{CLUSTER},IP:10.214.0.1"
+    (folder / "names").write_text(f"subjectAltName={addresses},{names}")
+    for name, subject in (
+        ("api", "/CN=kube-apiserver"),
+        ("admin", "/O=system:masters/CN=admin"),
+        ("manager", "/CN=system:kube-controller-manager"),
+        ("scheduler", "/CN=system:kube-scheduler"),
+        *((node, f"/O=system:nodes/CN=system:node:{node}") for node in NODES),
+    ):
+        _make_key(lab, name, subject)
+
+
+def _make_key(lab: Kubernetes, name: str, subject: str) -> None:
+    folder, log = lab.folder, lab.folder / "keys.log"
+    key, request, signed = (f"{folder}/{name}.{end}" for end in ("key", "csr", "crt"))
+    new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key]
+    call([*new, "-subj", subject, "-out", request], log=log)
+    sign = [
+        "openssl",
+        "x509",
+        "-req",
+        "-in",
+        request,
+        "-CA",
+        f"{folder}/ca.crt",
+        "-CAkey",
+        f"{folder}/ca.key",
+    ]
+    more = ["-CAcreateserial", "-days", "30", "-extfile", f"{folder}/names", "-out", signed]
+    call([*sign, *more], log=log)
+    kubectl = [str(lab.programs / "kubectl"), "config", "--kubeconfig", f"{folder}/{name}.conf"]
+    where = ["--server", f"https://{CLUSTER}:{API}", "--certificate-authority", f"{folder}/ca.crt"]
+    call([*kubectl, "set-cluster", "lab", *where, "--embed-certs"], log=log)
+    who = ["--client-certificate", signed, "--client-key", key]
+    call([*kubectl, "set-credentials", "me", *who, "--embed-certs"], log=log)
+    call([*kubectl, "set-context", "lab", "--cluster", "lab", "--user", "me"], log=log)
+    call([*kubectl, "use-context", "lab"], log=log)
+
+
+def _start_api(lab: Kubernetes) -> None:
+    folder = lab.folder
+    argv = [
+        *("kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{ETCD}"),
+        *("--secure-port", str(API), "--bind-address", "0.0.0.0", "--advertise-address", CLUSTER),
+        *("--tls-cert-file", f"{folder}/api.crt", "--tls-private-key-file", f"{folder}/api.key"),
+        *("--client-ca-file", f"{folder}/ca.crt", "--service-cluster-ip-range", SERVICES),
+        *("--service-account-key-file", f"{folder}/accounts.key"),
+        *("--service-account-signing-key-file", f"{folder}/accounts.key"),
+        *("--service-account-issuer", "https://kubernetes.default.svc"),
+        *("--authorization-mode", "Node,RBAC", "--allow-privileged"),
+        *("--kubelet-preferred-address-types", "InternalIP"),
+        *(
+            "--kubelet-client-certificate",
+            f"{folder}/admin.crt",
+            "--kubelet-client-key",
+            f"{folder}/admin.key",
+        ),
+        *("--default-not-ready-toleration-seconds", "5", "--default-unreachable-toleration-seconds", "5"),
+    ]
+    _start(lab, "api", argv)
+    _await(lab, "api", lambda: lab.kubectl("get", "--raw", "/readyz", timeout=10))
+
+
+def _start_managers(lab: Kubernetes) -> None:
+    folder = lab.folder
+    own = ["--leader-elect=false", "--bind-address", "127.0.0.1"]
+    accounts = [
+        "--service-account-private-key-file",
+        f"{folder}/accounts.key",
+        "--root-ca-file",
+        f"{folder}/ca.crt",
+    ]
+    graces = ["--node-monitor-period", "2s", "--node-monitor-grace-period", "12s"]
+    manager = ["kube-controller-manager", "--kubeconfig", f"{folder}/manager.conf", "--secure-port", "16257"]
+    _start(lab, "manager", [*manager, *own, *accounts, "--use-service-account-credentials", *graces])
+    scheduler = ["kube-scheduler", "--kubeconfig", f"{folder}/scheduler.conf", "--secure-port", "16259"]
+    _start(lab, "scheduler", [*scheduler, *own])
+    (folder / "Corefile").write_text(COREFILE.format(address=CLUSTER, folder=folder))
+    _start(lab, "dns", ["coredns", "-conf", f"{folder}/Corefile"])
+
+
+def _start_containerd(lab: Kubernetes, node: str) -> None:
+    own, number = lab.folder / node, NODES.index(node) + 1
+    (own / "cni").mkdir(parents=True)
+    config = CNI_CONFIG.format(number=number, bridge=f"lab{number}", folder=own)
+    (own / "cni" / "10-lab.conflist").write_text(config)
+    (own / "containerd.toml").write_text(CONTAINERD.format(folder=own, pause=PAUSE_IMAGE, cni=CNI))
+    _start(lab, f"containerd-{node}", ["containerd", "-c", f"{own}/containerd.toml"])
+    _await(lab, f"containerd-{node}", lambda: lab._ctr(node, "version"))
+
+
+def _start_kubelet(lab: Kubernetes, node: str) -> None:
+    own, port = lab.folder / node, 10250 + 10 * (NODES.index(node) + 1)
+    text = KUBELET.format(shared=lab.folder, port=port, health=port + 1, dns=CLUSTER)
+    (own / "kubelet.yaml").write_text(text)
+    config = ["--config", f"{own}/kubelet.yaml", "--kubeconfig", f"{lab.folder}/{node}.conf"]
+    place = ["--root-dir", f"{own}/kubelet", "--cert-dir", f"{own}/keys"]
+    name = ["--hostname-override", node, "--node-ip", CLUSTER]
+    runtime = ["--container-runtime-endpoint", f"unix://{own}/containerd.sock"]
+    _start(lab, f"kubelet-{node}", ["kubelet", *config, *place, *name, *runtime])
+
+
+def _is_ready(lab: Kubernetes, node: str) -> bool:
+    conditions = lab.get("node", node)["status"]["conditions"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _pretend_gpus(lab: Kubernetes, node: str) -> None:
+    patch = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(GPUS)}]
+    lab.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(patch))
+    seen = wait_until(
+        lambda: lab.get("node", node)["status"]["allocatable"].get("nvidia.com/gpu") == str(GPUS), 60
+    )
+    if not seen:
+        raise LabError(f"{node} does not show its GPUs")
+
+
+def _pause_archive(folder: Path) -> Path:
+    """The image of the process that holds a pod's namespaces: a static program that waits and reaps."""
+    root = folder / "pause"
+    root.mkdir()
+    (root / "pause.c").write_text(PAUSE)
+    call(["gcc", "-static", "-Os", "-o", f"{root}/pause", f"{root}/pause.c"], log=folder / "pause.log")
+    call(["tar", "-C", str(root), "-cf", f"{folder}/pause-root.tar", "pause"], log=folder / "pause.log")
+    return images.archive(
+        folder / "pause-root.tar", PAUSE_IMAGE, folder / "pause.tar", entrypoint=("/pause",)
+    )

@@ -1,0 +1,168 @@
+"""Choosing a pool from facts, asking for the facts, and waiting for a turn."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv.engines.base import JobStatus
+from dsv.errors import LaunchError, Unreachable
+from dsv.model.capacity import Capacity, GpuCount, NodeRoom
+from dsv.model.pool import PassedOver
+from dsv.model.resources import Resources
+from dsv.model.run import RunState
+from dsv.runs.pools.choice import Choice, NoPool, PoolFacts, Prefer, choose_pool, why_never, why_not_now
+from dsv.runs.pools.facts import ask_all
+from dsv.runs.pools.turns import GaveUp, is_taken_back, poll, take_turns
+
+WANTED = Resources(gpus=8)
+_OTHER = "it can begin as well, and doesn't have the data cached"
+
+
+def facts(pool: str, free: int = 8, total: int = 8, **more: object) -> PoolFacts:
+    capacity = Capacity((NodeRoom("n", (GpuCount("A100", free, total),)),))
+    return PoolFacts(pool=pool, capacity=capacity, **more)  # type: ignore[arg-type]
+
+
+FREE, CACHED = facts("free"), facts("cached", cached=True)
+FULL, FULL_CACHED = facts("full", free=0), facts("full-cached", free=0, cached=True)
+SMALL = facts("small", total=4, free=4)
+DOWN = PoolFacts(pool="down", unreachable="no answer in 10 s")
+REFUSED = facts("refused", refused="the process engine runs no images")
+NO_ROOM = facts("no-room", no_room="1 TB is needed")
+
+NOW = {
+    "full": "0 of 8 GPUs are free",
+    "full-cached": "0 of 8 GPUs are free",
+    "small": "no machine of it has more than 4 such GPUs",
+    "down": "unreachable: no answer in 10 s",
+    "refused": "the process engine runs no images",
+    "no-room": "no room in its cache: 1 TB is needed",
+    "free": _OTHER,
+}
+
+
+def over(*pools: str) -> tuple[PassedOver, ...]:
+    return tuple(PassedOver(pool, NOW[pool]) for pool in pools)
+
+
+@pytest.mark.parametrize(
+    ("given_", "prefer", "expected"),
+    [
+        ([FREE], Prefer.CACHED, Choice("free", True)),
+        ([FREE, CACHED], Prefer.CACHED, Choice("cached", True, over("free"))),
+        ([FREE, CACHED], Prefer.ORDER, Choice("free", True)),
+        ([CACHED, FREE], Prefer.CACHED, Choice("cached", True)),
+        ([FULL, FREE], Prefer.CACHED, Choice("free", True, over("full"))),
+        # Data in a pool that can't begin now doesn't make the job wait.
+        ([FULL_CACHED, FREE], Prefer.CACHED, Choice("free", True, over("full-cached"))),
+        ([DOWN, SMALL, REFUSED, NO_ROOM, FREE], Prefer.CACHED,
+         Choice("free", True, over("down", "small", "refused", "no-room"))),
+        # None can begin: it waits at the first that ever can, and then at the others.
+        ([FULL, FULL_CACHED], Prefer.CACHED, Choice("full", False, (), ("full-cached",))),
+        ([DOWN, FULL, SMALL, FULL_CACHED], Prefer.CACHED, Choice("full", False, over("down"), ("full-cached",))),
+        ([DOWN, SMALL], Prefer.CACHED, NoPool(over("down", "small"))),
+    ],
+)  # fmt: skip
+def test_the_choice(given_: list[PoolFacts], prefer: Prefer, expected: Choice | NoPool) -> None:
+    assert choose_pool(given_, WANTED, prefer) == expected
+
+
+_ALL = (FREE, CACHED, FULL, FULL_CACHED, SMALL, DOWN, REFUSED, NO_ROOM)
+
+
+@given(
+    st.permutations(_ALL).flatmap(lambda order: st.integers(1, len(order)).map(lambda n: order[:n])),
+    st.sampled_from(Prefer),
+)
+def test_a_job_begins_if_any_pool_can_begin_it(order: list[PoolFacts], prefer: Prefer) -> None:
+    able = [each for each in order if why_never(each, WANTED) is None]
+    ready = [each for each in able if why_not_now(each, WANTED) is None]
+    choice = choose_pool(order, WANTED, prefer)
+    if not able:
+        assert isinstance(choice, NoPool) and [each.pool for each in choice.passed_over] == [
+            each.pool for each in order
+        ]
+        return
+    assert isinstance(choice, Choice)
+    assert choice.begins is bool(ready)
+    assert choice.pool in {each.pool for each in ready or able}
+    names = [each.pool for each in order]
+    assert [each.pool for each in choice.passed_over] == names[: names.index(choice.pool)]
+    assert all(each.reason for each in choice.passed_over)
+
+
+def test_pools_are_asked_at_once_and_one_that_hangs_is_left_behind() -> None:
+    """Each waits for the others, so that asking them one after the other would never end."""
+    together, never = threading.Barrier(3), threading.Event()
+
+    def ask(pool: str) -> PoolFacts:
+        if pool == "hangs":
+            never.wait()
+        together.wait(60)
+        if pool == "fails":
+            raise Unreachable("the token was revoked")
+        return facts(pool)
+
+    answers = {}
+    try:
+        answers = {each.pool: each for each in ask_all(["a", "hangs", "fails", "b"], ask, seconds=1.0)}
+    finally:
+        never.set()
+    assert list(answers) == ["a", "hangs", "fails", "b"]
+    assert answers["hangs"].unreachable == "no answer in 1 s"
+    assert answers["fails"].unreachable == "the token was revoked"
+    assert answers["a"] == facts("a") and answers["b"] == facts("b")
+
+
+def test_what_goes_wrong_with_one_pool_is_its_own_matter() -> None:
+    def ask(pool: str) -> PoolFacts:
+        if pool == "odd":
+            raise ZeroDivisionError
+        return facts(pool)
+
+    odd, fine = ask_all(["odd", "fine"], ask)
+    assert (odd.unreachable, fine) == ("ZeroDivisionError", facts("fine"))
+
+
+def test_a_job_waits_at_one_pool_after_the_other() -> None:
+    stays: list[tuple[str, float | None]] = []
+
+    def stay(pool: str, seconds: float | None) -> str | GaveUp:
+        stays.append((pool, seconds))
+        return "begun at c" if pool == "c" else GaveUp(f"{pool} is full")
+
+    found, passed = take_turns(["a", "b", "c"], 900, stay)
+    assert stays == [("a", 900), ("b", 900), ("c", None)]
+    assert (found, passed) == ("begun at c", (PassedOver("a", "a is full"), PassedOver("b", "b is full")))
+
+
+def test_a_job_that_no_pool_ever_takes() -> None:
+    with pytest.raises(LaunchError, match="a: is gone; b: is gone"):
+        take_turns(["a", "b"], 1, lambda pool, seconds: GaveUp("is gone"))
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_only_a_job_that_will_never_begin_may_move(state: RunState) -> None:
+    assert is_taken_back(JobStatus(state)) is (state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED))
+    assert not is_taken_back(None), "nobody knows"
+
+
+def test_polling_slows_down_and_ends_in_time() -> None:
+    now, pauses = [0.0], []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    assert poll(lambda: "full", 100, pause, lambda: now[0]) == "full"
+    assert sum(pauses) == pytest.approx(100)
+    assert pauses[:-1] == sorted(pauses[:-1]) and max(pauses) == 15
+
+
+def test_polling_ends_once_the_job_can_begin() -> None:
+    answers = iter(["full", "full", None])
+    assert poll(lambda: next(answers), None, lambda seconds: None) is None

@@ -68,7 +68,7 @@ def test_what_is_there_stays(mixed: Dsv) -> None:
     (mixed.cwd / "there").mkdir()
     assert mixed("export", "pets", "there").code == 4
     assert mixed("export", "pets:nowhere", "new").code == 3 and not (mixed.cwd / "new").exists()
-    assert mixed("export", "pets", "s3://bucket/x").code == 2
+    assert mixed("export", "pets", "s3://bucket/x.tar").code == 2
 
 
 @pytest.mark.parametrize("to", ["out.tar", "folder"])
@@ -76,7 +76,7 @@ def test_after_a_failure_nothing_is_there(mixed: Dsv, monkeypatch: pytest.Monkey
     def failing(*_: object) -> object:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_module, "_contents", failing)
+    monkeypatch.setattr(export_module, "contents_of", failing)
     before = sorted(os.listdir(mixed.cwd))
     assert mixed("export", "pets", to).code == 7
     assert sorted(os.listdir(mixed.cwd)) == before

@@ -137,7 +137,7 @@ def test_a_tar_and_a_folder_are_imported(pets: Dsv) -> None:
     ("url", "target", "code", "message"),
     [
         ("memory://nowhere", "pets:", 3, "no file at memory://nowhere"),
-        ("nosuch://x", "pets:", 2, "is no URL that can be read"),
+        ("nosuch://x", "pets:", 2, "is no URL that can be reached"),
         ("gs://x/y", "pets:", 9, "package that is not installed"),
         ("memory://lab/scans", "none:", 3, "no dataset none"),
         ("memory://lab/scans", "pets:a.txt", 4, "is a file, so"),

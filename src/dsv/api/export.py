@@ -41,10 +41,10 @@ def export_stream(context: Context, target: Target, out: IO[bytes], compression:
     with context.repository(target) as repository:
         commit_id = context.resolve(repository, target).commit
         tree = TreeReader(repository.objects, commit_id)
-        found = _entries(tree, target)
+        found = found_entries(tree, target)
         mode: Any = f"w|{compression}"
         with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
-            for name, entry, pieces in _contents(repository.objects, found):
+            for name, entry, pieces in contents_of(repository.objects, found):
                 info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
                 info.mtime = tree.commit.time_ms // 1000
                 info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
@@ -92,7 +92,7 @@ def export_folder(context: Context, target: Target, path: Path) -> Exported:
             with context.repository(target) as repository:
                 commit_id = context.resolve(repository, target).commit
                 tree = TreeReader(repository.objects, commit_id)
-                found = _entries(tree, target)
+                found = found_entries(tree, target)
                 if any(entry.kind is Kind.SYMLINK for _, entry, _ in found):
                     tree.check_links(tree.links())
                 links = _write(repository.objects, found, temporary)
@@ -108,10 +108,10 @@ def export_folder(context: Context, target: Target, path: Path) -> Exported:
     return _exported(commit_id, found)
 
 
-_Found = list[tuple[bytes, Entry, Location | None]]
+Found = list[tuple[bytes, Entry, Location | None]]
 
 
-def _entries(tree: TreeReader, target: Target) -> _Found:
+def found_entries(tree: TreeReader, target: Target) -> Found:
     """What is at and below the target's path: each with its name from there, and where it lies."""
     path = clean_path(target.path)
     found = [
@@ -127,7 +127,7 @@ def _entries(tree: TreeReader, target: Target) -> _Found:
     return found
 
 
-def _contents(objects: Objects, found: _Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
+def contents_of(objects: Objects, found: Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
     """Each with its content in checked pieces."""
     files = Fetcher(objects).files([Wanted(entry, where) for _, entry, where in found if entry.is_file])
     for name, entry, _ in found:
@@ -138,10 +138,10 @@ def _contents(objects: Objects, found: _Found) -> Iterator[tuple[bytes, Entry, I
             yield name, entry, iter(())
 
 
-def _write(objects: Objects, found: _Found, root: Path) -> list[tuple[bytes, bytes]]:
+def _write(objects: Objects, found: Found, root: Path) -> list[tuple[bytes, bytes]]:
     """Writes files and folders, and gives the symlinks."""
     links: list[tuple[bytes, bytes]] = []
-    for name, entry, pieces in _contents(objects, found):
+    for name, entry, pieces in contents_of(objects, found):
         whole = root / os.fsdecode(name)
         if entry.kind is Kind.SYMLINK:
             links.append((name, entry.target or b""))
@@ -157,7 +157,7 @@ def _write(objects: Objects, found: _Found, root: Path) -> list[tuple[bytes, byt
     return links
 
 
-def _exported(commit: CommitId, found: _Found) -> Exported:
+def _exported(commit: CommitId, found: Found) -> Exported:
     files = [entry for _, entry, _ in found if entry.is_file]
     return Exported(commit, len(found), len(files), sum(entry.size for entry in files))
 

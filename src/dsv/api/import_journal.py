@@ -1,4 +1,5 @@
-"""What imports on this machine have stored, so that neither the next one nor one after a kill reads it again.
+"""What imports on this machine have stored, so that neither the next one nor one after a kill reads it again; for
+exports the same of what they have written.
 
 A file of lines beside the local copies of a store's metadata, one for each source URL. Each line says which content a
 version of a file had; it is written once the store has the content and an index that names it. Whether the store still
@@ -8,6 +9,7 @@ has it is asked each time, so losing the file, or a store that was put back, cos
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -58,6 +60,11 @@ class ImportJournal:
             return Stored(known.size, FileId.parse(known.file_id), recipe, None)
         except UsageError:
             return None
+
+    def find_if(self, key: str, is_version: Callable[[str], bool]) -> Stored | None:
+        """What the last version of a file was stored as, if `is_version` says that it is the one that is meant."""
+        known = self._known.get(key)
+        return self.find(key, known.version) if known is not None and is_version(known.version) else None
 
     def add(self, key: str, version: str | None, stored: Stored) -> None:
         """To be kept by the next `save`."""

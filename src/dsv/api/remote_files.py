@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from dsv.errors import Conflict, Denied, NotFound, Unreachable, Unsupported, UsageError
+from dsv.api.remote_fs import open_place, version_of
+from dsv.errors import Conflict, NotFound
 from dsv.model.entry import sort_key
-from dsv.model.secret_shapes import hide_in_urls
 from dsv.store.options import StoreOptions
 
 SMALL = 8 << 20
@@ -20,8 +18,6 @@ AHEAD_BYTES = 128 << 20
 """Bytes of files that may be under way or waiting, so that memory is bounded."""
 JOBS = 32
 _PIECE = 8 << 20
-_ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5")
-_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
@@ -40,31 +36,15 @@ class Remote:
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that nobody can read."""
-        self.url = hide_in_urls(url)
-        self.jobs = JOBS
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise missing_extra(url, error) from None
-        whole = url
-        if url.partition("?")[0].endswith(_TARS) and not url.startswith("tar://"):
-            whole, self.jobs = (
-                f"tar://::{url}",
-                1,
-            )  # a tar is one file, which is read from one place at a time
-        protocol = url.partition("://")[0].partition("::")[0]
-        try:
-            with self._reading():
-                self.fs, self.root = url_to_fs(whole, **storage_options(protocol, options))
-        except ImportError as error:
-            raise missing_extra(url, error) from None
-        except ValueError as error:
-            raise UsageError(f"{self.url} is no URL that can be read: {error}", subject=self.url) from None
-        self.root = self.root.rstrip("/")
+        tar = url.partition("?")[0].endswith(_TARS) and not url.startswith("tar://")
+        self.place = open_place(url, options, inside="tar://" if tar else "")
+        self.url = self.place.shown
+        self.fs, self.root = self.place.fs, self.place.root
+        self.jobs = 1 if self.place.takes_turns else JOBS
 
     def files(self) -> list[RemoteFile]:
         """Every file, in tree order. Raises `NotFound` if there is none."""
-        with self._reading():
+        with self.place.at_work("read"):
             if self.fs.protocol in ("http", "https") or "http" in self.fs.protocol:
                 found = {self.root: self.fs.info(self.root)}
             else:
@@ -84,46 +64,24 @@ class Remote:
 
     def open(self, file: RemoteFile) -> Callable[[memoryview], int]:
         """Reads a file from its start, piece by piece."""
-        with self._reading():
+        with self.place.at_work("read"):
             opened = self.fs.open(file.key, "rb", block_size=_PIECE)
 
         def read(buffer: memoryview) -> int:
-            with self._reading():
+            with self.place.at_work("read"):
                 data: bytes = opened.read(min(len(buffer), _PIECE))
+                if not data:
+                    opened.close()
             buffer[: len(data)] = data
-            if not data:
-                opened.close()
             return len(data)
 
         return read
 
     def read(self, file: RemoteFile) -> bytes:
         """All of a small file."""
-        with self._reading():
+        with self.place.at_work("read"):
             data: bytes = self.fs.cat_file(file.key)
         return data
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """What goes wrong while reading becomes an error that names the URL."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise NotFound(f"there is nothing at {self.url}", subject=self.url) from error
-        except PermissionError as error:
-            raise Denied(
-                f"{self.url} may not be read: {error}",
-                subject=self.url,
-                hint="AWS_PROFILE, or --source-profile",
-            ) from error
-        except (ImportError, ValueError):
-            raise
-        except Exception as error:  # each of fsspec's file systems raises errors of its own
-            if "NoCredentials" in type(error).__name__:
-                raise Denied(f"there are no credentials for {self.url}", subject=self.url) from error
-            raise Unreachable(
-                f"{self.url} could not be read: {error or type(error).__name__}", subject=self.url
-            ) from error
 
 
 class ReadAhead:
@@ -194,37 +152,3 @@ def _reading(data: bytes) -> Callable[[memoryview], int]:
         return count
 
     return read
-
-
-def version_of(info: dict[str, Any]) -> str | None:
-    """Size, entity tag and time, if the server gives one of the latter two."""
-    etag = next((info[name] for name in _ETAGS if info.get(name)), None)
-    time = next((info[name] for name in _TIMES if info.get(name)), None)
-    return None if etag is None and time is None else f"{info.get('size')} {etag} {time}"
-
-
-def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
-    """For s3:// what dsv's own stores are reached by. Other protocols find their credentials themselves."""
-    if protocol not in ("s3", "s3a"):
-        return {}
-    client = {"endpoint_url": options.endpoint or options.s3_endpoint, "region_name": options.region}
-    if options.ca_file:
-        client["verify"] = options.ca_file
-    found: dict[str, Any] = {"client_kwargs": {name: value for name, value in client.items() if value}}
-    if options.anonymous:
-        return {**found, "anon": True}
-    named = {
-        "key": options.access_key,
-        "secret": options.secret_key,
-        "token": options.session_token,
-        "profile": options.profile if not options.access_key else None,
-    }
-    return {**found, **{name: value for name, value in named.items() if value}}
-
-
-def missing_extra(url: str, error: ImportError) -> Unsupported:
-    return Unsupported(
-        f"{hide_in_urls(url)} is read by a package that is not installed: {error}",
-        subject="import",
-        hint="pip install 'dsv-data[import]' brings fsspec and s3fs; hf:// and gs:// need huggingface_hub and gcsfs",
-    )

@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "rm": "Remove files and folders of a dataset, without a workspace",
         "mv": "Rename and move files and folders of a dataset",
         "import": "Commit what lies at a URL, without a copy on this machine",
-        "export": "Write the files of a commit as a tar or a folder",
+        "export": "Write the files of a commit as a tar or a folder, or to a URL",
         "tag": "Name a commit for good, or list tags",
         "branch": "List, make, rename, move, delete and protect branches",
         "merge": "Bring the changes of one branch into another",

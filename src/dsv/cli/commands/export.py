@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from dsv.api.export import export_folder, export_stream, export_tar
+from dsv.api.export_url import export_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.errors import UsageError
 from dsv.model.names import Target
+from dsv.model.secret_shapes import hide_in_urls
 from dsv.model.units import format_bytes, format_count
 
+_OF_URLS = ("known", "written", "written_bytes", "left_out", "stays")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
@@ -24,31 +27,54 @@ TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
         ("dsv export chest-xray@v1 xrays.tar.gz", "one file to hand on"),
         ("dsv export chest-xray@v1:val - | ssh lab tar x -C /data", "a folder, as a tar on stdout"),
         ("dsv export chest-xray@v1 xrays", "a folder of plain files that nobody has to release"),
+        ("dsv export chest-xray@v1 s3://partner/xrays", "into a bucket; again: what is not there yet"),
     ],
     result={
         "commit": "the commit",
         "to": "what was written",
         "paths": "paths written, with symlinks and empty folders",
-        "files": "files written",
+        "files": "files of the target",
         "bytes": "their size",
+        "known": "how many of them were at the URL already; null but for a URL, as the next four",
+        "written": "how many were written there",
+        "written_bytes": "their size",
+        "left_out": "symlinks and empty folders, which a URL can't have",
+        "stays": "files at the URL that the target does not have",
     },
 )
 def export(
     call: Call,
     typed: Annotated[str, typer.Argument(metavar="TARGET")],
-    to: Annotated[str, typer.Argument(metavar="DIR|FILE.tar|-")],
+    to: Annotated[str, typer.Argument(metavar="DIR|FILE.tar|URL|-")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files of others that are in the way at the URL.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option("--target-profile", metavar="NAME", help="AWS profile for an s3:// URL.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--target-endpoint", metavar="URL", help="S3 server of an s3:// URL.")
+    ] = None,
 ) -> None:
-    """Write the files of a commit as a tar or a folder.
+    """Write the files of a commit as a tar or a folder, or to a URL.
 
     TARGET is [DATASET][@REV][:PATH]; names in the tar begin below PATH. A file that ends with .tar, .tar.gz, .tgz,
     .tar.bz2 or .tar.xz is a tar, - is a tar on stdout, and anything else is a folder, which must not be there yet.
     Every byte is checked against its id. A file or a folder appears when it is whole. Of a tar on stdout the exit code
     says whether it is.
+
+    At a URL that fsspec knows (s3://, gs://, sftp://), many files are written at a time, each to be seen when it is
+    whole. The same command goes on after a kill: what is there and right is not written again. If others have files
+    there, nothing is written without --force. s3:// is reached with the store's endpoint and credentials unless others
+    are named.
     """
     target = Target.parse(typed)
     if "://" in to:
+        _to_url(call, target, to, force=force, profile=profile, endpoint=endpoint)
+        return
+    if force or profile is not None or endpoint is not None:
         raise UsageError(
-            f"{to} is a URL, and dsv exports to files and folders", subject=to, hint="dsv export TARGET -"
+            f"{to} is no URL, and --force and --target-… are for URLs", subject=to, hint="dsv export --help"
         )
     with call.context() as context:
         if to == "-":
@@ -58,6 +84,40 @@ def export(
         done = (export_tar if to.endswith(TARS) else export_folder)(context, target, Path(to))
     if call.json:
         document = {"commit": str(done.commit), "to": to, "paths": done.paths}
-        call.document({**document, "files": done.files, "bytes": done.bytes})
+        call.document({**document, "files": done.files, "bytes": done.bytes, **dict.fromkeys(_OF_URLS)})
     else:
         call.say(f"{to}: {format_count(done.files, 'file')}, {format_bytes(done.bytes)}")
+
+
+def _to_url(
+    call: Call, target: Target, url: str, *, force: bool, profile: str | None, endpoint: str | None
+) -> None:
+    if url.endswith(TARS):
+        raise UsageError(
+            f"{hide_in_urls(url)} would be a tar at a URL, and dsv writes plain files there",
+            subject=hide_in_urls(url),
+            hint="dsv export TARGET - writes a tar to stdout",
+        )
+    with call.context() as context:
+        options = context.options.overridden(endpoint=endpoint, profile=profile)
+        own = profile is not None or endpoint is not None
+        done = export_url(context, target, url, force=force, options=options if own else None)
+    if call.json:
+        call.document(
+            {
+                "commit": str(done.commit),
+                "to": hide_in_urls(url),
+                "paths": done.files,
+                "files": done.files,
+                "bytes": done.bytes,
+                **{name: getattr(done, name) for name in _OF_URLS},
+            }
+        )
+        return
+    written = f"{done.written:,} written ({format_bytes(done.written_bytes)})"
+    known = f", {done.known:,} there already" if done.known else ""
+    call.say(f"{hide_in_urls(url)}: {format_count(done.files, 'file')}: {written}{known}")
+    if done.left_out:
+        call.say(f"left out, as a URL can't have them: {done.left_out:,} symlinks and empty folders")
+    if done.stays:
+        call.say(f"{format_count(done.stays, 'file')} there that the target does not have")

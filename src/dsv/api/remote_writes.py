@@ -1,0 +1,130 @@
+"""Writing objects at a URL so that none is seen half written, and telling later whether one is still as written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from blake3 import blake3
+
+from dsv.api.remote_fs import S3, Place, version_of
+from dsv.model.ids import FileId
+
+_WHOLE = (*S3, "gs", "gcs", "az", "abfs", "abfss")
+"""Protocols of object stores, where an object is there when all of it is."""
+_PIECE = 8 << 20
+_PART = re.compile(r"\.dsv-[0-9a-f]{16}\.part")
+_MD5 = "md5 "
+
+
+class RemoteWrites:
+    """What lies below a URL, and new files there. Several threads may write."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._fs = place.fs
+        self._whole = place.protocol in _WHOLE
+        self._folders: set[str] = set()
+
+    def key(self, path: bytes) -> str:
+        return f"{self.place.root}/{path.decode('utf-8', 'surrogateescape')}"
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        """Every file there, by its key. What a killed export has left half written is removed."""
+        with self.place.at_work("listed"):
+            self._fs.invalidate_cache()
+            try:
+                listed: dict[str, dict[str, Any]] = self._fs.find(self.place.root, detail=True)
+            except FileNotFoundError:
+                return {}
+        files: dict[str, dict[str, Any]] = {}
+        for key, info in listed.items():
+            if key.endswith("/") or info.get("type") == "directory":
+                continue  # what consoles put there to show a folder
+            if _PART.fullmatch(key.rpartition("/")[2]) and not self._whole:
+                with suppress(OSError):
+                    self._fs.rm_file(key)
+                continue
+            files["/" + key.lstrip("/") if self.place.root.startswith("/") else key] = info
+        return files
+
+    def prepare(self, path: bytes) -> None:
+        """Makes the folders above a file, if there are such things. For one thread."""
+        folder = self.key(path).rpartition("/")[0]
+        if not self._whole and folder not in self._folders:
+            with self.place.at_work("written"):
+                self._fs.makedirs(folder, exist_ok=True)
+            self._folders.add(folder)
+
+    def write(self, path: bytes, data: bytes) -> str | None:
+        """A small file; gives what its version is to be known by, if the server has such a thing."""
+        key = self.key(path)
+        with self.place.at_work("written"):
+            if not self._whole:
+                return self._beside(key, (data,))
+            self._fs.pipe_file(key, data)
+            if self.place.protocol in S3:
+                return _MD5 + hashlib.md5(data, usedforsecurity=False).hexdigest()
+            return self._version(key)
+
+    def write_large(self, path: bytes, pieces: Iterable[bytes]) -> str | None:
+        """A file that comes in pieces; if they end in an error, nothing is there."""
+        key = self.key(path)
+        with self.place.at_work("written"):
+            if not self._whole:
+                return self._beside(key, pieces)
+            file = self._fs.open(key, "wb", block_size=_PIECE, autocommit=False)
+            try:
+                for piece in pieces:
+                    file.write(piece)
+                file.close()
+                file.commit()
+            except BaseException:
+                with suppress(Exception):
+                    file.discard()
+                raise
+            return self._version(key)
+
+    def holds(self, key: str, file_id: FileId) -> bool:
+        """Whether the file there has this content; reads it."""
+        proof = blake3()
+        with self.place.at_work("read"), self._fs.open(key, "rb", block_size=_PIECE) as file:
+            while data := file.read(_PIECE):
+                proof.update(data)
+        return proof.digest() == file_id
+
+    def _beside(self, key: str, pieces: Iterable[bytes]) -> str | None:
+        """Under a name beside its own, which it gets when it is whole."""
+        draft = f"{key.rpartition('/')[0]}/.dsv-{os.urandom(8).hex()}.part"
+        try:
+            with self._fs.open(draft, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+            if self.place.protocol in ("file", "local") or "file" in _protocols(self._fs):
+                os.replace(draft, key)  # noqa: PTH105 (names, no paths)
+            else:
+                self._fs.mv(draft, key)
+        except BaseException:
+            with suppress(Exception):
+                self._fs.rm_file(draft)
+            raise
+        return self._version(key)
+
+    def _version(self, key: str) -> str | None:
+        self._fs.invalidate_cache(key.rpartition("/")[0])
+        return version_of(self._fs.info(key))
+
+
+def is_version(written: str, info: dict[str, Any]) -> bool:
+    """Whether the file that the server tells of is the one that a write gave this version of."""
+    if written.startswith(_MD5):
+        return str(info.get("ETag", "")).strip('"') == written.removeprefix(_MD5)
+    return version_of(info) == written
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

@@ -1,0 +1,272 @@
+"""dsv export to a URL: nothing half written, nothing of others replaced, nothing written twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv.api.import_journal import ImportJournal
+from dsv.api.remote_writes import RemoteWrites
+from dsv.errors import Unreachable
+from tests.cli.runner import Dsv, assert_documented, write_files
+from tests.labs.s3_server import S3Server
+from tests.waiting import until
+
+fsspec = pytest.importorskip("fsspec")
+BIG = os.urandom(9 << 20)
+FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG, "d/odd #?%name": b"odd"}
+MANY = 1500
+
+
+@pytest.fixture
+def things(dsv: Dsv) -> Dsv:
+    """A person with one dataset."""
+    write_files(dsv.cwd, FILES)
+    (dsv.cwd / "link").symlink_to("a.txt")
+    (dsv.cwd / "none").mkdir()
+    dsv.ok("init", "things")
+    dsv.ok("sync")
+    return dsv.at(dsv.cwd.parent)
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[], dict[str, bytes]]]:
+    """What is at memory://lab/out."""
+    there = fsspec.filesystem("memory")
+    yield lambda: {key.removeprefix("/lab/out/"): there.cat_file(key) for key in there.find("/lab/out")}
+    if there.exists("/lab"):
+        there.rm("/lab", recursive=True)
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that were written."""
+    seen: list[str] = []
+    small, large = RemoteWrites.write, RemoteWrites.write_large
+
+    def write(self: RemoteWrites, path: bytes, data: bytes) -> str | None:
+        seen.append(path.decode())
+        return small(self, path, data)
+
+    def write_large(self: RemoteWrites, path: bytes, pieces: Iterable[bytes]) -> str | None:
+        seen.append(path.decode())
+        return large(self, path, pieces)
+
+    monkeypatch.setattr(RemoteWrites, "write", write)
+    monkeypatch.setattr(RemoteWrites, "write_large", write_large)
+    return seen
+
+
+def packs(dsv: Dsv) -> Iterator[Path]:
+    for folder in dsv.home.rglob("packs"):
+        yield from folder.rglob("*")
+
+
+def folder(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_files_of_a_commit_are_written(things: Dsv, memory: Callable[[], dict[str, bytes]]) -> None:
+    done = things.ok("export", "things", "memory://lab/out", "--json").json
+    assert_documented("export", done)
+    assert memory() == FILES
+    assert (done["files"], done["written"], done["known"], done["left_out"]) == (5, 5, 0, 2)
+    assert done["bytes"] == done["written_bytes"] == sum(map(len, FILES.values()))
+
+
+def test_a_folder_of_a_commit_is_written_from_there(
+    things: Dsv, memory: Callable[[], dict[str, bytes]]
+) -> None:
+    things.ok("export", "things:d", "memory://lab/out/")
+    assert memory() == {
+        name.removeprefix("d/"): data for name, data in FILES.items() if name.startswith("d/")
+    }
+
+
+@pytest.mark.parametrize("notes", ["with its notes", "without its notes"])
+def test_what_is_there_is_not_written_again(
+    things: Dsv, tmp_path: Path, writes: list[str], monkeypatch: pytest.MonkeyPatch, notes: str
+) -> None:
+    url = f"file://{tmp_path}/out"
+    things.ok("export", "things", url)
+    assert folder(tmp_path / "out") == FILES
+    (tmp_path / "out/d/b.bin").unlink()
+    writes.clear()
+    if notes.startswith("without"):
+        monkeypatch.setattr(ImportJournal, "find_if", lambda *_: None)
+    done = things.ok("export", "things", url, "--json").json
+    assert (done["written"], done["known"], writes) == (1, 4, ["d/b.bin"])
+    assert folder(tmp_path / "out") == FILES
+
+
+def test_the_next_version_replaces_what_an_export_has_written(
+    dsv: Dsv, things: Dsv, memory: Callable[[], dict[str, bytes]], writes: list[str]
+) -> None:
+    things.ok("export", "things", "memory://lab/out")
+    write_files(dsv.cwd, {"a.txt": b"2", "new": b"new"})
+    (dsv.cwd / "d/b.bin").unlink()
+    dsv.ok("sync")
+    writes.clear()
+    done = things.ok("export", "things", "memory://lab/out", "--json").json
+    assert sorted(writes) == ["a.txt", "new"]
+    assert done["stays"] == 1
+    assert memory() == {**FILES, "a.txt": b"2", "new": b"new"}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"a.txt": b"mine"}, {"a.txt": b"x"}, {"elsewhere/x": b"y"}],
+    ids=["in the way", "of the same size", "beside"],
+)
+def test_what_others_have_there_is_refused(
+    things: Dsv, memory: Callable[[], dict[str, bytes]], writes: list[str], others: dict[str, bytes]
+) -> None:
+    there = fsspec.filesystem("memory")
+    for name, data in others.items():
+        there.pipe_file(f"/lab/out/{name}", data)
+    done = things("export", "things", "memory://lab/out")
+    assert done.code == 4 and next(iter(others)) in done.err and "--force" in done.err
+    assert (memory(), writes) == (others, [])
+    things.ok("export", "things", "memory://lab/out", "--force")
+    assert memory() == {**others, **FILES}
+
+
+def test_a_file_that_was_changed_there_is_refused(things: Dsv, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/out"
+    things.ok("export", "things", url)
+    (tmp_path / "out/big").write_bytes(BIG[::-1])
+    done = things("export", "things", url)
+    assert done.code == 4 and "big" in done.err
+    assert (tmp_path / "out/big").read_bytes() == BIG[::-1]
+
+
+def test_a_damaged_content_never_gets_its_name(things: Dsv, tmp_path: Path) -> None:
+    for pack in packs(things):
+        if pack.is_file() and pack.stat().st_size > len(BIG) // 2:
+            data = bytearray(pack.read_bytes())
+            data[len(data) // 2] ^= 1
+            pack.chmod(0o644)
+            pack.write_bytes(data)
+    done = things("export", "things", f"file://{tmp_path}/out")
+    assert done.code == 5
+    assert not (tmp_path / "out/big").exists()
+    assert not list((tmp_path / "out").rglob(".dsv-*"))
+
+
+def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
+    things: Dsv, memory: Callable[[], dict[str, bytes]], writes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RemoteWrites.write
+
+    def failing(self: RemoteWrites, path: bytes, data: bytes) -> object:
+        if path == b"d/e/c":
+            raise Unreachable("the server went away")
+        return real(self, path, data)
+
+    with monkeypatch.context() as once:
+        once.setattr(RemoteWrites, "write", failing)
+        assert things("export", "things", "memory://lab/out").code == 6
+    writes.clear()
+    things.ok("export", "things", "memory://lab/out")
+    assert memory() == FILES and "d/e/c" in writes and "a.txt" not in writes
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "message"),
+    [
+        ("nosuch://x", 2, "is no URL that can be reached"),
+        ("gs://x/y", 9, "gcsfs"),
+        ("memory://lab/out.tar", 2, "dsv export TARGET -"),
+        ("http://127.0.0.1:9/x", 9, "its kind of server has no such thing"),
+    ],
+)
+def test_exit_codes(things: Dsv, url: str, code: int, message: str) -> None:
+    done = things("export", "things", url)
+    assert done.code == code and message in done.err, done
+
+
+def test_options_for_urls_are_refused_elsewhere(things: Dsv) -> None:
+    assert things("export", "things", "folder", "--force").code == 2
+
+
+@pytest.fixture
+def many(dsv: Dsv) -> Dsv:
+    write_files(dsv.cwd, {f"{n % 10}/{n:04}": f"content {n}".encode() for n in range(MANY)})
+    dsv.ok("init", "many")
+    dsv.ok("sync")
+    return dsv.at(dsv.cwd.parent)
+
+
+def test_an_export_that_was_killed_goes_on(many: Dsv, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with many.start("export", "many", f"file://{out}") as process:
+        until(lambda: len(folder(out)) >= 50, "the export writes")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = {name: (out / name).stat().st_ino for name in folder(out) if ".dsv-" not in name}
+    assert all((out / name).read_bytes() == f"content {int(name[2:])}".encode() for name in before)
+    done = many.ok("export", "many", f"file://{out}", "--json").json
+    assert (done["known"], done["written"]) == (len(before), MANY - len(before))
+    after = folder(out)
+    assert len(after) == MANY and all(len(name) == 6 for name in after)
+    assert {name: (out / name).stat().st_ino for name in before} == before
+
+
+def test_an_export_to_a_bucket_that_was_killed_goes_on(many: Dsv, ceph_s3: S3Server) -> None:
+    """To Ceph, through s3fs."""
+    pytest.importorskip("s3fs")
+    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+
+    def there() -> dict[str, object]:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return {each["Key"]: each["LastModified"] for page in pages for each in page.get("Contents", ())}
+
+    person = many.at(many.cwd, **ceph_s3.env)
+    url = f"s3://{bucket}/out"
+    try:
+        with person.start("export", "many", url) as process:
+            until(lambda: len(there()) >= 50, "the export writes")
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        before = there()
+        done = person.ok("export", "many", url, "--json").json
+        assert (done["known"], done["written"]) == (len(before), MANY - len(before))
+        after = there()
+        assert len(after) == MANY
+        assert {key: after[key] for key in before} == before
+        again = person.ok("export", "many", url, "--json").json
+        assert (again["known"], again["written"]) == (MANY, 0)
+        client.put_object(Bucket=bucket, Key="out/0/0000", Body=b"others'")
+        assert person("export", "many", url).code == 4
+        person.ok("export", "many", url, "--force")
+        assert client.get_object(Bucket=bucket, Key="out/0/0000")["Body"].read() == b"content 0"
+    finally:
+        ceph_s3.remove_bucket(bucket)
+
+
+def test_a_large_file_is_in_a_bucket_whole_or_not_at_all(things: Dsv, ceph_s3: S3Server) -> None:
+    pytest.importorskip("s3fs")
+    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+    person = things.at(things.cwd, **ceph_s3.env)
+    try:
+        person.ok("export", "things", f"s3://{bucket}/x")
+        assert client.get_object(Bucket=bucket, Key="x/big")["Body"].read() == BIG
+        assert client.get_object(Bucket=bucket, Key="x/d/odd #?%name")["Body"].read() == b"odd"
+        again = person.ok("export", "things", f"s3://{bucket}/x", "--json").json
+        assert (again["known"], again["written"]) == (5, 0)
+        for pack in packs(things):
+            if pack.is_file() and pack.stat().st_size > len(BIG) // 2:
+                data = bytearray(pack.read_bytes())
+                data[-len(BIG) // 4] ^= 1
+                pack.chmod(0o644)
+                pack.write_bytes(data)
+        assert person("export", "things", f"s3://{bucket}/y").code == 5
+        found = client.list_objects_v2(Bucket=bucket, Prefix="y/").get("Contents", [])
+        assert "y/big" not in [each["Key"] for each in found]
+        assert not client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+    finally:
+        ceph_s3.remove_bucket(bucket)

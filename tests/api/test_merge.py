@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from dsv.api.merge import Merged, MergeRequest, merge
-from dsv.api.merged_tree import MergeConflict
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.model import keys
 from dsv.model.ids import CommitId
-from dsv.model.merge import Choices, ConflictKind
+from dsv.model.merge import Choices, ConflictKind, MergeConflict
 from dsv.model.names import MAIN, BranchName
 from dsv.model.path_set import PathSet
 from dsv.store.base import Buffer, Put
@@ -153,6 +152,31 @@ def test_what_is_kept_beside_never_takes_the_place_of_something(scans: Dataset) 
     error = refused(scans, choices=Choices(both=PathSet()))
     assert [one.kind for one in error.conflicts] == [ConflictKind.IN_THE_WAY]
     assert "there is 'a.theirs' already" in error.message
+
+
+def test_a_hint_names_only_options_that_help(scans: Dataset) -> None:
+    forked(scans, {"a": b"\0", "d/x": b"\0"}, {"d/x": b"\0mine"}, {"d/x": None, "d": b"\0file"})
+    hint = refused(scans).hint
+    assert hint is not None and "--ours PATH or --theirs PATH settles" in hint and "--both" not in hint
+    assert refused(scans, choices=Choices(both=PathSet())).hint == hint
+
+
+def test_a_choice_for_a_path_without_a_conflict_is_told(scans: Dataset) -> None:
+    forked(
+        scans, {"a/x": b"\0", "b": b"\0"}, {"a/x": b"\0mine", "b": b"\0m"}, {"a/x": b"\0theirs", "b": b"\0t"}
+    )
+    some = Choices(theirs=PathSet.of([b"a"]), ours=PathSet.of([b"c/d"]))
+    assert refused(scans, choices=some).without_effect == (b"c/d",)
+    every = Choices(theirs=PathSet(), ours=PathSet.of([b"b"]), both=PathSet.of([b"lables"]))
+    assert bring(scans, choices=every, dry_run=True).without_effect == (b"lables",)
+    assert bring(scans, choices=every).without_effect == (b"lables",)
+    assert bring(scans, choices=every).without_effect == (b"b", b"lables")
+
+
+def test_a_folder_goes_if_both_sides_together_removed_all_that_was_in_it(scans: Dataset) -> None:
+    forked(scans, {"d/x": b"1", "d/y": b"2", "z": b"3"}, {"d/x": None}, {"d/y": None})
+    bring(scans)
+    assert scans.files() == {"z": b"3"}
 
 
 def test_texts_are_merged_line_by_line(scans: Dataset) -> None:

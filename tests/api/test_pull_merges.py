@@ -12,6 +12,7 @@ from dsv.api.clone import clone
 from dsv.api.pull import Pulled, PullRequest, pull
 from dsv.api.status import status
 from dsv.errors import Conflict
+from dsv.model.merge import ConflictKind, MergeConflict
 from dsv.model.names import Target
 from dsv.model.path_set import PathSet
 from tests.api.people import SCANS, Files, Person
@@ -153,6 +154,101 @@ def test_a_choice_is_for_its_paths_alone(ann: Person) -> None:
     }  # fmt: skip
 
 
+def test_both_keeps_what_is_here_and_what_the_branch_has_beside_it(ann: Person) -> None:
+    diverged(ann)
+    before = ann.files()
+    with pytest.raises(MergeConflict, match="can't be kept both") as told:
+        bring(ann, both=PathSet())
+    assert [(one.path, one.kind) for one in told.value.conflicts] == [
+        (b"d/y", ConflictKind.FILE_AND_FOLDER),
+    ] and ann.files() == before  # fmt: skip
+    done = bring(ann, both=PathSet(), ours=PathSet.of([b"d"]))
+    after = {**before, "both.theirs": b"\0his", "stays.theirs": b"\0his", "added.theirs": b"\0his"}
+    del after["d/x"]
+    assert ann.files() == after and done.created == 3
+    told_now = status(ann.context()).differences
+    assert {*told_now.added} == {b"both.theirs", b"stays.theirs", b"added.theirs", b"went", b"d/y"}
+    assert published(ann) == after
+
+
+def test_theirs_is_kept_beside_ours_with_its_mode_or_its_target(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"run.sh": b"\0his"})
+    (ben.workspace / "link").symlink_to("t.txt")
+    ben.sync("theirs")
+    ann.write({"run.sh": b"\0mine", "link": b"\0mine"})
+    bring(ann, both=PathSet())
+    assert ann.files() == {
+        **BASE, "run.sh": b"\0mine", "link": b"\0mine", "run.theirs.sh": b"\0his", "link.theirs@": b"t.txt",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("holder", ["here", "there"])
+def test_both_overwrites_nothing(ann: Person, holder: str) -> None:
+    ben = ben_of(ann)
+    ben.write({"both": b"\0his"})
+    if holder == "there":
+        ben.write({"both.theirs/x": b"\0"})
+    ben.sync("theirs")
+    ann.write({"both": b"\0mine"})
+    if holder == "here":
+        ann.write({"both.theirs": b"\0other"})
+    before = ann.files()
+    with pytest.raises(MergeConflict, match="theirs' already") as told:
+        bring(ann, both=PathSet())
+    assert [one.kind for one in told.value.conflicts] == [ConflictKind.IN_THE_WAY]
+    assert ann.files() == before
+
+
+def test_contents_that_can_be_merged_are_not_kept_twice(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"t.txt": THEIRS})
+    ben.sync("theirs")
+    ann.write({"t.txt": MINE})
+    assert bring(ann, both=PathSet()).without_effect == ()
+    assert ann.files() == {**BASE, "t.txt": BOTH}
+
+
+def plain_scripts(person: Person, files: Files) -> None:
+    """Writes these, which nobody may execute yet."""
+    person.write(files)
+    for name in files:
+        (person.workspace / name).chmod(0o644)
+
+
+def test_a_change_of_mode_goes_together_with_a_change_of_content(ann: Person) -> None:
+    """Whichever side made which."""
+    ben = ben_of(ann)
+    plain_scripts(ann, {"one.sh": b"\0", "other.sh": b"\0"})
+    ann.sync("two files")
+    pull(ben.context())
+    (ben.workspace / "one.sh").chmod(0o755)
+    plain_scripts(ben, {"other.sh": b"\0his"})
+    ben.sync("theirs")
+    plain_scripts(ann, {"one.sh": b"\0mine"})
+    (ann.workspace / "other.sh").chmod(0o755)
+    done = bring(ann)
+    assert (done.created, done.replaced) == (0, 2)
+    after = {**BASE, "one.sh": b"\0mine", "other.sh": b"\0his"}
+    assert ann.files() == after
+    told = status(ann.context()).differences
+    assert ({*told.changed}, [*told.added], [*told.removed]) == ({b"one.sh", b"other.sh"}, [], [])
+    assert published(ann) == after
+
+
+def test_a_choice_for_a_path_without_a_conflict_is_told(ann: Person) -> None:
+    diverged(ann)
+    chosen = {"theirs": PathSet.of([b"both", b"lables"]), "ours": PathSet.of([b"t.txt"])}
+    with pytest.raises(MergeConflict) as told:
+        bring(ann, **chosen)
+    assert told.value.without_effect == (b"t.txt", b"lables")
+    done = bring(
+        ann, ours=PathSet.of([b"went", b"d", b"no/such"]), theirs=PathSet.of([b"both", b"stays", b"added"])
+    )
+    assert done.without_effect == (b"no/such",)
+    assert bring(ann, theirs=PathSet.of([b"both"])).without_effect == (b"both",)
+
+
 def test_what_dsvignore_leaves_out_is_in_the_way_whatever_was_chosen(ann: Person) -> None:
     ben = ben_of(ann)
     ben.write({"out/new": b"n"})
@@ -164,13 +260,25 @@ def test_what_dsvignore_leaves_out_is_in_the_way_whatever_was_chosen(ann: Person
 
 def test_a_merging_pull_that_is_killed_anywhere_is_finished_by_the_next(ann: Person, tmp_path: Path) -> None:
     ben = ben_of(ann)
-    ben.write({"t.txt": THEIRS, "both": b"\0his", "new": b"n", "added": b"\0his"})
+    plain_scripts(ann, {"mode.sh": b"\0"})
+    ann.sync("a file")
+    pull(ben.context())
+    ben.write({"t.txt": THEIRS, "both": b"\0his", "new": b"n", "added": b"\0his", "stays": b"\0his"})
+    (ben.workspace / "mode.sh").chmod(0o755)
     ben.sync("theirs")
-    ann.write({"t.txt": MINE, "both": b"\0mine", "added": b"\0mine"})
-    expected = {**BASE, "t.txt": BOTH, "both": b"\0mine", "new": b"n", "added": b"\0his"}
+    ann.write({"t.txt": MINE, "both": b"\0mine", "added": b"\0mine", "stays": b"\0mine"})
+    plain_scripts(ann, {"mode.sh": b"\0mine"})
+    expected = {
+        **BASE, "t.txt": BOTH, "both": b"\0mine", "new": b"n", "added": b"\0his", "mode.sh": b"\0mine",
+        "stays": b"\0mine", "stays.theirs": b"\0his",
+    }  # fmt: skip
     saved = tmp_path / "saved"
     shutil.copytree(ann.home, saved, symlinks=True)
-    choices = {"ours": PathSet.of([b"both"]), "theirs": PathSet.of([b"added"])}
+    choices = {
+        "ours": PathSet.of([b"both"]),
+        "theirs": PathSet.of([b"added"]),
+        "both": PathSet.of([b"stays"]),
+    }
     steps = run_killed(lambda: bring(ann, **choices), None, inside=ann.workspace)
     assert steps > 5
     for step in range(1, steps + 1):
@@ -180,5 +288,6 @@ def test_a_merging_pull_that_is_killed_anywhere_is_finished_by_the_next(ann: Per
         bring(ann, **choices)
         assert ann.files() == expected, f"killed before step {step}"
         told = status(ann.context()).differences
-        assert ({*told.changed}, [*told.added], [*told.removed]) == ({b"t.txt", b"both"}, [], [])
+        changed = {b"t.txt", b"both", b"mode.sh", b"stays"}
+        assert ({*told.changed}, [*told.added], [*told.removed]) == (changed, [b"stays.theirs"], [])
     assert published(ann) == expected

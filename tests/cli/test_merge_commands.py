@@ -68,6 +68,44 @@ def test_conflicts_are_listed_with_exit_code_4(forked: Dsv) -> None:
     assert forked.ok("cat", "pets@main:a").out == "\0side"
 
 
+def test_a_path_that_settles_nothing_is_told(forked: Dsv) -> None:
+    """By every command that takes one, whether it succeeds or not, and also with --quiet."""
+    side = forked.at(forked.cwd.parent / "side")
+    write_files(side.cwd, {"a": b"\0side"})
+    side.ok("sync")
+    refused = forked("merge", "side", "--theirs", "aa")
+    assert refused.code == 4 and "warning: a side was chosen for 'aa', but no conflict" in refused.err
+    told = forked("merge", "side", "--theirs", "aa", "--json")
+    assert told.code == 4 and told.json["without_effect"] == ["aa"]
+    write_files(side.cwd, {"b": b"\0again"})
+    assert "'aa'" in side.ok("pull", "--theirs", "aa", "-q").err
+    done = forked.ok("merge", "side", "--theirs", "a", "--both", "t.txt", "--json")
+    assert done.json["without_effect"] == ["t.txt"] and "'t.txt'" in done.err
+    assert "'new'" in forked.ok("revert", "main", "--mainline", "1", "--ours", "new").err
+    assert "'new'" in forked.ok("cherry-pick", "main~2", "--ours", "new", "--", "a").err
+
+
+def test_pull_lists_conflicts_for_programs_and_keeps_both(forked: Dsv) -> None:
+    other = forked.at(forked.cwd.parent / "other")
+    forked.at(forked.cwd.parent).ok("clone", "pets", "other")
+    write_files(forked.cwd, {"a": b"\0theirs", "sub/x": b"\0theirs"})
+    forked.ok("sync")
+    write_files(other.cwd, {"a": b"\0mine", "sub/x": b"\0mine"})
+    listed = other("pull", "--json")
+    assert listed.code == 4 and listed.json["commit"] is None
+    assert [(one["path"], one["kind"]) for one in listed.json["conflicts"]] == [
+        ("a", "both-changed"),
+        ("sub/x", "both-added"),
+    ]
+    assert {one["theirs"]["size"] for one in listed.json["conflicts"]} == {7}
+    assert "--both PATH keeps both" in other("pull").err
+    done = other.at(other.cwd / "sub").ok("pull", "--both", "x", "--theirs", "../a", "--json").json
+    assert (done["created"], done["conflicts"], done["without_effect"]) == (1, [], [])
+    assert (other.cwd / "a").read_bytes() == b"\0theirs"
+    assert (other.cwd / "sub/x.theirs").read_bytes() == b"\0theirs"
+    assert other("pull", "--both", "a", "--ours", "a").code == 2
+
+
 def test_options_that_exclude_each_other_are_refused(forked: Dsv) -> None:
     both = forked("merge", "side", "--ours", "a", "--theirs", "a/")
     assert both.code == 2 and "--ours and --theirs both name a" in both.err

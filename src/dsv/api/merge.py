@@ -49,7 +49,8 @@ class Merged:
 
     commit: the branch's head now; None if the merge was only tried. before: its head before, if it had a commit.
     source: the commit that was merged. bases: what both were made from. counts: what changed on the branch.
-    up_to_date: the branch had all of `source`. fast_forwarded: it had nothing else.
+    up_to_date: the branch had all of `source`. fast_forwarded: it had nothing else. without_effect: paths for which a
+    side was chosen, but that had no conflict.
     """
 
     dataset: DatasetName
@@ -62,6 +63,7 @@ class Merged:
     up_to_date: bool = False
     fast_forwarded: bool = False
     uploaded_bytes: int = 0
+    without_effect: tuple[bytes, ...] = ()
 
 
 def merge(context: Context, request: MergeRequest) -> Merged:
@@ -132,15 +134,14 @@ class _Merge:
     def run(self) -> Merged | LostRace:
         head, bases = self._head, self._base.commits
         if self._source in bases:
-            return replace(self._result(), commit=head.commit, up_to_date=True)
+            without_effect = self._request.choices.without_effect(())
+            return replace(self._result(), commit=head.commit, up_to_date=True, without_effect=without_effect)
         tree = self._work_out()
         if head.commit is None or (head.commit in bases and self._request.fast_forward):
-            return self._fast_forward(tree.counts)
-        tree.check(
-            "--ours PATH, --theirs PATH or --both PATH settles one; . is every path; dsv diff shows the sides"
-        )
+            return self._fast_forward(tree)
+        tree.check("; dsv diff shows the sides")
         if self._request.dry_run:
-            return replace(self._result(), counts=tree.counts)
+            return replace(self._result(), counts=tree.counts, without_effect=tree.without_effect)
         return self._commit(head.commit, tree)
 
     def _work_out(self) -> MergedTree:
@@ -167,10 +168,19 @@ class _Merge:
         if isinstance(done, LostRace):
             return done
         assert isinstance(done, Committed)  # a commit with two parents is always made
-        return replace(self._result(), commit=done.id, counts=tree.counts, uploaded_bytes=done.uploaded_bytes)
+        return replace(
+            self._result(),
+            commit=done.id,
+            counts=tree.counts,
+            uploaded_bytes=done.uploaded_bytes,
+            without_effect=tree.without_effect,
+        )
 
-    def _fast_forward(self, counts: MergeCounts) -> Merged | LostRace:
-        forwarded = replace(self._result(), counts=counts, fast_forwarded=True)
+    def _fast_forward(self, tree: MergedTree) -> Merged | LostRace:
+        without_effect = tree.without_effect
+        forwarded = replace(
+            self._result(), counts=tree.counts, fast_forwarded=True, without_effect=without_effect
+        )
         if self._request.dry_run:
             return forwarded
         entry = RefEntry(

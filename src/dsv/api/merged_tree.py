@@ -10,11 +10,19 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dsv.errors import Conflict
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
-from dsv.model.merge import Choices, ConflictKind, Decision, MergeContent, PathConflict, merge_changes
+from dsv.model.merge import (
+    Choice,
+    Choices,
+    ConflictKind,
+    Decision,
+    MergeConflict,
+    MergeContent,
+    PathConflict,
+    merge_changes,
+)
 from dsv.model.paths import show
 from dsv.model.units import format_count
 from dsv.repo.tree_edit import TreeChange
@@ -27,14 +35,6 @@ _SHOWN = 20
 
 Changes = Callable[[], Iterator[Change]]
 """Works out anew what a side changed since the common state, in tree order."""
-
-
-class MergeConflict(Conflict):
-    """Paths that both sides changed, and that nothing was chosen for. conflicts: all of them, in tree order."""
-
-    def __init__(self, message: str, conflicts: tuple[PathConflict, ...], *, hint: str) -> None:
-        super().__init__(message, subject=show(conflicts[0].path) if conflicts else None, hint=hint)
-        self.conflicts = conflicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class MergedTree:
     choices: Choices
     conflicts: list[PathConflict] = field(default_factory=list)
     counts: MergeCounts = field(default_factory=MergeCounts)
+    _settled: list[bytes] = field(default_factory=list)
     _beside: list[TreeChange] = field(default_factory=list)
     _held: list[Decision] | None = None
 
@@ -73,6 +74,8 @@ class MergedTree:
         for decision in self._decisions():
             if decision.conflict is not None:
                 self.conflicts.append(decision.conflict)
+            if decision.settled:
+                self._settled.append(decision.path)
             if decision.beside is not None:
                 self._keep_beside(decision)
             if not decision.changes_ours:
@@ -90,8 +93,13 @@ class MergedTree:
         self._beside.sort(key=lambda change: sort_key(change.path))
         self.counts = MergeCounts(added + len(self._beside), changed, removed, merged)
 
-    def check(self, hint: str) -> None:
-        """Raises `MergeConflict` with all conflicts."""
+    @property
+    def without_effect(self) -> tuple[bytes, ...]:
+        """Paths for which a side was chosen, but that had no conflict."""
+        return self.choices.without_effect([*self._settled, *(one.path for one in self.conflicts)])
+
+    def check(self, more: str = "") -> None:
+        """Raises `MergeConflict` with all conflicts. more: what else helps."""
         if not self.conflicts:
             return
         conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))
@@ -102,8 +110,17 @@ class MergedTree:
             f"nothing was written, as {format_count(len(conflicts), 'path')} can't be merged:\n  "
             + "\n  ".join(lines),
             conflicts,
-            hint=hint,
+            hint=f"{self._options(conflicts)} settles one; . is every path{more}",
+            without_effect=self.without_effect,
         )
+
+    def _options(self, conflicts: tuple[PathConflict, ...]) -> str:
+        """The options that settle at least one of them."""
+        both = any(
+            one.kind is not ConflictKind.FILE_AND_FOLDER and self.choices.of(one.path) is not Choice.BOTH
+            for one in conflicts
+        )
+        return "--ours PATH, --theirs PATH or --both PATH" if both else "--ours PATH or --theirs PATH"
 
     def tree_changes(self, uploader: Uploader) -> Iterator[TreeChange]:
         """What is to be written over `ours`, in tree order; contents that are new are stored."""

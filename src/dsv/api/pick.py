@@ -44,7 +44,11 @@ class PickRequest:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """commit: the branch's head now; None if it was only tried. before: its head before. source: whose changes."""
+    """What became of a branch.
+
+    commit: its head now; None if it was only tried. before: its head before. source: whose changes. without_effect: as
+    in `Merged`.
+    """
 
     dataset: DatasetName
     branch: BranchName
@@ -53,6 +57,7 @@ class Picked:
     source: CommitId
     counts: MergeCounts = field(default_factory=MergeCounts)
     uploaded_bytes: int = 0
+    without_effect: tuple[bytes, ...] = ()
 
     @property
     def any_change(self) -> bool:
@@ -119,6 +124,7 @@ class _Pick:
             self._head.commit,
             self._source,
             tree.counts,
+            without_effect=tree.without_effect,
         )
         if not tree.counts.any:
             return result
@@ -154,7 +160,7 @@ class _Pick:
         )
         self._check_paths(base, theirs)
         tree.work_out()
-        tree.check("--ours PATH keeps what the branch has, --theirs PATH takes the commit's; . is every path")
+        tree.check("; --ours is what the branch has, --theirs what the commit brings")
         return tree
 
     def _check_paths(self, base: TreeReader | None, theirs: TreeReader | None) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
 from dsv.model.ids import CommitId
+from dsv.model.merge import Choices
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.path_set import PathSet
 from dsv.repo.damage import missing_commit
-from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
 from dsv.transfer.merge_contents import ContentMerger
 from dsv.worktree.baseline import open_baseline
@@ -23,9 +23,10 @@ from dsv.worktree.unfinished import read_begun
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The workspace's base after a pull, and how many paths were written for it. `before` is the base before.
+    """The workspace's base after a pull, and how many paths were written for it.
 
-    cached_files, cached_bytes: what came from caches on this machine.
+    before: the base before. cached_files, cached_bytes: what came from caches on this machine. without_effect: paths
+    for which a side was chosen, but that had no conflict.
     """
 
     dataset: DatasetName
@@ -37,6 +38,7 @@ class Pulled:
     removed: int = 0
     cached_files: int = 0
     cached_bytes: int = 0
+    without_effect: tuple[bytes, ...] = ()
 
     @property
     def any_change(self) -> bool:
@@ -47,13 +49,19 @@ class Pulled:
 class PullRequest:
     """What to do about paths that were changed here and on the branch.
 
-    ours: at and below these, what is here stays, as a local change. theirs: there, it goes. Other texts below 1 MiB are
-    merged line by line, and CSV and Parquet files by their rows if `table_key` names the column that tells them apart.
+    ours: at and below these, what is here stays, as a local change. theirs: there, it goes. Elsewhere texts below 1 MiB
+    are merged line by line, and CSV and Parquet files by their rows if `table_key` names the column that tells them
+    apart. both: if that can't be done, what is here stays, and what the branch has is written beside it.
     """
 
     ours: PathSet | None = None
     theirs: PathSet | None = None
     table_key: str | None = None
+    both: PathSet | None = None
+
+    @property
+    def choices(self) -> Choices:
+        return Choices(self.ours, self.theirs, self.both)
 
 
 def pull(context: Context, request: PullRequest | None = None) -> Pulled:
@@ -71,7 +79,8 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
         if head is not None:
             workspace.set_seen(workspace.branch, head)
         if head is None or (head == base and not read_begun(workspace.begun_path)):
-            return Pulled(workspace.dataset, workspace.branch, base, base)
+            without_effect = request.choices.without_effect(())
+            return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
         if repository.objects.stored_commit(head) is None:
             raise missing_commit(head, repository.store.url)
         base = opened.proven_base()
@@ -84,15 +93,16 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
                 "dsv pull",
                 head,
                 lambda: baseline.changes_to(after),
-                "--ours PATH keeps yours, --theirs PATH takes the branch's; to keep both: dsv sync --new-branch NAME",
+                "--ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . is every path",
                 may_overwrite=_within(request.theirs),
-                settlement=_settlement(repository.objects, request),
+                settlement=_settlement(after, request),
+                without_effect=request.choices.without_effect,
                 there=f"{str(head)[:12]} by {opened.author(newest)}",
             )
             made = check_out(opened, baseline, goal)
         return Pulled(
             workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
-            made.copied, made.copied_bytes,
+            made.copied, made.copied_bytes, request.choices.without_effect(made.settled),
         )  # fmt: skip
 
 
@@ -100,10 +110,12 @@ def _within(paths: PathSet | None) -> Callable[[bytes], bool]:
     return lambda path: paths is not None and path in paths
 
 
-def _settlement(objects: Objects, request: PullRequest) -> Settlement:
-    merger = ContentMerger(objects, request.table_key)
+def _settlement(after: TreeReader, request: PullRequest) -> Settlement:
+    merger = ContentMerger(after.objects, request.table_key)
     return Settlement(
-        _within(request.ours),
-        lambda change, now, mine: merger.merge_local(change, mine),
-        lambda change, now: merger.takes(change.path, (change.before, change.after, now)),
+        may_stay=_within(request.ours),
+        keep_both=_within(request.both),
+        taken=lambda path: next(iter(after.below(path)), None) is not None,
+        merge=lambda change, now, mine: merger.merge_local(change, mine),
+        mergeable=lambda change, now: merger.takes(change.path, (change.before, change.after, now)),
     )

@@ -14,10 +14,12 @@ from dsv.errors import UsageError
 from dsv.model.merge import Choices
 from dsv.model.names import BranchName, Rev, Target, clean_path
 from dsv.model.path_set import PathSet
+from dsv.model.paths import show
 
 if TYPE_CHECKING:
-    from dsv.api.merged_tree import MergeConflict, MergeCounts
+    from dsv.api.merged_tree import MergeCounts
     from dsv.model.entry import Entry
+    from dsv.model.merge import MergeConflict
 
 Paths = list[str] | None
 
@@ -73,6 +75,7 @@ CONFLICT_KEYS = {
     "conflicts.ours": "what the branch has there: kind, size, file_id, target; null if nothing",
     "conflicts.theirs": "what the other side has there, likewise",
     "conflicts.reason": "why the contents could not be put together, if that was tried",
+    "without_effect": "paths of --ours, --theirs and --both that have no conflict at or below them",
 }
 
 
@@ -139,10 +142,23 @@ def counts_text(counts: MergeCounts) -> str:
 
 def tell_conflicts(call: Call, error: MergeConflict, head: Mapping[str, object]) -> int:
     """The list for a program; a person is told by the error itself. Gives the exit code."""
+    warn_without_effect(call, error.without_effect)
     if not call.json:
         raise error
-    call.document({**head, "conflicts": [_conflict_json(error, at) for at in range(len(error.conflicts))]})
+    conflicts = [_conflict_json(error, at) for at in range(len(error.conflicts))]
+    without = without_effect_json(error.without_effect)
+    call.document({**head, "conflicts": conflicts, "without_effect": without})
     return error.exit_code
+
+
+def warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
+    """A path that was mistyped, most likely."""
+    for path in paths:
+        call.warn(f"a side was chosen for {show(path)}, but no conflict is at or below it")
+
+
+def without_effect_json(paths: Iterable[bytes]) -> list[str]:
+    return [path.decode("utf-8", "surrogateescape") for path in paths]
 
 
 def _conflict_json(error: MergeConflict, at: int) -> dict[str, object]:

@@ -10,7 +10,15 @@ import typer
 
 from dsv.cli.call import Call
 from dsv.cli.declare import whole
-from dsv.cli.merging import CONFLICT_KEYS, COUNT_KEYS, counts_json, counts_text, tell_conflicts
+from dsv.cli.merging import (
+    CONFLICT_KEYS,
+    COUNT_KEYS,
+    counts_json,
+    counts_text,
+    tell_conflicts,
+    warn_without_effect,
+    without_effect_json,
+)
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -50,7 +58,7 @@ def pick(
 
     opening: gives the context. verb: what was done to the commit, such as `applied`.
     """
-    from dsv.api.merged_tree import MergeConflict
+    from dsv.model.merge import MergeConflict
 
     with opening as context:
         try:
@@ -62,6 +70,7 @@ def pick(
             done.dataset,
             done.branch,
         )
+    warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(_json(done))
         return None
@@ -88,4 +97,5 @@ def _json(done: Picked) -> dict[str, object]:
         "any_change": done.any_change,
         **counts_json(done.counts, done.uploaded_bytes),
         "conflicts": [],
+        "without_effect": without_effect_json(done.without_effect),
     }

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from dsv.errors import Conflict
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.location import Location
-from dsv.model.path_set import PathSet
-from dsv.model.paths import check_path
+from dsv.model.path_set import PathSet, folders_above
+from dsv.model.paths import check_path, show
 
 UNDECIDED = Entry(b"", Kind.EMPTY_DIRECTORY)
 """The common state of a path that several merge bases disagree about: unlike every real entry."""
@@ -44,6 +45,27 @@ class PathConflict:
     reason: str = ""
 
 
+class MergeConflict(Conflict):
+    """Paths that both sides changed, and that nothing was chosen for.
+
+    conflicts: all of them, in tree order. without_effect: paths for which a side was chosen, but that had no conflict.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        conflicts: tuple[PathConflict, ...],
+        *,
+        subject: str | None = None,
+        hint: str,
+        without_effect: tuple[bytes, ...] = (),
+    ) -> None:
+        first = show(conflicts[0].path) if conflicts else None
+        super().__init__(message, subject=subject or first, hint=hint)
+        self.conflicts = conflicts
+        self.without_effect = without_effect
+
+
 class Choice(enum.Enum):
     """Which side wins a conflict; with `BOTH` ours stays, and theirs is kept beside it."""
 
@@ -64,13 +86,21 @@ class Choices:
         sets = ((self.ours, Choice.OURS), (self.theirs, Choice.THEIRS), (self.both, Choice.BOTH))
         return next((choice for paths, choice in sets if paths is not None and path in paths), None)
 
+    def without_effect(self, settled: Iterable[bytes]) -> tuple[bytes, ...]:
+        """The paths that were named, but neither are nor have below them any of the conflicts that were settled."""
+        used = {way for path in settled for way in (path, *folders_above(path))}
+        named = (
+            path for paths in (self.ours, self.theirs, self.both) if paths is not None for path in paths.paths
+        )
+        return tuple(path for path in named if path not in used)
+
 
 class Decision(NamedTuple):
     """What becomes of one path that a side changed.
 
     ours: what ours has. result: what the merge has, with where its content lies if that is known; content: its bytes,
-    if they are new. undecided: part of a conflict, which is told once, with its first path. beside: what is kept of
-    theirs under another name.
+    if they are new. undecided: part of a conflict, which is told once, with its first path. settled: a conflict that a
+    choice has decided. beside: what is kept of theirs under another name.
     """
 
     path: bytes
@@ -80,6 +110,7 @@ class Decision(NamedTuple):
     content: bytes | None = None
     conflict: PathConflict | None = None
     undecided: bool = False
+    settled: bool = False
     beside: tuple[Entry, Location | None] | None = None
 
     @property
@@ -174,9 +205,9 @@ class _Decider:
         """One side has a file where the other has put something into a folder: one side has to win all of it."""
         choice = self._choices.of(first.path)
         if choice is Choice.OURS:
-            yield from (_keep_ours(pair) for pair in (first, *below))
+            yield from (_keep_ours(pair)._replace(settled=True) for pair in (first, *below))
         elif choice is Choice.THEIRS:
-            yield from (_take_theirs(pair) for pair in (first, *below))
+            yield from (_take_theirs(pair)._replace(settled=True) for pair in (first, *below))
         else:
             reason = "a file and a folder can't be kept both" if choice is Choice.BOTH else ""
             theirs = first.theirs.after if first.theirs is not None else _before(first)
@@ -219,9 +250,9 @@ class _Decider:
     def _conflict(self, pair: _Pair, ours: Change, theirs: Change, reason: str) -> Decision:
         choice = self._choices.of(pair.path)
         if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
-            return _keep_ours(pair)
+            return _keep_ours(pair)._replace(settled=True)
         if choice is Choice.THEIRS:
-            return _take_theirs(pair)
+            return _take_theirs(pair)._replace(settled=True)
         if choice is Choice.BOTH and theirs.after is not None:
             if theirs.after.kind is Kind.EMPTY_DIRECTORY:
                 reason = "an empty folder can't be kept beside a file"
@@ -229,7 +260,7 @@ class _Decider:
                 reason = "its name with .theirs in it would be too long"
             else:
                 kept = theirs.after._replace(path=name), theirs.location
-                return _keep_ours(pair)._replace(beside=kept)
+                return _keep_ours(pair)._replace(settled=True, beside=kept)
         conflict = PathConflict(pair.path, _kind(ours, theirs), ours.after, theirs.after, reason)
         return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
@@ -73,6 +74,25 @@ class Writer:
                 written.st_mtime_ns,
             )
             return row_of(now) if same else None
+
+    def chmod(self, entry: Entry, expected: bytes | None) -> bool:
+        """Lets all who may read a file execute it too, or nobody; False if it is not the expected one."""
+        above, name = split(entry.path)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with about(entry.path):
+            if not self._expected(entry.path, expected):
+                return False
+            descriptor = os.open(name, flags, dir_fd=self._descent.at(above))
+            try:
+                now = os.fstat(descriptor)
+                if expected is not None and row_of(now) != expected:
+                    return False
+                mode = stat.S_IMODE(now.st_mode)
+                runs = entry.kind is Kind.EXECUTABLE
+                os.fchmod(descriptor, mode | (mode & 0o444) >> 2 if runs else mode & ~0o111)
+            finally:
+                os.close(descriptor)
+            return True
 
     def link(self, entry: Entry, expected: bytes | None, *, replace: bool) -> bytes | None:
         """Makes a symlink. Returns what `file` returns."""

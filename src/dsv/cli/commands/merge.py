@@ -8,7 +8,6 @@ import typer
 
 from dsv.api.merge import Merged, MergeRequest
 from dsv.api.merge import merge as merge_branches
-from dsv.api.merged_tree import MergeConflict
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.forcing import Force, override
@@ -30,7 +29,10 @@ from dsv.cli.merging import (
     into_name,
     source_target,
     tell_conflicts,
+    warn_without_effect,
+    without_effect_json,
 )
+from dsv.model.merge import MergeConflict
 
 
 @command(
@@ -94,6 +96,7 @@ def merge(
             done.dataset,
             done.branch,
         )
+    warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(_json(done))
         return None
@@ -120,6 +123,7 @@ def _json(done: Merged) -> dict[str, object]:
         "outcome": _outcome(done),
         **counts_json(done.counts, done.uploaded_bytes),
         "conflicts": [],
+        "without_effect": without_effect_json(done.without_effect),
     }
 
 

@@ -10,9 +10,17 @@ from dsv.api.pull import PullRequest
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
-from dsv.cli.merging import TableKey, choices
+from dsv.cli.merging import (
+    CONFLICT_KEYS,
+    TableKey,
+    choices,
+    tell_conflicts,
+    warn_without_effect,
+    without_effect_json,
+)
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.cli.paths import workspace_paths
+from dsv.model.merge import MergeConflict
 
 
 @command(
@@ -20,6 +28,7 @@ from dsv.cli.paths import workspace_paths
     examples=[
         ("dsv pull", "what others have synced to this workspace's branch"),
         ("dsv pull --theirs labels/ --ours notes.txt", "settle conflicts by path"),
+        ("dsv pull --both labels.csv", "keep yours, and theirs beside it as labels.theirs.csv"),
         ("dsv -C /data/xrays pull -q", "from a script"),
     ],
     result={
@@ -31,7 +40,8 @@ from dsv.cli.paths import workspace_paths
         "replaced": "how many have other content now",
         "removed": "how many went",
         **CACHED_KEYS,
-        "any_change": "false where the workspace was up to date",
+        "any_change": "false if the workspace was up to date",
+        **CONFLICT_KEYS,
     },
 )
 def pull(
@@ -44,21 +54,33 @@ def pull(
         list[str] | None,
         typer.Option("--theirs", metavar="PATH", help="Settle them: what is here goes, and is lost."),
     ] = None,
+    both: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--both", metavar="PATH", help="Keep what is here, and theirs beside it as NAME.theirs.EXT."
+        ),
+    ] = None,
     table_key: TableKey = None,
-) -> None:
+) -> int | None:
     """Bring the workspace up to its branch.
 
     Local changes stay, and the next sync publishes them on top. A text below 1 MiB that both sides changed is merged
-    line by line. If both changed a path in another way, it ends with exit code 4 and the list, and writes nothing;
-    --ours and --theirs settle that by path.
+    line by line; a change of mode goes together with one of content. If both changed a path in another way, it ends
+    with exit code 4 and the list, and writes nothing; --ours, --theirs and --both settle that by path.
     """
     with call.context() as context:
         workspace = context.workspace()
         chosen = choices(
             None if ours is None else workspace_paths(workspace, ours),
             None if theirs is None else workspace_paths(workspace, theirs),
+            None if both is None else workspace_paths(workspace, both),
         )
-        done = bring(context, PullRequest(chosen.ours, chosen.theirs, table_key))
+        try:
+            done = bring(context, PullRequest(chosen.ours, chosen.theirs, table_key, chosen.both))
+        except MergeConflict as error:
+            head = {"dataset": str(workspace.dataset), "branch": str(workspace.branch), "commit": None}
+            return tell_conflicts(call, error, head)
+    warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(
             {
@@ -72,9 +94,11 @@ def pull(
                 "cached_files": done.cached_files,
                 "cached_bytes": done.cached_bytes,
                 "any_change": done.any_change,
+                "conflicts": [],
+                "without_effect": without_effect_json(done.without_effect),
             }
         )
-        return
+        return None
     where = f"{done.dataset}@{done.branch}"
     if done.commit is None:
         call.line(f"{where} has no commit yet")
@@ -84,3 +108,4 @@ def pull(
         counts = path_counts(done.created, done.replaced, done.removed)
         counts += from_caches(done.cached_files, done.cached_bytes)
         call.line(f"pulled {where} ({str(done.commit)[:12]}): {counts}")
+    return None

@@ -24,10 +24,10 @@ def check_equal(baseline: Baseline, tree: TreeReader, changes: Callable[[], Iter
     """Raises `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
     scan = baseline.scan
     with Descent(scan.root) as descent:
-        found = dict(make_plan(changes(), Disk(scan, descent), NEVER).conflicts)
+        found = make_plan(changes(), Disk(scan, descent), NEVER).conflicts
     reasons = {
-        path: "differs from the commit's" if reason.startswith("was added") else reason
-        for path, reason in found.items()
+        one.path: "differs from the commit's" if reason.startswith("was added") else reason
+        for one, reason in found
     }
     for path, there in find_paths(tree, (item.path for item in scan.pending())):
         if there.entry is None and not there.below:

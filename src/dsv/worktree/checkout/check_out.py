@@ -14,6 +14,7 @@ from dsv.fs.errors import about
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId, PackId
+from dsv.model.merge import MergeConflict
 from dsv.model.names import BranchName
 from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import fold_clashes, show
@@ -54,6 +55,7 @@ class Goal:
     has may be overwritten. settlement: what to do about paths that were changed here and there. ready: called when
     there is no conflict and nothing is written yet; if it raises, nothing is written.
     files_of: a commit that has the same files, if `commit` was made just now; None: there is none.
+    without_effect: of the paths for which a side was chosen, those that none of these conflicts concerns.
     branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
     written finds that too; None: the one it follows.
     """
@@ -69,6 +71,7 @@ class Goal:
     ready: Callable[[], None] = lambda: None
     branch: BranchName | None = None
     files_of: CommitId | None = None
+    without_effect: Callable[[Iterable[bytes]], tuple[bytes, ...]] = lambda settled: ()
 
 
 def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
@@ -90,13 +93,15 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     )
     plan = writer.plan()
     if plan.conflicts:
-        conflicts = _listed([f"{show(path)} {reason}" for path, reason in plan.conflicts])
+        conflicts = _listed([f"{show(one.path)} {reason}" for one, reason in plan.conflicts])
         there = f" (there: {goal.there})" if goal.there else ""
-        raise Conflict(
+        raise MergeConflict(
             f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "
             f"{scan.root}{there}:{conflicts}",
+            tuple(one for one, _ in plan.conflicts),
             subject=str(scan.root),
             hint=goal.hint,
+            without_effect=goal.without_effect([*plan.settled, *(one.path for one, _ in plan.conflicts)]),
         )
     if (
         objects.copy_of is not None

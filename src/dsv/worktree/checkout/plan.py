@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
+from dsv.model.merge import ConflictKind, PathConflict
 from dsv.worktree.checkout.disk import Disk
 from dsv.worktree.checkout.settle import UNSETTLED, OverwritePolicy, Settlement, settle
 from dsv.worktree.checkout.step import Act, Step
@@ -14,7 +15,11 @@ from dsv.worktree.checkout.step import Act, Step
 
 @dataclass(slots=True)
 class Plan:
-    """The sum of the steps, and every conflict. fetched: bytes of contents to fetch. absent: changes to nothing."""
+    """The sum of the steps, and every conflict, with what it is in words.
+
+    fetched: bytes of contents to fetch. absent: changes to nothing. settled: paths of conflicts for which the user
+    chose a side.
+    """
 
     created: int = 0
     replaced: int = 0
@@ -22,7 +27,8 @@ class Plan:
     kept: int = 0
     fetched: int = 0
     absent: int = 0
-    conflicts: list[tuple[bytes, str]] = field(default_factory=list)
+    conflicts: list[tuple[PathConflict, str]] = field(default_factory=list)
+    settled: list[bytes] = field(default_factory=list)
 
     @property
     def writes(self) -> bool:
@@ -31,8 +37,14 @@ class Plan:
 
     def add(self, step: Step) -> None:
         self.absent += step.change.after is None
+        if step.settled is not None:
+            self.settled.append(step.settled)
+        if step.beside is not None:
+            self.created += 1
+            self.fetched += step.beside[0].size
         if step.act is Act.CONFLICT:
-            self.conflicts.append((step.at, step.reason))
+            assert step.conflict is not None
+            self.conflicts.append((step.conflict, step.reason))
         elif step.act is Act.REMOVE:
             self.removed += 1
         elif step.act in (Act.KEEP, Act.STAY):
@@ -42,8 +54,9 @@ class Plan:
                 self.created += 1
             else:
                 self.replaced += 1
-            assert step.change.after is not None
-            self.fetched += 0 if step.merged is not None else step.change.after.size
+            assert step.entry is not None
+            if step.act is not Act.CHMOD and step.content is None:
+                self.fetched += step.entry.size
 
 
 def make_plan(
@@ -70,7 +83,8 @@ def decide(
         hidden = disk.hidden_by(path)
         if hidden is not None:  # no scan would see what is written, and the next sync would remove it
             at, reason = hidden
-            return Step(Act.CONFLICT, change, at=at, reason=f"{reason}, and is in the way of {_name(path)}")
+            conflict = PathConflict(at, ConflictKind.IN_THE_WAY, disk.entry(at), after)
+            return _conflict(change, conflict, f"{reason}, and is in the way of {_name(path)}")
     step = _apply(change, now, disk, may_overwrite)
     return settle(step, now, disk, settlement) if step.act is Act.CONFLICT else step
 
@@ -85,28 +99,55 @@ def _apply(change: Change, now: Entry | None, disk: Disk, may_overwrite: Overwri
     if difference(now, after) is None:
         return Step(Act.KEEP, change)
     forced = may_overwrite(path)
-    if difference(now, change.before) is not None and not forced:
-        return Step(Act.CONFLICT, change, at=path, reason=_reason(change, now))
+    changed = difference(now, change.before) is not None
+    if changed and not forced:
+        return _both_changed(change, now)
+    settled = path if changed else None
     if after is None:
-        return Step(Act.REMOVE, change, disk.row(path))
-    step = Step(Act.CREATE if now is None else Act.REPLACE, change, disk.row(path), forced=forced)
+        return Step(Act.REMOVE, change, disk.row(path), settled=settled)
+    act = Act.CREATE if now is None else Act.REPLACE
+    step = Step(act, change, disk.row(path), forced=forced, settled=settled)
     foreign = disk.foreign_above(path)
     if foreign is None:
         return step
     if may_overwrite(foreign):
-        return replace(step, forced=True)
-    return Step(Act.CONFLICT, change, at=foreign, reason=f"is in the way of {_name(path)}")
+        return replace(step, forced=True, settled=path)
+    return _in_the_way(change, foreign, disk)
 
 
 def _over_folder(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:
     """Puts a file or symlink in the place of a folder. What the base has in the folder has changes of its own."""
     step = Step(Act.CREATE, change, forced=may_overwrite(change.path))
-    if now is not None and difference(now, change.before) is not None and not step.forced:
-        return Step(Act.CONFLICT, change, at=change.path, reason=_reason(change, now))
+    if now is not None and difference(now, change.before) is not None:
+        return replace(step, settled=change.path) if step.forced else _both_changed(change, now)
     foreign = disk.foreign_below(change.path)
-    if foreign is not None and not step.forced:
-        return Step(Act.CONFLICT, change, at=foreign, reason=f"is in the way of {_name(change.path)}")
-    return step
+    if foreign is None:
+        return step
+    return replace(step, settled=foreign) if step.forced else _in_the_way(change, foreign, disk)
+
+
+def _both_changed(change: Change, now: Entry | None) -> Step:
+    return _conflict(
+        change, PathConflict(change.path, _kind(change, now), now, change.after), _reason(change, now)
+    )
+
+
+def _in_the_way(change: Change, foreign: bytes, disk: Disk) -> Step:
+    """A file is where a folder has to be, or the other way round."""
+    conflict = PathConflict(foreign, ConflictKind.FILE_AND_FOLDER, disk.entry(foreign), None)
+    return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
+
+
+def _conflict(change: Change, conflict: PathConflict, reason: str) -> Step:
+    return Step(Act.CONFLICT, change, conflict=conflict, reason=reason)
+
+
+def _kind(change: Change, now: Entry | None) -> ConflictKind:
+    if now is None:
+        return ConflictKind.OURS_REMOVED
+    if change.after is None:
+        return ConflictKind.THEIRS_REMOVED
+    return ConflictKind.BOTH_ADDED if change.before is None else ConflictKind.BOTH_CHANGED
 
 
 def _reason(change: Change, now: Entry | None) -> str:

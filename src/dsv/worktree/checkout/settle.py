@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.diff import Change
+from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
+from dsv.model.merge import ConflictKind, beside
+from dsv.model.paths import show
 from dsv.worktree.checkout.disk import Disk
 from dsv.worktree.checkout.step import Act, Step
 
@@ -38,11 +40,14 @@ content, or why there is none.
 class Settlement:
     """What to do about paths that were changed both here and there, before they are conflicts.
 
-    may_stay: at which paths what is here stays. merge: how contents are merged; None: not at all. mergeable: of which
-    files that is tried.
+    may_stay: at which paths what is here stays. keep_both: at which what is there is kept beside it. taken: whether the
+    commit has something at or below a path, so that nothing else may be kept there. merge: how contents are merged;
+    None: not at all, and neither are modes. mergeable: of which files that is tried.
     """
 
     may_stay: OverwritePolicy = NEVER
+    keep_both: OverwritePolicy = NEVER
+    taken: Callable[[bytes], bool] = NEVER
     merge: MergeFile | None = None
     mergeable: Callable[[Change, Entry], bool] = lambda change, now: True
 
@@ -51,24 +56,79 @@ UNSETTLED = Settlement()
 
 
 def settle(step: Step, now: Entry | None, disk: Disk, settlement: Settlement) -> Step:
+    """What is done about a conflict; the step itself if it stays one."""
+    change, conflict = step.change, step.conflict
+    assert conflict is not None
+    if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
+        return step
+    if settlement.may_stay(change.path) or settlement.may_stay(conflict.path):
+        return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
+    if settlement.merge is not None and now is not None and conflict.path == change.path:
+        step = _merge(step, now, disk, settlement)
+    if step.act is not Act.CONFLICT:
+        return step
+    if settlement.keep_both(change.path) or settlement.keep_both(conflict.path):
+        return _keep_both(step, disk, settlement)
+    return step
+
+
+def _merge(step: Step, now: Entry, disk: Disk, settlement: Settlement) -> Step:
+    """Merges the content and the mode of a file, each apart from the other."""
     change = step.change
     before, after = change.before, change.after
-    if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (before, after)):
+    if before is None or after is None or not (now.is_file and before.is_file and after.is_file):
         return step
-    if settlement.may_stay(change.path) or settlement.may_stay(step.at):
-        return Step(Act.STAY, change)
-    if settlement.merge is None or now is None or before is None or after is None or step.at != change.path:
-        return step
-    if not (now.is_file and before.is_file and after.is_file) or not settlement.mergeable(change, now):
-        return step
-    mine = disk.content(now)
-    if mine is None:
+    row = disk.row(change.path)
+    kind = now.kind if now.kind != before.kind else after.kind
+    if _content(after) in (_content(now), _content(before)):
+        if kind is now.kind:
+            return Step(Act.STAY, change)
+        return Step(Act.CHMOD, change, row, made=now._replace(kind=kind))
+    if _content(now) == _content(before):
+        return Step(Act.REPLACE, change, row, made=after._replace(kind=kind))
+    mine = disk.content(now) if settlement.mergeable(change, now) else None
+    if mine is None or settlement.merge is None:
         return step
     merged = settlement.merge(change, now, mine)
+    if not isinstance(merged, str) and len(merged) > SINGLE_CHUNK_MAX:
+        merged = "merged, it would be too large to be put together here"
     if isinstance(merged, str):
-        return replace(step, reason=f"{step.reason} ({merged})" if merged else step.reason)
-    if len(merged) > SINGLE_CHUNK_MAX:
-        return replace(step, reason=f"{step.reason} (merged, it would be too large to be put together here)")
-    kind = now.kind if now.kind != before.kind else after.kind
-    entry = Entry(change.path, kind, len(merged), FileId.hash(merged))
-    return Step(Act.REPLACE, change, disk.row(change.path), merged=(entry, merged))
+        return _because(step, merged)
+    made = Entry(change.path, kind, len(merged), FileId.hash(merged))
+    return Step(Act.REPLACE, change, row, made=made, content=merged)
+
+
+def _keep_both(step: Step, disk: Disk, settlement: Settlement) -> Step:
+    """Keeps what is here, and what the commit has beside it."""
+    change, conflict = step.change, step.conflict
+    assert conflict is not None
+    if conflict.path != change.path or disk.is_folder(change.path):
+        return _because(step, "a file and a folder can't be kept both")
+    if change.after is None:
+        return Step(Act.STAY, change, settled=change.path)
+    name = beside(change.path)
+    if name is None:
+        return _because(step, "its name with .theirs in it would be too long")
+    kept = change.after._replace(path=name)
+    there = disk.entry(name)
+    if difference(there, kept) is None:  # a pull that was killed has kept it
+        return Step(Act.STAY, change, settled=change.path)
+    if there is not None or disk.is_folder(name) or settlement.taken(name) or disk.foreign_above(name):
+        taken = replace(conflict, kind=ConflictKind.IN_THE_WAY)
+        return _because(replace(step, conflict=taken), f"there is {show(name)} already")
+    hidden = disk.hidden_by(name)
+    if hidden is not None:
+        return _because(step, f"{show(name)} {hidden[1]}")
+    return Step(Act.STAY, change, settled=change.path, beside=(kept, change.location))
+
+
+def _because(step: Step, reason: str) -> Step:
+    """The same conflict, with the reason why it could not be settled."""
+    assert step.conflict is not None
+    if not reason:
+        return step
+    return replace(step, conflict=replace(step.conflict, reason=reason), reason=f"{step.reason} ({reason})")
+
+
+def _content(entry: Entry) -> tuple[object, ...]:
+    return entry.size, entry.file_id

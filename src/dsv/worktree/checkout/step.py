@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from dsv.model.diff import Change
+from dsv.model.diff import Change, Located
 from dsv.model.entry import Entry
+from dsv.model.merge import PathConflict
 
 
 class Act(enum.Enum):
@@ -16,6 +17,8 @@ class Act(enum.Enum):
     """It stays as the user has it, though the commit has something else: a local change on top of the commit."""
     CREATE = "create"
     REPLACE = "replace"
+    CHMOD = "chmod"
+    """The file stays, and may be executed from now on, or no longer."""
     REMOVE = "remove"
     CONFLICT = "conflict"
 
@@ -24,15 +27,25 @@ class Act(enum.Enum):
 class Step:
     """What to do about one change.
 
-    row: the stat that a file must still have to be replaced or removed; None if any will do. at, reason: the path of a
-    conflict, and what it is. forced: whatever is in the way is removed. merged: what is written instead of what the
-    commit has; a local change then.
+    row: the stat that a file must still have to be replaced or removed; None if any will do. conflict, reason: what is
+    in conflict, and why in words. forced: whatever is in the way is removed. settled: the path of a conflict for which
+    the user chose a side. made: what is written if that is not what the commit has there, so that it is a local change;
+    content: its bytes if the commit does not have them either. beside: what the commit has there, which is written
+    under another name, as a local change too.
     """
 
     act: Act
     change: Change
     row: bytes | None = None
-    at: bytes = b""
+    conflict: PathConflict | None = None
     reason: str = ""
     forced: bool = False
-    merged: tuple[Entry, bytes] | None = None
+    settled: bytes | None = None
+    made: Entry | None = None
+    content: bytes | None = None
+    beside: Located | None = None
+
+    @property
+    def entry(self) -> Entry | None:
+        """What is at the path when the step is done, if it writes something."""
+        return self.change.after if self.made is None else self.made

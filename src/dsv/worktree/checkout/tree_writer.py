@@ -14,6 +14,7 @@ from dsv.fs.descent import Descent, split
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
+from dsv.model.location import Location
 from dsv.model.progress import Progress
 from dsv.worktree.checkout.contents import Asked, Content, Pieces
 from dsv.worktree.checkout.disk import Disk
@@ -34,9 +35,10 @@ ContentsOf = Callable[[Iterator[Asked]], Iterator[Content]]
 
 @dataclass(slots=True)
 class Made:
-    """What was done. left: paths that changed while dsv was at work, and were left as they are.
+    """What was done.
 
-    copied, copied_bytes: files that came from copies on this machine, and not from the store.
+    left: paths that changed while dsv was at work, and were left as they are. settled: paths of conflicts for which the
+    user chose a side. copied, copied_bytes: files that came from copies on this machine, and not from the store.
     """
 
     created: int = 0
@@ -45,6 +47,7 @@ class Made:
     left: list[bytes] = field(default_factory=list)
     copied: int = 0
     copied_bytes: int = 0
+    settled: list[bytes] = field(default_factory=list)
 
 
 class TreeWriter:
@@ -85,6 +88,7 @@ class TreeWriter:
             disk = Disk(self._scan, descent)
             plan = make_plan(self._changes(), disk, self._may_overwrite, self._settlement)
         self._removes = plan.absent > 0
+        self._made.settled = plan.settled
         return plan
 
     def to_write(self) -> Iterator[Entry]:
@@ -93,7 +97,9 @@ class TreeWriter:
             disk = Disk(self._scan, descent)
             for change in self._changes():
                 step = decide(change, disk, self._may_overwrite, self._settlement)
-                if change.after is not None and step.act not in (Act.KEEP, Act.STAY):
+                if step.beside is not None:
+                    yield step.beside[0]
+                if change.after is not None and step.act not in (Act.KEEP, Act.STAY, Act.CHMOD):
                     yield change.after
 
     def apply(self, contents: ContentsOf) -> Made:
@@ -162,7 +168,7 @@ class TreeWriter:
         waiting: deque[Step] = deque()
         for content in contents(self._to_fetch(waiting)):
             step = waiting.popleft()
-            entry = step.change.after
+            entry = step.entry
             assert entry is not None
             self._done(step, self._file(step, entry, content))
             self._progress.advance(files=1, bytes=entry.size)
@@ -173,14 +179,19 @@ class TreeWriter:
             if self._patches.is_full:
                 self._patches.flush()
                 self._disk.names.clear()
-            entry = step.change.after
+            if step.act is Act.STAY:
+                self._stay(step.change)
+                if step.beside is None:
+                    continue
+                step = _of_beside(*step.beside)
+            entry = step.entry
             assert entry is not None
             if step.act is Act.KEEP:
                 self._keep(step.change, entry)
-            elif step.act is Act.STAY:
-                self._stay(step.change)
-            elif step.merged is not None:
-                self._done(step, self._merged_file(step, *step.merged))
+            elif step.act is Act.CHMOD:
+                self._chmod(step, entry)
+            elif step.content is not None:
+                self._done(step, self._file(step, entry, Pieces((step.content,))))
                 self._progress.advance(files=1)
             elif not self._make_way(step):
                 self._made.left.append(step.change.path)
@@ -204,8 +215,14 @@ class TreeWriter:
         self._folder_made(step.change)
         return b""
 
-    def _merged_file(self, step: Step, entry: Entry, content: bytes) -> bytes | None:
-        return self._file(step, entry, Pieces((content,)))
+    def _chmod(self, step: Step, entry: Entry) -> None:
+        """The scan that follows sees another stat, and the next status looks whether the content is still the same."""
+        if self._writer.chmod(entry, step.row):
+            self._made.replaced += 1
+            self._stay(step.change)
+        else:
+            self._made.left.append(entry.path)
+        self._progress.advance(files=1)
 
     def _file(self, step: Step, entry: Entry, content: Content) -> bytes | None:
         return self._writer.file(entry, content.fill, step.row, replace=step.act is Act.REPLACE)
@@ -224,7 +241,7 @@ class TreeWriter:
         return True
 
     def _done(self, step: Step, row: bytes | None) -> None:
-        entry = step.change.after if step.merged is None else step.merged[0]
+        entry = step.entry
         assert entry is not None
         if row is None:
             self._made.left.append(entry.path)
@@ -275,3 +292,8 @@ class TreeWriter:
 
     def _base_of(self, change: Change) -> Entry | None:
         return change.after if self._follow is not None else change.before
+
+
+def _of_beside(entry: Entry, location: Location | None) -> Step:
+    """Writes what the commit has under another name, at which neither it nor the base has anything."""
+    return Step(Act.CREATE, Change(entry.path, None, None, location), made=entry)

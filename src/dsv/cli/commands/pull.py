@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.pull import PullRequest
+from dsv.api.pull import Pulled, PullRequest
 from dsv.api.pull import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.declare import command
@@ -81,6 +81,11 @@ def pull(
             head = {"dataset": str(workspace.dataset), "branch": str(workspace.branch), "commit": None}
             return tell_conflicts(call, error, head)
     warn_without_effect(call, done.without_effect)
+    _tell(call, done)
+    return None
+
+
+def _tell(call: Call, done: Pulled) -> None:
     if call.json:
         call.document(
             {
@@ -98,7 +103,7 @@ def pull(
                 "without_effect": without_effect_json(done.without_effect),
             }
         )
-        return None
+        return
     where = f"{done.dataset}@{done.branch}"
     if done.commit is None:
         call.line(f"{where} has no commit yet")
@@ -108,4 +113,3 @@ def pull(
         counts = path_counts(done.created, done.replaced, done.removed)
         counts += from_caches(done.cached_files, done.cached_bytes)
         call.line(f"pulled {where} ({str(done.commit)[:12]}): {counts}")
-    return None

@@ -91,7 +91,7 @@ class Corpus:
     """The objects of real stores, by kind, and what a store is made of."""
 
     def __init__(self) -> None:
-        self.stores: list[Keys] = [golden("store"), golden("store-named"), synced()]
+        self.stores: list[Keys] = [golden("store"), golden("store-named"), golden("store-nodes"), synced()]
         self.samples: dict[str, list[bytes]] = {name: [] for name in DECODERS}
         self.samples["run"].append(RECORD.encode())
         for store in self.stores:

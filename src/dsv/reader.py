@@ -66,8 +66,10 @@ OBJECT_MAX = {
 FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
 RECORD_MAX = 1 << 20
 # A branch's moves are all listed here, so order is nothing to rely on.
+# Objects are looked up in the index, so locators are not needed either.
 KNOWN_FEATURES = (
     "named-records",
+    "node-locators",
     "unordered-listing",
     "unconditional-writes",
     "names-elsewhere",

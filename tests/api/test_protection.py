@@ -259,7 +259,7 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
     assert not world.fresh.format.has("protected-branches")
     protect(world)
     protect_branch(world.context, MAIN_PATH, Limits(only_merge=True))
-    assert [len(entry.features) for entry in world.fresh.format.entries] == [1, 2]
+    assert [len(entry.features) for entry in world.fresh.format.entries] == [2, 3]
     older = layout.KNOWN_FEATURES - {"protected-branches"}
     monkeypatch.setattr(layout, "KNOWN_FEATURES", older)
     assert world.heads()["main"] == world.commits[3]  # which an older dsv can read

@@ -7,7 +7,7 @@ that no version of a zstd library changes them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import zstandard
@@ -38,7 +38,7 @@ from dsv.model.names import BranchName, DatasetName
 from dsv.model.pack import PackBuilder
 from dsv.model.recipe import Recipe, build_recipe
 from dsv.model.segment import Segment
-from dsv.model.tree import Child, Cutter, Node, group, parent
+from dsv.model.tree import Child, Cutter, Node, parent
 
 _BLOCK = 128 << 10
 
@@ -90,14 +90,21 @@ class StoreMaker:
     """Collects keys; every commit gets a pack of chunks, a pack of metadata and an index of its own.
 
     With `every`, segments, nodes and recipes are cut after so many entries instead of by the format's rule: small
-    inputs then have several levels. Readers don't care. With `dataset` and `branch`, commits carry them.
+    inputs then have several levels. Readers don't care. With `dataset` and `branch`, commits carry them. With
+    `node_locators` each node has a locator, and that of a commit names the root alone.
     """
 
     def __init__(
-        self, every: int | None = None, dataset: DatasetName | None = None, branch: BranchName | None = None
+        self,
+        every: int | None = None,
+        dataset: DatasetName | None = None,
+        branch: BranchName | None = None,
+        *,
+        node_locators: bool = False,
     ) -> None:
         self._every = every
         self._dataset, self._branch = dataset, branch
+        self._node_locators = node_locators
         self.keys: dict[str, bytes] = {}
         self._known: dict[tuple[ObjectKind, bytes], Location] = {}
         self._rows: list[tuple[ObjectKind, Id, Location]] = []
@@ -195,16 +202,18 @@ class StoreMaker:
             level += 1
             above: list[Child] = []
             rows.append([])
+            places_below = iter(rows[-2])
             for listed in _groups(children, level, self._every):
                 encoded = Node(level, tuple(listed)).encode()
                 node_id = NodeId.hash(encoded)
-                rows[-1].append(self._add(metadata, ObjectKind.NODE, node_id, encoded))
+                own = [next(places_below) for _ in listed] if self._node_locators else None
+                rows[-1].append(self._add(metadata, ObjectKind.NODE, node_id, encoded, own))
                 above.append(parent(node_id, listed) if listed else Child(b"", node_id, 0, 0, 0))
             if len(above) == 1:
                 break
             children = above
         top = above[0]
-        locator = [place for row in reversed(rows) for place in row]
+        locator = rows[-1] if self._node_locators else [place for row in reversed(rows) for place in row]
         return NodeId(top.id), level, (top.bytes, top.files, top.entries), locator
 
     def _add(
@@ -245,6 +254,18 @@ def _runs(entries: list[Entry], every: int | None) -> Iterable[list[Entry]]:
             run = []
     if run:
         yield run
+
+
+def group(children: Iterable[Child], level: int) -> Iterator[list[Child]]:
+    """The children of each node of a level; one empty group if there are none: an empty tree's root."""
+    cutter, taken, any_yet = Cutter(level), list[Child](), False
+    for child in children:
+        taken.append(child)
+        if cutter.add(child.last):
+            yield taken
+            taken, any_yet = [], True
+    if taken or not any_yet:
+        yield taken
 
 
 def _groups(children: list[Child], level: int, every: int | None) -> Iterable[list[Child]]:

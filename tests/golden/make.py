@@ -1,10 +1,12 @@
 """Makes the golden stores: small ones with every kind of object, the same bytes every time.
 
-    python -m tests.golden.make        writes tests/golden/store, store-named, store-moved and vectors.json anew
+    python -m tests.golden.make        writes tests/golden/store, store-named, store-nodes, store-moved and vectors.json
+                                       anew
 
-`store-named` has what dsv writes into a new store: refs, tags and commits carry the names that they were made for. Its
-branches have rules. `store-moved` has what differs in it when its names have moved within it.
-`store` is as stores were made before that, and stays readable for ever.
+`store-nodes` has what dsv writes into a new store: nodes have locators of their own.
+`store-named` is as stores were made before that: refs, tags and commits carry the names that they were made for. Its
+branches have rules, and so have those of `store-nodes`. `store-moved` has what differs in it when its names have moved within it.
+`store` is as stores were made before that. All of them stay readable for ever.
 
 The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a
 change of these files, and must not happen without a new version of what changed.
@@ -75,15 +77,23 @@ SECOND = {
 
 
 MOVED_TO = "./names/0123456789abcdef"
+STORES: dict[str, dict[str, bool]] = {
+    "store": {},
+    "store-named": {"named": True},
+    "store-nodes": {"named": True, "node_locators": True},
+}
+"""What `build` is called with for each."""
 
 
-def build(*, named: bool = False) -> dict[str, bytes]:
+def build(*, named: bool = False, node_locators: bool = False) -> dict[str, bytes]:
     """Every key of a golden store with its bytes."""
-    made = StoreMaker(dataset=LETTERS, branch=MAIN) if named else StoreMaker()
+    names = {"dataset": LETTERS, "branch": MAIN} if named else {}
+    made = StoreMaker(**names, node_locators=node_locators)
     first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
     second = made.commit(SECOND, (first,), AUTHOR, TIME + 1000, "Larger letters\n\nas asked for")
     made.put(keys.README_KEY, readme_text().encode())
-    _format(made, (Feature("named-records", FeatureRule.REFUSE),) if named else ())
+    has = {"named-records": named, "node-locators": node_locators}
+    _format(made, tuple(Feature(name, FeatureRule.REFUSE) for name, it_has in has.items() if it_has))
     _refs(made, first, second, named=named)
     _sessions(made, second)
     if named:
@@ -240,7 +250,7 @@ def vectors() -> dict[str, object]:
 
 def write(folder: Path) -> None:
     """Replaces the golden files in `folder`."""
-    stores = {"store": build(), "store-named": build(named=True), "store-moved": build_moved()}
+    stores = {store: build(**features) for store, features in STORES.items()} | {"store-moved": build_moved()}
     for store, made in stores.items():
         shutil.rmtree(folder / store, ignore_errors=True)
         for key, data in made.items():

@@ -30,6 +30,7 @@ from tests.golden import make
 STORE = Path(__file__).parent / "store"
 NAMED_STORE = Path(__file__).parent / "store-named"
 MOVED_STORE = Path(__file__).parent / "store-moved"
+NODES_STORE = Path(__file__).parent / "store-nodes"
 
 
 def keys_of(store: Path) -> dict[str, bytes]:
@@ -39,7 +40,11 @@ def keys_of(store: Path) -> dict[str, bytes]:
 GOLDEN = keys_of(STORE)
 NAMED = keys_of(NAMED_STORE)
 MOVED = {key: data for key, data in NAMED.items() if not keys.needs_winner(key)} | keys_of(MOVED_STORE)
-both = pytest.mark.parametrize("golden", [GOLDEN, NAMED], ids=["old", "named"])
+NODES = keys_of(NODES_STORE)
+each = pytest.mark.parametrize("golden", [GOLDEN, NAMED, NODES], ids=["old", "named", "nodes"])
+each_store = pytest.mark.parametrize(
+    "store", [STORE, NAMED_STORE, NODES_STORE], ids=["old", "named", "nodes"]
+)
 HASHES = {
     ObjectKind.CHUNK: ChunkId.hash,
     ObjectKind.RECIPE: RecipeId.hash,
@@ -57,9 +62,9 @@ def test_the_code_still_writes_the_golden_names_that_have_moved() -> None:
     assert make.build_moved() == keys_of(MOVED_STORE)
 
 
-@both
-def test_the_code_still_writes_the_golden_store(golden: dict[str, bytes]) -> None:
-    made = make.build(named=golden is NAMED)
+@each_store
+def test_the_code_still_writes_the_golden_store(store: Path) -> None:
+    golden, made = keys_of(store), make.build(**make.STORES[store.name])
     assert sorted(made) == sorted(golden)
     for key, data in made.items():
         assert data == golden[key], f"{key} is written differently now"
@@ -69,17 +74,17 @@ def test_files_trees_and_recipes_are_still_cut_alike() -> None:
     assert make.vectors() == json.loads((STORE.parent / "vectors.json").read_text())
 
 
-@both
+@each
 def test_every_kind_of_object_is_there(golden: dict[str, bytes]) -> None:
     found = {row.kind for key, data in golden.items() if key.startswith("packs/") for row in verify(data)}
     assert found == set(ObjectKind)
     lines = {data.split(b"\n")[0].decode() for data in golden.values() if data.startswith(b"dsv ")}
-    second = ("ref", "tag", "commit") if golden is NAMED else ()
-    kinds = [*RECORDS, "branch-rule", "index-merge"] if golden is NAMED else RECORDS
+    second = ("ref", "tag", "commit") if golden is not GOLDEN else ()
+    kinds = [*RECORDS, "branch-rule", "index-merge"] if golden is not GOLDEN else RECORDS
     assert lines == {f"dsv {kind} {2 if kind in second else 1}" for kind in kinds}
 
 
-@both
+@each
 def test_every_object_has_its_id_and_the_index_finds_it(golden: dict[str, bytes]) -> None:
     indexes = [Index.parse(data) for key, data in golden.items() if keys.parse_index_key(key)]
     rows = 0
@@ -98,7 +103,7 @@ def test_every_object_has_its_id_and_the_index_finds_it(golden: dict[str, bytes]
     assert rows == len({row for index in indexes for row in index.rows()}) > 10
 
 
-@both
+@each
 def test_the_commits_locators_say_where_nodes_and_segments_lie(golden: dict[str, bytes]) -> None:
     def object_at(place: reader.Any) -> bytes:
         stored = golden[keys.pack_key(place.pack)][place.offset : place.offset + place.stored]
@@ -109,7 +114,11 @@ def test_the_commits_locators_say_where_nodes_and_segments_lie(golden: dict[str,
         commit_id = keys.parse_locator_key(key)
         if commit_id is None:
             continue
-        root, segment = Locator.decode(data).locations()
+        root, *flat = Locator.decode(data).locations()
+        behind = root.offset + root.stored
+        rows = golden[keys.pack_key(root.pack)][behind : behind + root.tail]
+        (segment,) = Locator.decode(rows).locations() if golden is NODES else flat
+        assert (golden is NODES) == bool(root.tail) == (not flat)
         commit = Commit.decode(golden[keys.commit_key(commit_id)])
         assert NodeId.hash(object_at(root)) == commit.root
         (child,) = Node.decode(object_at(root)).children
@@ -145,7 +154,7 @@ def files_of(folder: Path, but: bytes = b"\0") -> dict[bytes, make.File]:
     return found
 
 
-@pytest.mark.parametrize("store", [STORE, NAMED_STORE], ids=["old", "named"])
+@each_store
 @pytest.mark.parametrize(
     ("target", "files"),
     [
@@ -173,9 +182,10 @@ def test_the_reader_restores_it(
     assert files_of(tmp_path / "out") == files
 
 
-@pytest.mark.parametrize("store", [STORE, NAMED_STORE], ids=["old", "named"])
+@each_store
 def test_dsv_reads_it_and_goes_on_writing_as_the_store_was_made(tmp_path: Path, store: Path) -> None:
-    """A store that was made before refs carried names goes on without them, so an older dsv can still read it."""
+    """A store that was made before refs carried names goes on without them, so an older dsv can still read it; and so
+    does one that was made before nodes had locators."""
     copy = shutil.copytree(store, tmp_path / "store")
     for entry in (copy / "format").iterdir():
         if entry.name != f"{0:016x}":
@@ -195,9 +205,12 @@ def test_dsv_reads_it_and_goes_on_writing_as_the_store_was_made(tmp_path: Path, 
     before, after = keys_of(store), keys_of(copy)
     written = [key for key in after if key not in before and key.startswith(("refs/", "commits/"))]
     assert len(written) == 3
-    version = 2 if store == NAMED_STORE else 1
+    version = 1 if store == STORE else 2
     for key in written:
         assert after[key].split(b"\n")[0].endswith(b" %d" % version), key
+    (locator,) = [key for key in after if key not in before and key.startswith("locators/")]
+    root, *flat = Locator.decode(after[locator]).locations()
+    assert (bool(root.tail), len(flat)) == ((True, 0) if store == NODES_STORE else (False, 1))
 
 
 # Runs a program with dsv made impossible to import.

@@ -35,7 +35,7 @@ from dsv.model import (
 from dsv.model import location as place
 from dsv.model.location import ObjectKind
 from dsv.model.segment import Segment
-from tests.golden.test_golden import GOLDEN, MOVED, NAMED
+from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NODES
 
 DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
 Row = tuple[str, str]
@@ -99,8 +99,8 @@ def evaluated(expression: str, got: dict[str, Any]) -> int:
     return result
 
 
-def objects(kind: ObjectKind) -> Iterator[bytes]:
-    for key, data in GOLDEN.items():
+def objects(kind: ObjectKind, store: dict[str, bytes] = GOLDEN) -> Iterator[bytes]:
+    for key, data in store.items():
         if key.startswith("packs/"):
             for row in pack.verify(data):
                 if row.kind is kind:
@@ -155,9 +155,11 @@ def test_recipes() -> None:
 
 
 def test_locators() -> None:
-    frames = [data for key, data in GOLDEN.items() if key.startswith("locators/")]
-    bodies = [*map(zstandard.decompress, frames), *objects(ObjectKind.LOCATOR)]
-    assert len(bodies) > 3
+    bodies = []
+    for store in (GOLDEN, NODES):
+        frames = [data for key, data in store.items() if key.startswith("locators/")]
+        bodies += [*map(zstandard.decompress, frames), *objects(ObjectKind.LOCATOR, store)]
+    assert len(bodies) > 8
     for body in bodies:
         got = taken_apart(body, OBJECTS["locator"])
         ids = [got["pack_ids"][at : at + 16] for at in range(0, len(got["pack_ids"]), 16)]
@@ -320,6 +322,7 @@ LIMITS = {
     "bytes of an unpacked segment": sizes.OBJECT_LIMITS[ObjectKind.SEGMENT],
     "bytes of an unpacked node": sizes.OBJECT_LIMITS[ObjectKind.NODE],
     "rows of a segment's locator": sizes.LOCATOR_ROWS[ObjectKind.SEGMENT],
+    "rows of a node's locator": sizes.LOCATOR_ROWS[ObjectKind.NODE],
     "rows of a recipe's locator": sizes.LOCATOR_ROWS[ObjectKind.RECIPE],
     "stored bytes of a node for each child, at least": sizes.STORED_CHILD,
     "bytes by which a stored object may be larger than its kind's limit": sizes.FRAME_SLACK,

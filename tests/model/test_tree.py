@@ -11,7 +11,8 @@ from xxhash import xxh3_64_intdigest
 from dsv.errors import IntegrityError, Unsupported
 from dsv.model.entry import sort_key
 from dsv.model.ids import NodeId, SegmentId
-from dsv.model.tree import MAX_LEVEL, Child, Cutter, Node, check_follows, group, parent
+from dsv.model.tree import MAX_LEVEL, Child, Cutter, Node, check_follows, parent
+from tests.golden.building import group
 from tests.model.strategies import ids_of, mutations, path_lists
 
 TOTALS = st.integers(1, 1 << 40)

@@ -13,12 +13,12 @@ from dsv.model import tree as trees
 from dsv.model.codec import Codec
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import EMPTY_FILE, FileId, NodeId, PackId, RecipeId, SegmentId
-from dsv.model.location import Location
+from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.segment import Segment
 from dsv.model.tree import Node
 from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
-from dsv.repo.trees import Leaf, LocatedSegment, TreeReader
+from dsv.repo.trees import Leaf, LocatedSegment, Part, TreeReader
 from tests.model.strategies import SINGLE
 
 PACKS = [PackId(bytes([n]) * 16) for n in range(4)]
@@ -52,15 +52,18 @@ class Sink:
         )
         return segment_id, self._place(segment_id)
 
-    def put_node(self, node: Node) -> tuple[NodeId, Location]:
+    node_locators = keeps_nodes = False
+
+    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]:
+        assert len(locations) == len(node.children)
         self.nodes.append(node)
         node_id = NodeId.hash(node.encode())
         if node.level == 1:
             self.leaves += [Leaf(child, None) for child in node.children]
         return node_id, self._place(node_id)
 
-    def segment_location(self, leaf: Leaf) -> Location:
-        return self._place(leaf.id)
+    def kept_location(self, kind: ObjectKind, part: Part) -> Location:
+        return self._place(part.child.id)
 
     def avoids(self, pack_id: PackId) -> bool:
         return pack_id in self.going

@@ -1,7 +1,8 @@
 """Where the things that an object lists lie: it travels behind the object and saves asking the index.
 
 Row i of a segment's locator is for its i-th file that is not empty: its chunk, or a large one's recipe. Row i
-of a recipe's is for its i-th chunk or recipe. A commit's lists its nodes breadth first, then its segments.
+of a recipe's is for its i-th chunk or recipe, row i of a node's for its i-th child. A commit's has the root alone. In
+a store whose nodes have no locators it lists the nodes breadth first, then the segments.
 A locator is advisory: a wrong row costs time, never correctness.
 """
 
@@ -20,7 +21,7 @@ from dsv.model.wire import Buffer, damaged, header
 MAX_ROWS = 1 << 22
 _ROW = 4 * 5 + 1
 _FIXED = len(header("locator")) + 8
-# A commit's locator names each object once, so it hardly shrinks. One that unpacks to more
+# A locator names each object once, so it hardly shrinks. One that unpacks to more
 # than its size explains is there to take memory.
 MAX_RATIO = 128
 FREE_BYTES = 4 << 20

@@ -277,7 +277,7 @@ def _check_table(table: PackTable, footer: Footer) -> None:
 
 def _check_locator(table: PackTable, at: int) -> None:
     owner = table.kinds[at - 1] if at else 0
-    if owner not in (ObjectKind.RECIPE, ObjectKind.SEGMENT) or (
+    if owner not in (ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE) or (
         table.ids[32 * at - 32 : 32 * at] != table.ids[32 * at : 32 * at + 32]
     ):
         raise damaged("pack", "a locator does not lie behind its object")

@@ -28,7 +28,11 @@ OBJECT_LIMITS: Final = {
 }
 """Bytes of an unpacked object."""
 
-LOCATOR_ROWS: Final = {ObjectKind.SEGMENT: tree.MAX_ENTRIES, ObjectKind.RECIPE: recipe.MAX_ROWS}
+LOCATOR_ROWS: Final = {
+    ObjectKind.NODE: tree.MAX_ENTRIES,
+    ObjectKind.SEGMENT: tree.MAX_ENTRIES,
+    ObjectKind.RECIPE: recipe.MAX_ROWS,
+}
 """Rows of the locator that travels with an object."""
 
 FRAME_SLACK: Final = 64 << 10

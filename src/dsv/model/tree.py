@@ -7,7 +7,7 @@ the highest level is the root. Every tree has one, an empty tree a root of level
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -207,18 +207,6 @@ def check_follows(previous: bytes | None, path: bytes) -> None:
     if sort_key(path) < sort_key(previous) + b"\1":
         below = "below" if path.startswith(previous + b"/") else "not after"
         raise IntegrityError(f"a tree is damaged: path {show(path)} lies {below} {show(previous)}")
-
-
-def group(children: Iterable[Child], level: int) -> Iterator[list[Child]]:
-    """The children of each node of a level; one empty group if there are none: an empty tree's root."""
-    cutter, taken, any_yet = Cutter(level), list[Child](), False
-    for child in children:
-        taken.append(child)
-        if cutter.add(child.last):
-            yield taken
-            taken, any_yet = [], True
-    if taken or not any_yet:
-        yield taken
 
 
 class Totals(NamedTuple):

@@ -26,6 +26,7 @@ from dsv.store.unavailable import Unavailable
 # What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
 UNORDERED_LISTING = "unordered-listing"
 NAMED_RECORDS = "named-records"
+NODE_LOCATORS = "node-locators"
 PROTECTED_BRANCHES = "protected-branches"
 NAMES_ELSEWHERE = "names-elsewhere"
 DATA_ELSEWHERE = "data-elsewhere"
@@ -35,6 +36,7 @@ NAMES_MOVED = "names-moved"
 KNOWN_FEATURES = frozenset(
     (
         NAMED_RECORDS,
+        NODE_LOCATORS,
         PROTECTED_BRANCHES,
         UNORDERED_LISTING,
         NAMES_ELSEWHERE,
@@ -71,6 +73,11 @@ class Format:
     def named_records(self) -> bool:
         """Whether every ref, tag and commit carries the names that it was made for: decided when a store is made."""
         return any(one.name == NAMED_RECORDS for one in self.entries[0].features)
+
+    @property
+    def node_locators(self) -> bool:
+        """Whether every node has a locator behind it: decided when a store is made."""
+        return any(one.name == NODE_LOCATORS for one in self.entries[0].features)
 
     def has(self, feature: str) -> bool:
         return any(one.name == feature for one in self.entries[-1].features)

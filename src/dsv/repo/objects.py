@@ -122,7 +122,8 @@ class Objects:
         return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
 
     def commit_locator(self, commit_id: CommitId) -> Locator | None:
-        """Where the commit's nodes and segments lie, if that is recorded; advisory."""
+        """Where the commit's root node lies, if that is recorded; advisory. In a store without `node-locators`, where
+        all of its nodes and segments lie."""
         name = str(commit_id)
         data = self._metadata.get("commit-locator", name, _LOCATOR_MAX)
         if data is not None:
@@ -139,13 +140,10 @@ class Objects:
             self._metadata.put("commit-locator", name, data)
         return locator
 
-    def node(self, node_id: NodeId, where: Location | None = None) -> Node:
-        return next(self.nodes([(node_id, where)]))
-
-    def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Node]:
-        """As `segments`."""
+    def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Located[Node]]:
+        """As `segments`. A node of a store without `node-locators` has no locator."""
         for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
-            yield decoded(Node.decode, found.value, "node", node_id)
+            yield Located(decoded(Node.decode, found.value, "node", node_id), found.find_locator)
 
     def segment(self, segment_id: SegmentId, where: Location | None = None) -> tuple[Segment, Locator | None]:
         found = self.metadata_object(ObjectKind.SEGMENT, segment_id, where)

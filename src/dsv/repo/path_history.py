@@ -14,10 +14,12 @@ from dsv.model.commit import Commit
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId, Id
 from dsv.model.location import Location, ObjectKind
+from dsv.model.locator import Locator
 from dsv.model.path_set import PathSet
 from dsv.model.segment import Segment
 from dsv.model.tree import Outline
 from dsv.repo.damage import NOT_OURS, decoded
+from dsv.repo.located import Located
 from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
 
@@ -27,11 +29,13 @@ Part = tuple[bytes, int, int, bytes | None, bytes | None]
 
 
 class _Place(NamedTuple):
-    """A node or segment, how deep it lies (the root: 0), and which child of its node it is."""
+    """A node or segment, how deep it lies (the root: 0), which child of its node it is, and where it lies by the
+    locator of that node."""
 
     id: Id
     depth: int
     number: int
+    where: Location | None = None
 
 
 class PathHistory:
@@ -66,15 +70,15 @@ class PathHistory:
         """The children of a node that may have something of the paths."""
         found = self._below.get((place.id, place.depth))
         if found is None:
-            data = self._data(ObjectKind.NODE, commit_id, commit, place)
-            outline = decoded(Outline.decode, data, "node", place.id)
+            read = self._read(ObjectKind.NODE, commit_id, commit, place)
+            outline = decoded(Outline.decode, read.value, "node", place.id)
             if outline.level != level:
                 raise IntegrityError(
                     f"commit {str(commit_id)[:12]} has a node of level {outline.level} where {level} belongs",
                     subject=str(commit_id),
                     hint=NOT_OURS,
                 )
-            found = tuple(self._chosen(outline, place.depth + 1))
+            found = tuple(self._chosen(outline, place.depth + 1, read.locator))
             _keep(self._below, (place.id, place.depth), found)
         return found
 
@@ -82,22 +86,25 @@ class PathHistory:
         """What a segment has at the paths, as far as it can differ."""
         found = self._parts.get(place.id)
         if found is None:
-            data = self._data(ObjectKind.SEGMENT, commit_id, commit, place)
-            segment = decoded(Segment.decode, data, "segment", place.id)
+            read = self._read(ObjectKind.SEGMENT, commit_id, commit, place)
+            segment = decoded(Segment.decode, read.value, "segment", place.id)
             found = tuple(_part(entry) for entry in segment.entries() if entry.path in self._scope)
             _keep(self._parts, place.id, found)
         return found
 
-    def _data(self, kind: ObjectKind, commit_id: CommitId, commit: Commit, place: _Place) -> bytes:
+    def _read(self, kind: ObjectKind, commit_id: CommitId, commit: Commit, place: _Place) -> Located[bytes]:
         found = self._objects.local(kind, place.id)
         if found is None:
             where = self._where(commit_id, commit, place)
             found = self._objects.metadata_object(kind, place.id, where)
-        return found.value
+        return found
 
     def _where(self, commit_id: CommitId, commit: Commit, place: _Place) -> Location | None:
-        """By the commit's locator, which lists the tree breadth first; None leaves it to the index."""
+        """By the locator of the node above, or by the commit's own, which in an older store lists the tree breadth
+        first. None leaves it to the index."""
         self.asked_store = True
+        if place.where is not None:
+            return place.where
         if place.depth < 2:
             locator = self._objects.commit_locator(commit_id)
             row = place.depth + place.number
@@ -110,7 +117,7 @@ class PathHistory:
             self._places = {commit_id: places}
         return self._places[commit_id].get(place.id)
 
-    def _chosen(self, outline: Outline, depth: int) -> Iterator[_Place]:
+    def _chosen(self, outline: Outline, depth: int, locator: Locator | None) -> Iterator[_Place]:
         """A folder's paths have the keys from its own up to, but without, its own with byte 1."""
         count = len(outline.lasts)
         numbers = set(range(count)) if self._scope.whole else set[int]()
@@ -120,7 +127,8 @@ class PathHistory:
                 range(first, min(count, bisect.bisect_left(outline.lasts, high, key=sort_key) + 1))
             )
         for number in sorted(numbers):
-            yield _Place(outline.child(number), depth, number)
+            where = locator.get(number) if locator is not None and number < len(locator) else None
+            yield _Place(outline.child(number), depth, number, where)
 
 
 class _Side:

@@ -17,6 +17,7 @@ from dsv.model.records import Feature, FormatEntry
 from dsv.repo.layout import (
     NAMED_RECORDS,
     NAMES_MOVING,
+    NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
     Format,
@@ -116,7 +117,7 @@ class Repository:
             time_ms=clock(),
             author=author,
             tool=tool,
-            features=features(NAMED_RECORDS, *(() if ordered else (UNORDERED_LISTING,))),
+            features=features(NAMED_RECORDS, NODE_LOCATORS, *(() if ordered else (UNORDERED_LISTING,))),
             single_writer=single_writer,
         )
         make_layout(store, first)

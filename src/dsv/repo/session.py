@@ -124,6 +124,11 @@ class Session:
         """Whether a pack is condemned, or known to be lost; asks nothing."""
         return pack_id in self.condemned or pack_id in self.repository.objects.packs.known_lost
 
+    @property
+    def avoids_any(self) -> bool:
+        """Whether there is any pack that `avoids` is about."""
+        return bool(self.condemned or self.repository.objects.packs.known_lost)
+
     def has_pack(self, pack_id: PackId, size: int) -> bool:
         """Whether a pack of an earlier, killed session is still there, whole, and not condemned."""
         if pack_id in self.condemned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from dsv.errors import IntegrityError
 from dsv.model.entry import Entry, Kind, sort_key
@@ -49,11 +50,16 @@ class LocatedSegment(Located[Segment]):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A segment as its parent node names it, and where it lies by the commit's locator."""
+class Part:
+    """A segment or node as its parent node names it, and where it lies by a locator."""
 
     child: Child
     where: Location | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf(Part):
+    """A segment."""
 
     @property
     def id(self) -> SegmentId:
@@ -88,8 +94,19 @@ class TreeReader:
             if scope.overlaps(after, leaf.child.last)
         ]
 
+    def top(self) -> list[Part]:
+        """What the root lists."""
+        locator = self._locator
+        return self._opened(
+            None, self.commit.root, None if not locator else locator.get(0), self.commit.level
+        )
+
+    def children(self, part: Part, level: int) -> list[Part]:
+        """What a node of this level lists. Without a store's `node-locators` nothing tells where that lies."""
+        return self._opened(part.child, NodeId(part.child.id), part.where, level)
+
     def nodes(self) -> Iterator[tuple[ObjectKind, NodeId, Location | None]]:
-        """Every node above the segments, and where the commit's locator says that it lies."""
+        """Every node above the segments, breadth first, and where a locator says that it lies."""
         self.leaves()
         for node_id, where in self._nodes:
             yield ObjectKind.NODE, node_id, where
@@ -170,25 +187,34 @@ class TreeReader:
         """The first leaf whose last path is not before `key`."""
         return bisect.bisect_left(self.leaves(), key, key=lambda leaf: sort_key(leaf.child.last))
 
+    def _opened(self, said: Child | None, node_id: NodeId, where: Location | None, level: int) -> list[Part]:
+        found = next(self.objects.nodes([(node_id, where)]))
+        self._check_node(said, found.value, level, None)
+        places = iter(()) if found.locator is None else found.locator.locations()
+        return [Part(child, next(places, None)) for child in found.value.children]
+
     def _read_nodes(self) -> list[Leaf]:
-        """Breadth first, as the commit's locator lists them."""
+        """Breadth first. Where a node or segment lies is told by the locator of the node above it, or by the commit's
+        own, which in an older store lists all of them in this very order."""
         locator, self._locator = self._locator, None
-        places = iter([]) if locator is None else (locator.get(row) for row in range(len(locator)))
+        listed = iter(()) if locator is None else locator.locations()
         commit = self.commit
-        parents: list[Child | None] = [None]
-        level: list[Child] = []
+        above: list[tuple[Child | None, Location | None]] = [(None, next(listed, None))]
+        level: list[Leaf] = []
         for depth in range(commit.level, 0, -1):
             level = []
-            located = [
-                (commit.root if parent is None else NodeId(parent.id), next(places, None))
-                for parent in parents
-            ]
+            located = [(commit.root if said is None else NodeId(said.id), where) for said, where in above]
             self._nodes.extend(located)
-            for parent, node in zip(parents, self.objects.nodes(located), strict=True):
-                self._check_node(parent, node, depth, level[-1].last if level else None)
-                level.extend(node.children)
-            parents = [*level]
-        return [Leaf(child, next(places, None)) for child in level]
+            for (said, _), found in zip(above, self.objects.nodes(located), strict=True):
+                node = found.value
+                self._check_node(said, node, depth, level[-1].child.last if level else None)
+                places = iter(()) if found.locator is None else found.locator.locations()
+                level.extend(
+                    Leaf(child, next(places, None) or where)
+                    for child, where in zip(node.children, chain(listed, repeat(None)), strict=False)
+                )
+            above = [(leaf.child, leaf.where) for leaf in level]
+        return level
 
     def _check_node(self, said: Child | None, node: Node, level: int, previous: bytes | None) -> None:
         """Holds a node against what is said of it above, before anything below it is read.

@@ -19,7 +19,7 @@ from dsv.model.recipe import Recipe, build_recipe
 from dsv.model.segment import Segment
 from dsv.model.tree import Node
 from dsv.repo.session import Session
-from dsv.repo.trees import Leaf
+from dsv.repo.trees import Part
 from dsv.store.base import Buffer
 from dsv.transfer.catalog import INDEX_ROWS, Catalog
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
@@ -187,9 +187,20 @@ class Uploader:
         segment_id = SegmentId.hash(encoded)
         return segment_id, self._described(ObjectKind.SEGMENT, segment_id, encoded, locator)
 
-    def put_node(self, node: Node) -> tuple[NodeId, Location]:
+    @property
+    def node_locators(self) -> bool:
+        return self._session.repository.format.node_locators
+
+    @property
+    def keeps_nodes(self) -> bool:
+        return self.node_locators and not self._session.avoids_any
+
+    def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]:
         encoded = node.encode()
         node_id = NodeId.hash(encoded)
+        if self.node_locators:
+            locator = Locator.of(locations)
+            return node_id, self._described(ObjectKind.NODE, node_id, encoded, locator)
         found = self._catalog.find(ObjectKind.NODE, node_id)
         if found is None:
             codec, stored = self._compressor.pack(encoded)
@@ -201,10 +212,10 @@ class Uploader:
     def avoids(self, pack_id: PackId) -> bool:
         return self._session.avoids(pack_id)
 
-    def segment_location(self, leaf: Leaf) -> Location:
-        if leaf.where is not None and not self._session.avoids(leaf.where.pack):
-            return leaf.where
-        return self._present(ObjectKind.SEGMENT, leaf.id)
+    def kept_location(self, kind: ObjectKind, part: Part) -> Location:
+        if part.where is not None and not self._session.avoids(part.where.pack):
+            return part.where
+        return self._present(kind, part.child.id)
 
     def content_location(self, entry: Entry, known: Location | None) -> Location:
         if known is not None and not self._session.avoids(known.pack):

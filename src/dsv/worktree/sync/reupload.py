@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry
-from dsv.model.ids import Id
+from dsv.model.ids import Id, NodeId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import LocatorBuilder
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
-from dsv.repo.trees import LocatedSegment, TreeReader
+from dsv.repo.trees import LocatedSegment, Part, TreeReader
 from dsv.transfer.upload import Stored, Uploader
 from dsv.worktree.scan.file_reader import read_stable
 from dsv.worktree.scan.problem import Problem
@@ -69,10 +69,9 @@ class _Reupload:
                     self._store(entry)
             if self._is_gone(ObjectKind.SEGMENT, leaf.id, leaf.where):
                 self._put_segment(located)
-        for kind, node_id, where in self._tree.nodes():
+        for kind, node_id, where in reversed(list(self._tree.nodes())):  # each after what it lists
             if self._is_gone(kind, node_id, where):
-                self._uploader.put_node(self._tree.objects.node(node_id))
-                self._done.objects += 1
+                self._put_node(node_id)
         return self._done
 
     def _is_there(self, entry: Entry, where: Location | None) -> bool:
@@ -99,6 +98,15 @@ class _Reupload:
             self._done.lost.append(entry.path)
         else:
             self._done.objects += 1
+
+    def _put_node(self, node_id: NodeId) -> None:
+        found = next(self._tree.objects.nodes([(node_id, None)]))
+        node, known = found.value, found.locator
+        kind = ObjectKind.SEGMENT if node.level == 1 else ObjectKind.NODE
+        places = iter(()) if known is None else known.locations()
+        below = [Part(child, next(places, None)) for child in node.children]
+        self._uploader.put_node(node, [self._uploader.kept_location(kind, part) for part in below])
+        self._done.objects += 1
 
     def _put_segment(self, located: LocatedSegment) -> None:
         places = LocatorBuilder()

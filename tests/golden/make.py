@@ -5,7 +5,8 @@
 
 `store-nodes` has what dsv writes into a new store: nodes have locators of their own.
 `store-named` is as stores were made before that: refs, tags and commits carry the names that they were made for. Its
-branches have rules, and so have those of `store-nodes`. `store-moved` has what differs in it when its names have moved within it.
+branches have rules, and so have those of `store-nodes`. `store-moved` has what differs in it when its names have moved
+within it.
 `store` is as stores were made before that. All of them stay readable for ever.
 
 The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a

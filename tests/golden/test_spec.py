@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from dsv.model import (
     paths,
     recipe,
     records,
+    run,
     sizes,
     tree,
     wire,
@@ -286,6 +288,25 @@ def test_records(title: str) -> None:
         for (name, expected), value in zip(table, fields, strict=True):
             assert fits(value, expected), name
             assert plain(getattr(decoded, name)) == value, name
+
+
+def test_run_records() -> None:
+    """The document has the members of a run's record that have to be there, and those of each commit that it names."""
+    needed = [
+        field.name
+        for field in dataclasses.fields(run.RunRecord)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    assert [name for name, _ in tables_of("Run record")] == ["kind", "version", *needed]
+    assert [name for name, _ in tables_of("Run data")] == [
+        field.name for field in dataclasses.fields(run.RunData)
+    ]
+
+
+def tables_of(title: str) -> list[Row]:
+    (body,) = re.findall(rf"^### {title}\n(.*?)(?=^#|^\*\*)", DOC, re.MULTILINE | re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in body.splitlines() if line.startswith("| `")]
+    return [(row[0].strip("`"), row[1]) for row in rows]
 
 
 LIMITS = {

@@ -189,6 +189,18 @@ def test_exit_codes(things: Dsv, url: str, code: int, message: str) -> None:
     assert done.code == code and message in done.err, done
 
 
+def test_two_exports_to_one_url_do_not_meet(many: Dsv, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/out"
+    with many.start("export", "many", url) as process:
+        until(lambda: len(folder(tmp_path / "out")) >= 20, "the export writes")
+        process.send_signal(signal.SIGSTOP)
+        refused = many("export", "many", url)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait() == 0
+    assert refused.code == 4 and str(process.pid) in refused.err
+    assert len(folder(tmp_path / "out")) == MANY
+
+
 def test_options_for_urls_are_refused_elsewhere(things: Dsv) -> None:
     assert things("export", "things", "folder", "--force").code == 2
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.export import Found, contents_of, found_entries
@@ -15,6 +16,8 @@ from dsv.api.import_journal import ImportJournal
 from dsv.api.remote_fs import open_place, version_of
 from dsv.api.remote_writes import RemoteWrites, is_version
 from dsv.errors import Conflict
+from dsv.fs.errors import about
+from dsv.fs.lock import Lock
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.names import Target
@@ -72,8 +75,8 @@ def export_url(
     """Writes the target's files below the URL, each checked before it is there under its name.
 
     options: how to reach an s3:// URL; None: as the store. force: replaces what others have put there in the way, and
-    leaves alone what is not. Raises `Conflict` with nothing written if there is something of others, and
-    `Unsupported` if a package is missing or the server can't be written to.
+    leaves alone what is not. Raises `Conflict` with nothing written if there is something of others, or if
+    another export writes there, and `Unsupported` if a package is missing or the server can't be written to.
     """
     reach = options or context.store_options(context.settings.store())
     writes = RemoteWrites(open_place(url, reach))
@@ -83,9 +86,9 @@ def export_url(
         files = [each for each in found if each[1].is_file]
         folder = context.metadata / "stores" / str(repository.id) / "exports"
         journal = ImportJournal(folder, url.rstrip("/"))
-        there = writes.found()
-        plan = _planned(files, there, journal, writes)
-        with ThreadPoolExecutor(JOBS, "dsv-export") as pool:
+        with _alone(journal.path, writes.place.shown), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
+            there = writes.found()
+            plan = _planned(files, there, journal, writes)
             _look_into(plan, pool, writes, journal, there)
             plan.write.sort(key=lambda each: sort_key(each[1].path))  # as they lie in the store
             if plan.foreign and not force:
@@ -107,6 +110,20 @@ def export_url(
         len(found) - len(files),
         plan.stays,
     )
+
+
+def _alone(journal: Path, shown: str) -> Lock:
+    """One export from this machine to one URL at a time: it takes parts of files that it finds there for leftovers.
+
+    Raises `Conflict`.
+    """
+    with about(journal):
+        journal.parent.mkdir(parents=True, exist_ok=True)
+    taken = Lock.take(journal.with_suffix(".lock"), "dsv export")
+    if isinstance(taken, Lock):
+        return taken
+    who = "another dsv export" if taken.owner is None else f"dsv export (process {taken.owner.pid})"
+    raise Conflict(f"{who} writes to {shown} now", subject=shown, hint="wait for it to end")
 
 
 def _planned(

@@ -36,11 +36,11 @@ class ImportJournal:
     """Of one source URL and one store."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
+        self.path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
         self._known: dict[str, _Line] = {}
         self._new: list[_Line] = []
         try:
-            lines = self._path.read_bytes().split(b"\n")
+            lines = self.path.read_bytes().split(b"\n")
         except OSError:
             return
         for line in lines:
@@ -76,9 +76,9 @@ class ImportJournal:
         """To be called when everything added is durable in the store, and in an index."""
         if not self._new:
             return
-        with about(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
+        with about(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
                 file.write(b"\n" + b"\n".join(map(msgspec.json.encode, self._new)) + b"\n")
                 file.flush()
                 os.fdatasync(file.fileno())

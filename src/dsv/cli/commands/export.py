@@ -118,6 +118,8 @@ def _to_url(
     known = f", {done.known:,} there already" if done.known else ""
     call.say(f"{hide_in_urls(url)}: {format_count(done.files, 'file')}: {written}{known}")
     if done.left_out:
-        call.say(f"left out, as a URL can't have them: {done.left_out:,} symlinks and empty folders")
+        call.say(
+            f"{format_count(done.left_out, 'path')} left out: a URL has no symlinks and no empty folders"
+        )
     if done.stays:
-        call.say(f"{format_count(done.stays, 'file')} there that the target does not have")
+        call.say(f"{format_count(done.stays, 'file')} more there, which the target does not have")

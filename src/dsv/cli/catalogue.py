@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "revert": "Undo the changes of one commit on a branch",
     },
     "Store": {
-        "store": "Prove a store, or move or mend its names",
+        "store": "Prove a store, merge its index files, or move or mend its names",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",

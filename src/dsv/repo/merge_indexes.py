@@ -127,7 +127,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     candidates = sorted(replaced & listed.standing.replaced, key=lambda one: (listed.sizes[one], one))
     sums = accumulate(listed.sizes[one] // ROW_SIZE for one in candidates)
     taken = [one for one, rows in zip(candidates, sums, strict=True) if rows <= most_rows] or candidates[:1]
-    safe = [index_id for index_id in taken if _stands_elsewhere(session, index_id)]
+    safe = [index_id for index_id in taken if stands_elsewhere(session.repository, index_id)]
     with suppress(Denied):
         for first in safe[:1]:
             _delete(session, first)  # alone: if it is refused, so would be all others
@@ -150,9 +150,9 @@ def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int
     return None
 
 
-def _stands_elsewhere(session: Session, index_id: IndexId) -> bool:
+def stands_elsewhere(repository: Repository, index_id: IndexId) -> bool:
     """Whether every row of a file is in another that stands. One with rows of a kind not known here is left alone."""
-    indexes = session.repository.objects.indexes
+    indexes = repository.objects.indexes
     found = indexes.whole(index_id)
     if found is None:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from dsv.cli.table import Column
 from dsv.cli.targets import Names
 from dsv.errors import UsageError
 
-ACTIONS = ("check", "move-names", "rebuild-names")
+ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 
 
 @command(
@@ -22,6 +23,10 @@ ACTIONS = ("check", "move-names", "rebuild-names")
     unused=["--cache"],
     examples=[
         ("dsv store check", "prove that the store in effect keeps its promises, as dsv init did"),
+        (
+            "dsv store merge-indexes",
+            "make the store's index files few, so that a new machine's sync is quick",
+        ),
         ("dsv store move-names /nfs/names", "keep the store's names there from now on"),
         ("dsv store move-names s3://lake/dsv", "keep them in the store s3://lake/dsv itself again"),
         ("dsv store rebuild-names --names /nfs/new-names --dry-run", "what can be found of lost names"),
@@ -32,6 +37,9 @@ ACTIONS = ("check", "move-names", "rebuild-names")
         "items.state": "check: ok, warn or fail",
         "items.text": "check: what was found",
         "items.hint": "check: what mends it, or null",
+        "merged": "merge-indexes: how many index files were merged to others",
+        "files": "merge-indexes: how many a sync needs to know now",
+        "deleted": "merge-indexes: how many are gone",
         "names": "move-names: where the names are",
         "before": "move-names: where they were",
         "keys": "move-names: how many objects were copied",
@@ -49,7 +57,7 @@ ACTIONS = ("check", "move-names", "rebuild-names")
 )
 def store(
     call: Call,
-    action: Annotated[str, typer.Argument(metavar="check|move-names|rebuild-names")],
+    action: Annotated[str, typer.Argument(metavar="check|merge-indexes|move-names|rebuild-names")],
     place: Annotated[
         str | None, typer.Argument(metavar="[PLACE]", help="For move-names: a folder, or a URL.")
     ] = None,
@@ -58,10 +66,13 @@ def store(
         bool, typer.Option("--dry-run", help="Show what would be made, and make nothing.")
     ] = False,
 ) -> int:
-    """Prove a store, or move or mend its names.
+    """Prove a store, merge its index files, or move or mend its names.
 
     check: many writers race for keys under probe/, read them back and list them; a store in two places is proved in
-    each for what it is used for. The exit code is 1 if something fails.
+    each for what it is used for. Index files are read, 1,000 at most. The exit code is 1 if something fails.
+
+    merge-indexes: what a sync does by itself when it meets many, and more of it: index files are merged, and those that
+    were merged more than an hour ago are deleted. Others may sync meanwhile. Nobody needs to run it.
 
     move-names: branches, tags and what writers tell each other are kept at PLACE from now on: a folder, another bucket,
     or the URL of the store itself. Others go on reading and writing, and follow. If it was interrupted, the same
@@ -82,6 +93,8 @@ def store(
     call.flags.names = names
     if place is not None:
         return _move(call, place)
+    if action == "merge-indexes":
+        return _merge_indexes(call)
     return _check(call) if action == "check" else _rebuild(call, dry_run=dry_run)
 
 
@@ -117,9 +130,24 @@ def _move(call: Call, place: str) -> int:
 
 def _check(call: Call) -> int:
     from dsv.api.doctor import examine_store
+    from dsv.api.index_files import examine_indexes
 
     with call.context(writes=True) as context:
-        return show(call, examine_store(context))
+        return show(call, chain(examine_store(context), examine_indexes(context)))
+
+
+def _merge_indexes(call: Call) -> int:
+    from dsv.api.index_files import merge_index_files
+
+    with call.context(writes=True) as context:
+        done = merge_index_files(context)
+    if call.json:
+        call.document({"merged": done.merged, "files": done.files, "deleted": done.deleted})
+        return 0
+    call.say(
+        f"{done.merged:,} index files were merged, {done.deleted:,} are gone; a sync needs to know {done.files:,}"
+    )
+    return 0
 
 
 def _rebuild(call: Call, *, dry_run: bool) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from dsv.api.clone import CloneRequest, Differing, clone
+from dsv.api.context import Context
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.rollback import rollback
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.api.switch import switch
+from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.model.names import BranchName, Target
 from dsv.model.paths import show
@@ -157,6 +160,32 @@ def test_empty_folders_that_are_not_empty_there_are_nothing_new(bob: Person) -> 
     now = {**FILES, "val/hollow/in": b"i", "really/empty": None}
     del now["val/hollow"]
     committed(bob, now)
+
+
+def test_an_empty_folder_that_goes_and_comes_back(ann: Person) -> None:
+    bob = sparse(ann, "val")
+    (bob.workspace / "val/hollow").rmdir()
+    assert status(bob.context()).differences.removed == [b"val/hollow"]
+    (bob.workspace / "val/hollow").mkdir()
+    assert status(bob.context()).is_clean
+    committed(bob, FILES)
+
+
+def test_what_a_workspace_has_is_read_under_its_lock(ann: Person, bob: Person) -> None:
+    """A sync that was about to begin while another command took a folder away must not take it for removed."""
+    sparse_add(bob.context(), ["val"])
+
+    class Late(Context):
+        def workspace(self) -> Workspace:
+            found = super().workspace()
+            if found.chosen.lines == ("train", "val"):
+                sparse_remove(bob.context(), ["val"])
+            return found
+
+    late = bob.context()
+    done = sync(Late(**{each.name: getattr(late, each.name) for each in fields(late)}), SyncRequest())
+    assert bob.files() == only(TRAIN)
+    assert not done.any_change and bob.read(done.commit) == FILES  # type: ignore[arg-type]
 
 
 def test_the_last_file_of_a_folder_that_has_more_there(ann: Person) -> None:

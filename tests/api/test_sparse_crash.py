@@ -140,6 +140,41 @@ def test_a_sync_of_a_part(team: Team) -> None:
         assert status(bob.context()).is_clean
 
 
+def test_a_pull_into_a_part(team: Team) -> None:
+    """Nothing that was written is taken for the user's change, or turned back; nothing else comes."""
+
+    def make() -> Person:
+        bob = team.bob("train", "val/deep")
+        sparse_remove(bob.context(), ["val"])
+        bob.write({"val/c": b"c", "mine": b"m"})  # here as in the base, and of the user's own
+        cy = Person(bob.home / "cy", bob.store, "cy")
+        clone(cy.context(bob.home), Target.parse("scans"), cy.workspace)
+        (cy.workspace / "train/deep/b").unlink()
+        (cy.workspace / "train/deep").rmdir()
+        cy.write({"train/a": b"A", "train/deep": b"a file", "val/c": b"C", "val/new": b"n", "top": b"T"})
+        cy.sync()
+        return bob
+
+    here = {"train/a": b"A", "train/deep": b"a file", "val/c": b"C", "mine": b"m"}
+    for bob in killed_everywhere(make, lambda bob: pull(bob.context())):
+        found = status(bob.context()).differences
+        assert (found.added, len(found)) == ([b"mine"], 1)
+        with suppress(Conflict):
+            bob.sync()
+        pull(bob.context())
+        assert bob.files() == here
+        done = bob.sync()
+        now = bob.read(done.commit)  # type: ignore[arg-type]
+        assert now == {
+            **here,
+            "val/deep/d": b"d",
+            "val/link@": b"c",
+            "val/hollow": None,
+            "val/new": b"n",
+            "top": b"T",
+        }
+
+
 def test_the_cost_is_that_of_the_part(tmp_path: Path) -> None:
     """Of a large dataset, only the segments of the part are read, and rewritten by a sync."""
     store = Counting(MemoryStore())

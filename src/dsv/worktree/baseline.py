@@ -84,6 +84,7 @@ class Baseline:
     written: Mapping[bytes, Entry | None] = field(default_factory=dict)
     held: Held = field(default_factory=lambda: Held(EVERYTHING))
     collisions: tuple[Collision, ...] = ()
+    _held_of: dict[CommitId, Held] = field(default_factory=dict)
 
     @property
     def tree(self) -> TreeReader | None:
@@ -130,7 +131,10 @@ class Baseline:
         """What is held, and what another commit has in the way of files that are new here."""
         if self.held.whole:
             return self.held
-        return self.held.with_paths(each.other for each in collisions_with(after, self.scan, self.held))
+        if after.commit_id not in self._held_of:  # once: what is new here changes as files are written
+            others = (each.other for each in collisions_with(after, self.scan, self.held))
+            self._held_of[after.commit_id] = self.held.with_paths(others)
+        return self._held_of[after.commit_id]
 
     def check_publishable(self, progress: Progress) -> None:
         """Notes the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what

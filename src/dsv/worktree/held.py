@@ -12,7 +12,7 @@ from dsv.repo.find_paths import find_paths
 from dsv.repo.trees import TreeReader
 from dsv.worktree.scan.folder import KEPT, OWN_SAME, Relation
 from dsv.worktree.scan.state import State
-from dsv.worktree.scan.workspace_scan import WorkspaceScan
+from dsv.worktree.scan.workspace_scan import Pending, WorkspaceScan
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,8 @@ def compare_outside(
     collisions: list[Collision] = []
     for path, found in find_paths(tree, new):
         item = new[path]
-        if item.kind is Kind.EMPTY_DIRECTORY:
-            _compare_folder(scan.state, path, found.entry)
-        elif path not in held.chosen:
-            scan.relate(item, found.entry)
+        if path not in held.chosen:
+            _compare(scan, item, found.entry)
         if found.above is not None and found.above.path not in held.chosen:
             if found.above.kind is Kind.EMPTY_DIRECTORY:
                 missing.add(found.above.path)
@@ -159,9 +157,11 @@ def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes,
     return links
 
 
-def _compare_folder(state: State, path: bytes, entry: Entry | None) -> None:
-    if entry is not None and entry.kind is Kind.EMPTY_DIRECTORY:
-        state.edit(path).own = OWN_SAME
+def _compare(scan: WorkspaceScan, item: Pending, entry: Entry | None) -> None:
+    if item.kind is not Kind.EMPTY_DIRECTORY:
+        scan.relate(item, entry)
+    elif entry is not None and entry.kind is Kind.EMPTY_DIRECTORY:
+        scan.state.edit(item.path).own = OWN_SAME
 
 
 def _absent_below(tree: TreeReader, path: bytes, held: Held) -> bytes | None:

@@ -23,6 +23,8 @@ _SHOWN = 20
 def check_equal(baseline: Baseline, tree: TreeReader, changes: Callable[[], Iterable[Change]]) -> None:
     """Raises `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
     scan = baseline.scan
+    if next(scan.pending(), None) is None:
+        return  # an empty folder, as most are
     with Descent(scan.root) as descent:
         found = make_plan(changes(), Disk(scan, descent), NEVER).conflicts
     reasons = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -179,6 +180,27 @@ def test_a_table_with_two_columns_of_one_name_is_refused(zoo: Dsv, key: list[str
     write_files(zoo.cwd, {"labels.csv": b"file,file\na,cat\n"})
     done = zoo("diff", "@v1", "--table", *key, "--", "labels.csv")
     assert (done.code, done.out) == (9, "") and "several of its columns are named file" in done.err
+
+
+def test_a_table_that_cannot_be_read_does_not_hide_the_others(zoo: Dsv) -> None:
+    pytest.importorskip("pyarrow")
+    write_files(zoo.cwd, {"bad.csv": b"file,label\na,cat\n"})
+    zoo.ok("sync")
+    write_files(zoo.cwd, {"bad.csv": b"file,file\na,cat\n", "labels.csv": NEW_LABELS + b"e,cat,9\n"})
+    done = zoo("diff", "--table")
+    assert done.code == 9 and "'bad.csv' can't be read as a table" in done.err
+    assert "changed   bad.csv  17 B -> 16 B" in done.lines and "  rows: 1 added" in done.out
+    listed = zoo("diff", "--table", "--jsonl")
+    tables = {one["path"]: one["table"] for one in map(json.loads, listed.lines)}
+    assert listed.code == 9 and tables["bad.csv"] is None and tables["labels.csv"]["rows_added"] == 1
+    one_key = zoo("diff", "--table", "--key", "label", "--key", "file", "--exit-code", "--", "labels.csv")
+    assert one_key.code == 1
+
+
+def test_a_change_of_mode_alone_has_the_id_of_its_content(zoo: Dsv) -> None:
+    (zoo.cwd / "run.sh").chmod(0o644)
+    (item,) = map(json.loads, zoo.ok("diff", "--jsonl").lines)
+    assert item["path"] == "run.sh" and item["id"] == item["old_id"] is not None
 
 
 def test_without_pyarrow_tables_are_refused_with_the_command_that_helps(

@@ -49,6 +49,41 @@ def test_a_dataset_of_that_name_is_what_a_bare_word_means(pets: Dsv) -> None:
     refused(pets("ls", "nothing"), 3, "there is no dataset nothing", "dsv datasets lists them")
 
 
+def test_a_branch_that_is_none_is_told_with_the_command_that_helps(pets: Dsv) -> None:
+    refused(
+        pets("put", "a.txt", "pets@nob:x"),
+        3,
+        "dataset pets has no branch nob",
+        "dsv branch pets@nob pets@main makes it",
+    )
+    refused(
+        pets("put", "a.txt", "pets@v1:x"), 2, "v1 is a tag of pets", "dsv branch NAME pets@v1 makes a branch"
+    )
+    refused(
+        pets("branch", "--delete", "v1"), 3, "v1 is a tag of pets, not a branch", "dsv branch NAME pets@v1"
+    )
+    refused(pets("switch", "v1"), 3, "v1 is a tag of pets", "dsv branch NAME @v1 makes a branch there")
+    refused(pets("switch", "nob"), 3, "no branch nob", "dsv branch lists them; dsv switch nob --create")
+    refused(pets("resolve", "@nob"), 3, "no branch or tag nob", "dsv tag --list pets, dsv branch --list pets")
+
+
+def test_a_tag_that_was_deleted_is_told_of(pets: Dsv) -> None:
+    pets.ok("tag", "--delete", "v1")
+    for arguments in (["ls", "@v1"], ["switch", "v1"], ["branch", "--delete", "v1"], ["merge", "v1"]):
+        refused(pets(*arguments), 3, "tag v1 of pets was deleted (")
+
+
+def test_a_branch_that_was_deleted_is_told_of_by_put(pets: Dsv) -> None:
+    pets.ok("switch", "main")
+    pets.ok("branch", "--delete", "relabel")
+    refused(
+        pets("put", "a.txt", "pets@relabel:x"),
+        3,
+        "branch relabel of pets was deleted",
+        "dsv branch --restore pets@relabel",
+    )
+
+
 def test_a_name_is_not_both_branch_and_tag(pets: Dsv) -> None:
     refused(pets("tag", "relabel"), 4, "pets has a branch relabel, so a tag can't have that name")
     refused(pets("sync", "--new-branch", "v1"), 4, "pets has a tag v1, so a branch can't have that name")

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound
 from dsv.model import keys
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
@@ -39,6 +39,29 @@ def test_of_many_moves_one_wins_and_the_others_know_it(repository: Repository) -
     losers = [result for result in results if isinstance(result, LostRace)]
     assert {loser.winner.entry for loser in losers} == {winners[0].head.entry}
     assert repository.refs.head(DATASET, MAIN).number == 1
+
+
+def test_a_move_that_is_denied_names_the_branch(repository: Repository) -> None:
+    class Denying(Wrapper):
+        def put_if_absent(self, key: str, data: Buffer) -> Put:
+            raise Denied(f"writing {self.url}/{key} was refused: Access Denied", subject=key, hint="log in")
+
+    refs = Refs(Denying(repository.store))
+    head = refs.head(DATASET, MAIN)
+    deletion = RefEntry(None, True, Nonce.random(), 0, "a", "delete")
+    for write in (
+        lambda: refs.move(DATASET, MAIN, head, deletion),
+        lambda: refs.set_tag(
+            DATASET, TagName.parse("v1"), TagValue(CommitId(b"1" * 32), Nonce.random(), 0, "a", "")
+        ),
+    ):
+        with pytest.raises(Denied) as told:
+            write()
+        assert "of scans was not changed" in told.value.message and "refs/" not in told.value.message
+        assert (told.value.hint, str(told.value.subject).split()[0]) in {
+            ("log in", "branch"),
+            ("log in", "tag"),
+        }
 
 
 def test_the_history_is_the_reflog(repository: Repository) -> None:

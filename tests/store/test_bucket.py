@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsv.store.bucket import BucketSettings, bucket_warnings, warnings_for
+from dsv.store.bucket import BucketSettings, bucket_warnings, names_anybody, warnings_for
 from dsv.store.options import StoreOptions
 from tests.labs.s3_server import S3Server
 
@@ -84,6 +84,29 @@ def test_old_versions_that_nothing_removes_are_told() -> None:
 def test_a_public_bucket_and_a_key_of_kms_are_told() -> None:
     assert "lets anybody in" in said("dsv", public=True)
     assert "kms:Decrypt" in said("dsv", kms_key="arn:aws:kms:1")
+
+
+def policy(*principals: object) -> str:
+    return json.dumps(
+        {"Statement": [{"Effect": "Allow", "Principal": one, "Action": "*"} for one in principals]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        (policy({"AWS": ["arn:aws:iam:::user/ann"]}), False),  # of which Ceph says that it is public
+        (policy({"AWS": "arn:aws:iam::1:root"}, {"AWS": ["arn:aws:iam::1:user/a", "*"]}), True),
+        (policy("*"), True),
+        (policy({"AWS": "*"}), True),
+        (json.dumps({"Statement": [{"Effect": "Deny", "Principal": "*", "Action": "*"}]}), False),
+        (json.dumps({"Statement": [{"Effect": "Allow", "NotPrincipal": {"AWS": "x"}, "Action": "*"}]}), True),
+        (None, True),
+        ("no JSON", True),
+    ],
+)
+def test_a_policy_that_names_users_lets_nobody_else_in(text: str | None, public: bool) -> None:
+    assert names_anybody(text) is public
 
 
 def options(server: S3Server) -> StoreOptions:

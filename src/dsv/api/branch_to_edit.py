@@ -7,6 +7,7 @@ import os.path
 from dsv.api.context import Context
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import MAIN, BranchName, DatasetName, TagName, Target
+from dsv.repo.heads import deleted
 from dsv.repo.naming import check_new_dataset
 from dsv.repo.refs import Head
 from dsv.repo.repository import Repository
@@ -41,17 +42,19 @@ def branch_to_edit(
         return dataset, branch, None
     if not repository.refs.exists(dataset):
         raise _no_dataset(context, repository, dataset, target)
+    if head is not None:
+        raise deleted(head)
     if repository.refs.tag(dataset, TagName.parse(branch)) is not None:
         raise UsageError(
             f"{branch} is a tag of {dataset}, and a tag never moves",
             subject=str(target),
-            hint="name a branch",
+            hint=f"dsv branch NAME {dataset}@{branch} makes a branch there; then name that",
         )
-    raise NotFound(
-        f"dataset {dataset} has no branch {branch}",
-        subject=f"{dataset}@{branch}",
-        hint=f"dsv log {dataset}@main",
+    error = repository.refs.no_name(dataset, branch)
+    error.hint = (
+        f"dsv branch {dataset}@{branch} {dataset}@main makes it; dsv branch --list {dataset} lists them"
     )
+    raise error
 
 
 def _no_dataset(context: Context, repository: Repository, dataset: DatasetName, target: Target) -> NotFound:

@@ -146,17 +146,13 @@ def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
     newest = refs.newest(dataset, branch)
     if newest is not None:
         return newest if not newest.entry.deleted else refs.head(dataset, branch)
+    refs.require(dataset)
+    error = refs.no_name(dataset, branch)
     if refs.tag(dataset, TagName.parse(branch)) is not None:
-        raise NotFound(
-            f"{branch} is a tag of {dataset}, and a workspace follows a branch",
-            subject=branch,
-            hint=f"dsv restore --from @{branch} brings its files; then dsv switch NAME --create",
-        )
-    raise NotFound(
-        f"dataset {dataset} has no branch {branch}",
-        subject=branch,
-        hint=f"dsv branch lists them; dsv switch {branch} --create makes it here",
-    )
+        error.hint = f"dsv branch NAME @{branch} makes a branch there, and dsv switch NAME follows it"
+    else:
+        error.hint = f"dsv branch lists them; dsv switch {branch} --create makes it here"
+    raise error
 
 
 def _taken(head: Head) -> Conflict:

@@ -49,6 +49,7 @@ def workspace_changes(
     changed = {each.path: each for each in changed_paths(scan, _paths(found))}
     if before == base:
         old = _unchanged(baseline, changed)
+        unread += read_contents(scan, _of_equal_size(changed, old))
         unread += read_contents(scan, _maybe_renamed(changed, old))
         changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
     else:
@@ -107,6 +108,7 @@ def _gone(changes: Iterable[Change]) -> dict[bytes, Entry]:
 
 
 def _of_equal_size(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -> Iterator[ChangedPath]:
+    """Files of which only the mode may have changed, or nothing."""
     for path, each in changed.items():
         was, now = old.get(path), each.entry
         if was is not None and now is not None and was.is_file and was.size == now.size:

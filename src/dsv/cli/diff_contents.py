@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsv.api.diff import Comparison
 from dsv.api.table_diff import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
 from dsv.cli import differences as told
 from dsv.cli.call import Call
+from dsv.cli.failure import of_error
 from dsv.cli.output import printable
 from dsv.cli.style import Ink, Style
-from dsv.errors import UsageError
+from dsv.errors import DsvError, Unsupported, UsageError
 from dsv.model.entry import Entry
 from dsv.model.line_diff import diff_lines, split_lines
 from dsv.model.renames import Difference
@@ -25,11 +26,17 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Which contents to show. key: the columns that name a row."""
+    """Which contents to show. key: the columns that name a row. failed: one error for each file that was skipped."""
 
     text: bool = False
     table: bool = False
     key: tuple[str, ...] = ()
+    failed: list[DsvError] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first file that could not be compared; 0 if all could."""
+        return self.failed[0].exit_code if self.failed else 0
 
     @property
     def any(self) -> bool:
@@ -46,7 +53,7 @@ class Shown:
 def write_contents(call: Call, found: Comparison, shown: Shown) -> None:
     """Each difference as a line of its own, with how its contents differ below it."""
     ink = call.around.stdout_ink
-    for one, lines, table in _compared(found, shown):
+    for one, lines, table in _compared(call, found, shown):
         call.out.line(told.line(one, ink))
         if lines is not None:
             for each in lines:
@@ -58,9 +65,11 @@ def write_contents(call: Call, found: Comparison, shown: Shown) -> None:
                 call.out.line(each)
 
 
-def contents_item(found: Comparison, shown: Shown) -> Iterator[tuple[Difference, dict[str, object]]]:
+def contents_item(
+    call: Call, found: Comparison, shown: Shown
+) -> Iterator[tuple[Difference, dict[str, object]]]:
     """Each difference with what a JSON item has of its contents besides."""
-    for one, lines, table in _compared(found, shown):
+    for one, lines, table in _compared(call, found, shown):
         if shown.text:
             yield one, {"lines": None if lines is None else list(lines)}
         else:
@@ -68,7 +77,7 @@ def contents_item(found: Comparison, shown: Shown) -> Iterator[tuple[Difference,
 
 
 def _compared(
-    found: Comparison, shown: Shown
+    call: Call, found: Comparison, shown: Shown
 ) -> Iterator[tuple[Difference, list[str] | None, TableDiff | None]]:
     fits = _fits_text if shown.text else _fits_table
     chosen = [one for one in found.found.differences if fits(one)]
@@ -82,7 +91,21 @@ def _compared(
         if shown.text:
             yield one, _lines(before or b"", after or b""), None
         else:
-            yield one, None, diff_tables(one.path, before, after, shown.key)
+            yield one, None, _table(call, one, before, after, shown, alone=len(chosen) == 1)
+
+
+def _table(
+    call: Call, one: Difference, before: bytes | None, after: bytes | None, shown: Shown, *, alone: bool
+) -> TableDiff | None:
+    """How a table differs. If it is one of several, what is wrong with it is told, and the others are compared."""
+    try:
+        return diff_tables(one.path, before, after, shown.key)
+    except (Unsupported, UsageError) as error:
+        if alone:
+            raise
+        call.complain(of_error(error))
+        shown.failed.append(error)
+        return None
 
 
 def _fits_text(one: Difference) -> bool:

@@ -141,11 +141,7 @@ class Refs(Tags):
             return head
         self.require(dataset)
         newest = self._newest(dataset, branch)
-        if newest is not None:
-            raise deleted(newest)
-        raise NotFound(
-            f"dataset {dataset} has no branch {branch}", subject=branch, hint=f"dsv branch --list {dataset}"
-        )
+        raise deleted(newest) if newest is not None else self.no_name(dataset, branch)
 
     def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
         """The branch's moves, newest first: `limit` of them, or all. Many are read at the same time, and few more than
@@ -178,7 +174,7 @@ class Refs(Tags):
             made = replace(made, dataset=dataset, branch=branch, number=number)
         read = partial(self._read, dataset, branch, number)
         check = partial(check_kept, read, self._store.url, key, (dataset, branch), made)
-        put = self._put(key, made.encode(), check)
+        put = self._put(key, made.encode(), f"branch {branch} of {dataset}", check)
         if put is None:
             return self._move_again(dataset, branch, after, entry)
         if put is Put.WON:
@@ -233,7 +229,8 @@ class Refs(Tags):
         """Whether the rule is now the last one of its branch: nobody else has put one in its place."""
         branch = rule.dataset, rule.branch
         before = self._rules.get(branch)
-        put = self._put(keys.branch_rule_key(*branch, rule.number), rule.encode())
+        what = f"the rule of branch {rule.branch} of {rule.dataset}"
+        put = self._put(keys.branch_rule_key(*branch, rule.number), rule.encode(), what)
         if put is None and (newest := self.rule(*branch)) != rule:
             self.again()
             return newest == before and self.add_rule(rule)

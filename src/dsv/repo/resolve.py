@@ -62,11 +62,7 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
     if gone is not None and gone.entry.deleted:
         raise deleted(gone)
     refs.require(dataset)
-    raise NotFound(
-        f"dataset {dataset} has no branch or tag {text}",
-        subject=text,
-        hint=f"dsv tag --list {dataset} shows its names",
-    )
+    raise refs.no_name(dataset, text, "branch or tag")
 
 
 def expect(refs: Refs, dataset: DatasetName, rev: Rev | None) -> None:

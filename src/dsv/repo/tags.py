@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, Denied, NotFound, UsageError
 from dsv.model import keys, wire
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import TagDeleted, TagValue
+from dsv.model.units import rfc3339
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import read_record
 from dsv.repo.heard import Heard
@@ -21,6 +22,16 @@ from dsv.store.base import Put, Store
 from dsv.store.together import both, together
 
 Name = TypeVar("Name", DatasetName, BranchName, TagName)
+
+
+@contextmanager
+def denial_named(url: str, key: str, what: str) -> Iterator[None]:
+    """A refusal to write the key names what the key is for."""
+    try:
+        yield
+    except Denied as error:
+        said = error.message.replace(f"{url}/{key}", url).replace(key, url)
+        raise Denied(f"{what} was not changed: {said}", subject=what, hint=error.hint) from error
 
 
 class Tags:
@@ -57,7 +68,8 @@ class Tags:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
         if self.named:
             value = replace(value, dataset=dataset, tag=tag)
-        if self._put_anywhere(keys.tag_key(dataset, tag), value.encode()) is Put.LOST:
+        what = f"tag {tag} of {dataset}"
+        if self._put_anywhere(keys.tag_key(dataset, tag), value.encode(), what) is Put.LOST:
             existing = self._tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing.commit != value.commit:
@@ -84,26 +96,28 @@ class Tags:
             raise NotFound(
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
             )
-        self._put_anywhere(keys.tag_deleted_key(dataset, tag), record.encode())
+        self._put_anywhere(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
 
     def forget(self) -> None:
         """The names have moved: what was read of them may be another's by now. Nothing of tags is remembered."""
 
-    def _put(self, key: str, data: bytes, won: Callable[[], None] = lambda: None) -> Put | None:
-        """As `NamesPlace.put`."""
+    def _put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put | None:
+        """As `NamesPlace.put`. what: what the key is for."""
         if self.place is None:
-            put = self._store.put_if_absent(key, data)
+            with denial_named(self._store.url, key, what):
+                put = self._store.put_if_absent(key, data)
             if put is Put.WON:
                 won()
             return put
-        put_there = self.place.put(key, data, won)
+        with denial_named(self._store.url, key, what):
+            put_there = self.place.put(key, data, won)
         if put_there is None:
             self.forget()
         return put_there
 
-    def _put_anywhere(self, key: str, data: bytes) -> Put:
+    def _put_anywhere(self, key: str, data: bytes, what: str) -> Put:
         """For a key that follows no other: wherever the names are by then."""
-        while (put := self._put(key, data)) is None:
+        while (put := self._put(key, data, what)) is None:
             self.again()
         return put
 
@@ -115,12 +129,39 @@ class Tags:
 
         return read_record(decode, self._store, keys.tag_key(dataset, tag))
 
+    def no_name(self, dataset: DatasetName, name: str, what: str = "branch") -> NotFound:
+        """For a name that no branch has; it may be a tag's, or have been one's. what: what was looked for."""
+        tag = TagName.parse(name)
+        if self.tag(dataset, tag) is not None:
+            return NotFound(
+                f"{name} is a tag of {dataset}, not a branch",
+                subject=name,
+                hint=f"dsv branch NAME {dataset}@{name} makes a branch there; dsv tag --delete {name} deletes the tag",
+            )
+        gone = self._deletion(dataset, tag)
+        if gone is not None:
+            return NotFound(
+                f"tag {name} of {dataset} was deleted ({gone.author}, {rfc3339(gone.time_ms)}), and never comes back",
+                subject=name,
+                hint=f"dsv tag --list {dataset} shows the tags; dsv log {dataset} finds its commit, if a branch has it",
+            )
+        tags = "" if what == "branch" else f"dsv tag --list {dataset}, "
+        return NotFound(
+            f"dataset {dataset} has no {what} {name}", subject=name, hint=f"{tags}dsv branch --list {dataset}"
+        )
+
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
         try:
             self._store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
         except NotFound:
             return False
         return True
+
+    def _deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
+        try:
+            return read_record(TagDeleted.decode, self._store, keys.tag_deleted_key(dataset, tag))
+        except NotFound:
+            return None
 
     def check_names(self, kind: str, carried: tuple[object, ...], expected: tuple[object, ...]) -> None:
         """Raises `IntegrityError` for an entry that was written for another key."""

@@ -6,6 +6,7 @@ administrator, nothing is said. boto3 is imported here, when a new store is made
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -99,9 +100,27 @@ def read_settings(url: str, options: StoreOptions) -> BucketSettings:
         lifecycle=lifecycle.get("Rules", []),
         versioning=versioning.get("Status", ""),
         kms_key=str(kms[0].get("KMSMasterKeyID", "aws/s3")) if kms else "",
-        public=policy.get("PolicyStatus", {}).get("IsPublic") is True,
+        public=policy.get("PolicyStatus", {}).get("IsPublic") is True
+        and names_anybody(_answer(client.get_bucket_policy, bucket).get("Policy")),
         locked=bool(lock.get("ObjectLockConfiguration", {}).get("Rule")),
     )
+
+
+def names_anybody(policy: object) -> bool:
+    """Whether a policy allows something to `*`, or can't be read. Ceph calls any policy public that names a user."""
+    try:
+        statements = json.loads(str(policy))["Statement"]
+        allowed = [one for one in statements if one["Effect"] == "Allow"]
+        principals = [one.get("Principal") for one in allowed]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return True
+    return any("NotPrincipal" in one for one in allowed) or any(map(_is_anybody, principals))
+
+
+def _is_anybody(principal: object) -> bool:
+    if isinstance(principal, Mapping):
+        principal = principal.get("AWS")
+    return "*" in principal if isinstance(principal, list) else principal == "*"
 
 
 def _answer(call: Callable[..., Any], bucket: str) -> dict[str, Any]:

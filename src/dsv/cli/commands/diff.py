@@ -117,6 +117,8 @@ def diff(
                 if many and not summed:
                     call.say("dsv diff --all lists every path")
             _say(call, found)
+            if shown.exit_code:
+                return shown.exit_code
             return 1 if exit_code and (found.found.differences or found.problems) else 0
 
 
@@ -171,7 +173,7 @@ def _write_json(
         else:
             call.document({**_head(found, summary), "folders": list(folders)})
         return
-    items = _items(found, shown)
+    items = _items(call, found, shown)
     if lines:
         for each in items:
             call.out.line(to_json(each))
@@ -179,11 +181,11 @@ def _write_json(
         call.items(items, _head(found, summary))
 
 
-def _items(found: Comparison, shown: Shown) -> Iterator[dict[str, object]]:
+def _items(call: Call, found: Comparison, shown: Shown) -> Iterator[dict[str, object]]:
     if not shown.any:
         yield from map(told.item, found.found.differences)
         return
-    for one, extra in contents_item(found, shown):
+    for one, extra in contents_item(call, found, shown):
         yield {**told.item(one), **extra}
 
 

@@ -16,12 +16,10 @@ def commit(letter: str) -> CommitId:
 
 
 def draw(*history: Line, rows: int = 1) -> list[str]:
-    """history: each commit's letter, and those of its parents. A commit in lower case is passed over."""
+    """history: each commit's letter, and those of its parents."""
     graph, drawn = Graph(), list[str]()
     for letter, parents in history:
-        shown = rows if letter.isupper() else 0
-        ids = [commit(each.upper()) for each in parents]
-        drawn += graph.draw(commit(letter.upper()), ids, shown)
+        drawn += graph.draw(commit(letter), [commit(each) for each in parents], rows)
     return drawn
 
 
@@ -49,11 +47,6 @@ def test_two_merges_beside_each_other() -> None:
         "|/",
         "*",
     ]
-
-
-def test_what_is_passed_over_leaves_its_line() -> None:
-    assert draw(("M", "BC"), ("c", "A"), ("B", "a"), ("A", "")) == ["*", "|\\", "* |", "|/", "*"]
-    assert draw(("C", "b"), ("b", "A"), ("A", "")) == ["*", "*"]
 
 
 def test_two_histories_without_a_common_commit() -> None:

@@ -88,6 +88,18 @@ def test_a_graph_shows_what_was_merged(scans: Dsv) -> None:
     assert [line.split()[-1] for line in with_paths if "*" in line] == ["B", "A"]
 
 
+def test_a_graph_of_some_commits_has_no_lines_of_the_others(scans: Dsv) -> None:
+    def drawn(*options: str) -> list[str]:
+        lines = scans.ok("log", "scans", "--oneline", "--graph", *options).lines
+        return [f"{line.split('*')[0]}*{line[-1]}" if "*" in line else line for line in lines]
+
+    assert drawn("--", "train/1") == ["*B", "*A"]
+    assert drawn("--author", "bo") == ["*B"]
+    assert drawn("--", "val", "train/1") == ["*E", "*D", "|\\", "| *C", "*B", "|/", "*A"]
+    assert drawn("--first-parent") == ["*E", "*D", "*B", "*A"]
+    assert drawn("-n", "2", "--", "train") == ["*E", "*B"]
+
+
 def test_with_paths_only_the_commits_that_changed_them(scans: Dsv) -> None:
     assert letters(scans("log", "scans", "--oneline", "--", "train")) == "EBA"
     assert letters(scans("log", "scans", "--oneline", "--", "train/2")) == "EA"

@@ -18,6 +18,7 @@ from dsv.model.path_set import PathSet
 from dsv.model.paths import show as quote
 from dsv.model.records import TagValue
 from dsv.model.renames import Difference, Found, differences, find_renames
+from dsv.model.shown_history import Walked, shown_parents
 from dsv.repo import history
 from dsv.repo.commits_ahead import CommitsAhead
 from dsv.repo.path_history import PathHistory
@@ -33,20 +34,21 @@ _AT_ONCE = 16
 _LATE = 5
 """Commits before `since`, one after the other, behind which none after it is expected: clocks differ a little."""
 Entry = tuple[CommitId, Commit]
+Chosen = tuple[CommitId, Commit, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
     """A commit of a history, with the branches and tags that name it now.
 
-    shown: whether it is one that was asked for; others are needed to draw the graph. found: its change against its
-    first parent, if that was asked for. step: what became of the file that is followed.
+    above: its parents; in a graph that does not have all commits, the nearest ancestors that it has. found: its change
+    against its first parent, if that was asked for. step: what became of the file that is followed.
     """
 
     id: CommitId
     commit: Commit
     names: tuple[str, ...] = ()
-    shown: bool = True
+    above: tuple[CommitId, ...] = ()
     found: Found | None = None
     step: Step | None = None
 
@@ -55,8 +57,9 @@ class LogItem:
 class Query:
     """Which commits of a history to give. paths: only those that changed something there, as the dataset has them.
 
-    author, text: part of the author and of the message, in any case. hidden: give those that don't fit too, unless
-    they come behind the last one. stat: with its change. follow: of one file, under the names that it had.
+    author, text: part of the author and of the message, in any case. stat: with its change. follow: of one file, under
+    the names that it had. graph: to be drawn with lines between commits, so that all are found before any is given
+    unless every one fits.
     """
 
     limit: int | None = None
@@ -68,7 +71,7 @@ class Query:
     first_parent: bool = False
     stat: bool = False
     follow: bytes | None = None
-    hidden: bool = False
+    graph: bool = False
 
     @property
     def takes_all(self) -> bool:
@@ -103,30 +106,40 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
         commits = CommitsAhead(repository.objects, repository.refs, head, most)
         for item in _items(repository, commits, start, query):
             found = None
-            if query.stat and item.shown:
+            if query.stat:
                 found = _change(repository, item, PathSet.of(query.paths))
             yield replace(item, names=tuple(names.get(item.id, ())), found=found)
 
 
 def _items(repository: Repository, commits: CommitsAhead, start: CommitId, query: Query) -> Iterator[LogItem]:
-    steps: Iterable[LogItem]
     if query.follow is not None:
         made = follow(repository.objects, start, query.follow)
-        steps = (LogItem(one.id, one.commit, shown=query.fits(one.commit), step=one) for one in made)
-    else:
-        walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
-        steps = _chosen(repository, commits, _until_too_old(walked, query.since_ms), query)
-    shown, waiting = 0, list[LogItem]()
-    for item in steps:
-        if item.shown:
-            yield from waiting
-            waiting = []
-            yield item
-            shown += 1
-            if shown == query.limit:
-                return
-        elif query.hidden:
-            waiting.append(item)
+        found = (LogItem(one.id, one.commit, step=one) for one in made if query.fits(one.commit))
+        return islice(found, query.limit)
+    walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
+    chosen = _chosen(repository, commits, _until_too_old(walked, query.since_ms), query)
+    if query.graph and not query.takes_all:
+        return _graph(chosen, query)
+    items = (LogItem(one, commit, above=_parents(commit, query)) for one, commit, fits in chosen if fits)
+    return islice(items, query.limit)
+
+
+def _parents(commit: Commit, query: Query) -> tuple[CommitId, ...]:
+    return commit.parents[:1] if query.first_parent else commit.parents
+
+
+def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
+    """The commits that fit, each with the nearest ancestors that fit too."""
+    walked, fitting = list[Walked](), list[tuple[CommitId, Commit]]()
+    for commit_id, commit, fits in chosen:
+        walked.append(Walked(commit_id, _parents(commit, query), fits))
+        if fits:
+            fitting.append((commit_id, commit))
+            if len(fitting) == query.limit:
+                break
+    above = shown_parents(walked)
+    for commit_id, commit in fitting:
+        yield LogItem(commit_id, commit, above=above[commit_id])
 
 
 def _line(commits: CommitsAhead, start: CommitId) -> Iterator[Entry]:
@@ -148,11 +161,11 @@ def _until_too_old(walked: Iterable[Entry], since_ms: float | None) -> Iterator[
 
 def _chosen(
     repository: Repository, commits: CommitsAhead, walked: Iterable[Entry], query: Query
-) -> Iterator[LogItem]:
+) -> Iterator[Chosen]:
     """Each commit of the walk with whether it fits."""
     if not query.paths:
         for commit_id, commit in walked:
-            yield LogItem(commit_id, commit, shown=query.fits(commit))
+            yield commit_id, commit, query.fits(commit)
         return
     scope = PathSet.of(query.paths)
     looked = PathHistory(repository.objects, scope)
@@ -168,7 +181,7 @@ def _chosen(
         calls = [partial(_touches, commits, looked, one, query) for one in waiting]
         for (commit_id, commit), touches in zip(waiting, together(calls), strict=True):
             any_change = any_change or touches
-            yield LogItem(commit_id, commit, shown=touches and query.fits(commit))
+            yield commit_id, commit, touches and query.fits(commit)
         waiting.clear()
     if not any_change and query.since_ms is None and query.until_ms is None:
         raise NotFound(

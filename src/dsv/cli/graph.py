@@ -14,10 +14,7 @@ class Graph:
         self._lines: list[CommitId] = []
 
     def draw(self, commit_id: CommitId, parents: Sequence[CommitId], rows: int) -> Iterator[str]:
-        """What stands before each of the commit's `rows` rows of text, then rows of their own up to the next commit.
-
-        With no rows the commit is passed over: its children are drawn as its parents'.
-        """
+        """What stands before each of the commit's `rows` rows of text, then rows of their own up to the next commit."""
         if commit_id not in self._lines:
             self._lines.append(commit_id)
         at = self._lines.index(commit_id)

@@ -176,7 +176,7 @@ def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline
     """With a graph each line of text has its part of the drawing before it."""
     first = True
     for item in items:
-        lines = _lines(call, item, oneline=oneline) if item.shown else []
+        lines = _lines(call, item, oneline=oneline)
         if lines and not oneline and not first and graph is None:
             lines.insert(0, "")
         if graph is None:
@@ -185,7 +185,7 @@ def _write(call: Call, items: Iterable[LogItem], graph: Graph | None, *, oneline
         else:
             if lines and not oneline:
                 lines.append("")
-            drawn = graph.draw(item.id, item.commit.parents, len(lines))
+            drawn = graph.draw(item.id, item.above, len(lines))
             for number, before in enumerate(drawn):
                 call.out.line(f"{before} {lines[number]}".rstrip() if number < len(lines) else before)
         first = False

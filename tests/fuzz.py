@@ -91,7 +91,8 @@ class Corpus:
     """The objects of real stores, by kind, and what a store is made of."""
 
     def __init__(self) -> None:
-        self.stores: list[Keys] = [golden("store"), golden("store-named"), golden("store-nodes"), synced()]
+        names = ("store", "store-named", "store-nodes", "store-merged")
+        self.stores: list[Keys] = [*map(golden, names), synced()]
         self.samples: dict[str, list[bytes]] = {name: [] for name in DECODERS}
         self.samples["run"].append(RECORD.encode())
         for store in self.stores:

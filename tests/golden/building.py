@@ -121,8 +121,13 @@ class StoreMaker:
         author: str,
         time_ms: int,
         message: str,
+        *,
+        branch: BranchName | None = None,
     ) -> CommitId:
-        """Stores a tree of these files (a symlink's content is its target) and a commit of it."""
+        """Stores a tree of these files (a symlink's content is its target) and a commit of it.
+
+        branch: the one that the commit carries, if it is another one than that of the maker.
+        """
         self._commits += 1
         chunks = _Pack(name_of(f"chunks {self._commits}").pack)
         metadata = _Pack(name_of(f"metadata {self._commits}").pack)
@@ -145,7 +150,7 @@ class StoreMaker:
         size, count, total = totals
         commit = Commit(
             root, level, tuple(parents), author, time_ms, message, count, size, total,
-            self._dataset, self._branch,
+            self._dataset, branch or self._branch,
         )  # fmt: skip
         self.put(keys.commit_key(commit.id), commit.encode())
         self.put(keys.locator_key(commit.id), frame(zstandard.decompress(Locator.of(locator).encode())))

@@ -1,13 +1,15 @@
 """Makes the golden stores: small ones with every kind of object, the same bytes every time.
 
-    python -m tests.golden.make        writes tests/golden/store, store-named, store-nodes, store-moved and vectors.json
-                                       anew
+    python -m tests.golden.make        writes tests/golden/store, store-named, store-nodes, store-moved,
+                                       store-merged and vectors.json anew
 
 `store-nodes` has what dsv writes into a new store: nodes have locators of their own.
 `store-named` is as stores were made before that: refs, tags and commits carry the names that they were made for. Its
 branches have rules, and so have those of `store-nodes`. `store-moved` has what differs in it when its names have moved
 within it.
 `store` is as stores were made before that. All of them stay readable for ever.
+`store-merged` has a branch that was merged into `main`, which is protected. This version knows all of it, so it can
+be written on.
 
 The files are committed. `test_golden.py` makes them again and compares, so a change of the format shows as a
 change of these files, and must not happen without a new version of what changed.
@@ -75,6 +77,9 @@ SECOND = {
     b"a.txt": (Kind.FILE, b"ALPHA\n"),
     b"large.bin": (Kind.FILE, bytes(5 << 20) + b"\x01" * (2 << 20)),
 }
+SIDE = {**FIRST, b"docs/new": (Kind.FILE, b"new\n"), b"a.txt": (Kind.EXECUTABLE, b"alpha\n")}
+MERGED = {**SECOND, b"docs/new": (Kind.FILE, b"new\n"), b"a.txt": (Kind.EXECUTABLE, b"ALPHA\n")}
+RELABEL = BranchName.parse("relabel")
 
 
 MOVED_TO = "./names/0123456789abcdef"
@@ -130,6 +135,38 @@ def build_moved() -> dict[str, bytes]:
         if keys.needs_winner(key) and not key.startswith(keys.FORMAT_PREFIX):
             found[f"{MOVED_TO.removeprefix('./')}/{key}"] = data
     return found
+
+
+def build_merged() -> dict[str, bytes]:
+    """Every key of a store with a merge commit on a protected branch."""
+    made = StoreMaker(dataset=LETTERS, branch=MAIN)
+    first = made.commit(FIRST, (), AUTHOR, TIME, "The first letters")
+    second = made.commit(SECOND, (first,), AUTHOR, TIME + 1000, "Larger letters")
+    side = made.commit(SIDE, (first,), AUTHOR, TIME + 2000, "Other names", branch=RELABEL)
+    merged = made.commit(MERGED, (second, side), AUTHOR, TIME + 3000, "merge relabel into main")
+    made.put(keys.README_KEY, readme_text().encode())
+    named = Feature("named-records", FeatureRule.REFUSE)
+    opened = FormatEntry(
+        name_of("merged").store, _nonce("merged format 0"), TIME, AUTHOR, "golden 1", features=(named,)
+    )
+    made.put(keys.format_key(0), opened.encode())
+    protection = Feature("protected-branches", FeatureRule.READ_ONLY)
+    later = replace(opened, nonce=_nonce("merged format 1"), features=(named, protection))
+    made.put(keys.format_key(1), later.encode())
+    _moves(made, MAIN, (None, "init"), (first, "sync"), (second, "sync"), (merged, "merge"))
+    _moves(made, RELABEL, (first, "create"), (side, "put"))
+    rule = BranchRule(
+        Limits(only_merge=True), _nonce("merged rule"), TIME, AUTHOR, "by review", LETTERS, MAIN, 0
+    )
+    made.put(keys.branch_rule_key(LETTERS, MAIN, 0), rule.encode())
+    return dict(sorted(made.keys.items()))
+
+
+def _moves(made: StoreMaker, branch: BranchName, *moves: tuple[CommitId | None, str]) -> None:
+    for number, (commit, action) in enumerate(moves):
+        nonce = _nonce(f"merged {branch} {number}")
+        entry = RefEntry(commit, False, nonce, TIME + number, AUTHOR, action, LETTERS, branch, number)
+        made.put(keys.branch_key(LETTERS, branch, number), entry.encode())
 
 
 def _format(made: StoreMaker, features: tuple[Feature, ...]) -> None:
@@ -251,7 +288,8 @@ def vectors() -> dict[str, object]:
 
 def write(folder: Path) -> None:
     """Replaces the golden files in `folder`."""
-    stores = {store: build(**features) for store, features in STORES.items()} | {"store-moved": build_moved()}
+    stores = {store: build(**features) for store, features in STORES.items()}
+    stores |= {"store-moved": build_moved(), "store-merged": build_merged()}
     for store, made in stores.items():
         shutil.rmtree(folder / store, ignore_errors=True)
         for key, data in made.items():

@@ -117,9 +117,8 @@ def diff(
                 if many and not summed:
                     call.say("dsv diff --all lists every path")
             _say(call, found)
-            if shown.exit_code:
-                return shown.exit_code
-            return 1 if exit_code and (found.found.differences or found.problems) else 0
+            differs = exit_code and bool(found.found.differences or found.problems)
+            return shown.exit_code or int(differs)
 
 
 def _target(text: str | None) -> Target | None:

@@ -63,4 +63,4 @@ def test_nothing_is_decoded_by_a_type_named_on_the_spot() -> None:
 
 
 def test_only_what_is_learned_at_import_is_converted() -> None:
-    assert {str(path) for path, _ in calls("convert")} == {"model/run.py"}
+    assert {str(path) for path, _ in calls("convert")} == {"model/run.py", "model/run_parts.py"}

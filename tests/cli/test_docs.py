@@ -72,7 +72,7 @@ def test_help_fits_the_window(command: Command) -> None:
 
 
 def test_what_returns_a_result_documents_its_keys(command: Command) -> None:
-    assert command.result or command.name in ("cat", "demo", "logs", "with")
+    assert command.result or command.name in ("cat", "demo", "logs", "node", "with")
     for key in command.result:
         assert re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", key)
 

@@ -26,7 +26,7 @@ from dsv.runs.marks import Marks
 from dsv.runs.place import RunPlace
 from dsv.runs.records import RunRecords
 from dsv.runs.spec import JobSpec
-from dsv.runs.staged import Staged
+from dsv.runs.staged import Staged, Staging
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
             spec, cache = placed.spec, placed.cache
         staging = staging_in(cache, spec)
 
-        def turn(note: Callable[[str], None]) -> tuple[JobSpec, life.Staging]:
+        def turn(note: Callable[[str], None]) -> tuple[JobSpec, Staging]:
             assert placing is not None and placed is not None  # else nobody waits
             found = placing.await_turn(placed, note)
             return found.spec, staging_in(found.cache, found.spec)

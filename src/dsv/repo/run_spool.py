@@ -1,6 +1,6 @@
 """Run records on their way to a store: a folder of the user's that outlives an unreachable store and a crash.
 
-    <folder>/<store id>/<dataset>/<run id>.start | .log | .record
+    <folder>/<store id>/<dataset>/<run id>.start | .log | .record | .log-<node>-<attempt> | .part-<node>-<attempt>
 
 Every part is written here first and removed once the store has it. Several processes may send the same spool
 at once: a part that is sent twice has the same bytes both times.
@@ -19,6 +19,7 @@ from dsv.fs.folders import sync_folder
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
+from dsv.model.run_parts import parse_part_name
 from dsv.repo.runs import RunStore
 
 _ORDER = {START: 0, LOG: 1, RECORD: 2}
@@ -61,7 +62,7 @@ class Spool:
             path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
         ]
         found = [part for path in paths if (part := _parse(path)) is not None]
-        return sorted(found, key=lambda each: (each.run, each.dataset, _ORDER[each.part]))
+        return sorted(found, key=lambda each: (each.run, each.dataset, _order(each.part)))
 
     def send(self, runs: RunStore, only: RunId | None = None) -> int:
         """Sends what waits (of one run, or all); how many parts went.
@@ -98,7 +99,7 @@ class Spool:
 
         skipped: told of each that can't be read, is damaged, or is of a newer dsv.
         """
-        parts = [part for part in self.waiting(skipped) if part.part != LOG and wanted(part)]
+        parts = [part for part in self.waiting(skipped) if part.part in (START, RECORD) and wanted(part)]
         for part in {(each.dataset, each.run): each for each in parts}.values():
             try:
                 yield RunRecord.decode(_read(part.path), str(part.path))
@@ -134,6 +135,11 @@ class Spool:
         )
 
 
+def _order(part: str) -> tuple[int, str]:
+    """A log is sent before what says that it is all."""
+    return _ORDER.get(part, _ORDER[LOG]), part
+
+
 def _read(path: Path) -> bytes:
     """A part's bytes, and no more of them than a part can have. Raises `OSError`, `IntegrityError`."""
     with path.open("rb") as file:
@@ -149,7 +155,7 @@ def _read(path: Path) -> bytes:
 
 def _parse(path: Path) -> SpooledPart | None:
     stem, _, part = path.name.rpartition(".")
-    if part not in _ORDER:
+    if part not in _ORDER and parse_part_name(part) is None:
         return None
     try:
         return SpooledPart(path, DatasetName.from_component(path.parent.name), RunId.parse(stem), part)

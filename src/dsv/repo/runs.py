@@ -3,6 +3,7 @@
     runs/<dataset>/<run id>/start    when it was launched: all that was known then
     runs/<dataset>/<run id>/log      what it wrote, if that is kept
     runs/<dataset>/<run id>/record   when it has ended: all there is to know
+    runs/<dataset>/<run id>/part-<node>-<attempt>, log-<node>-<attempt>    what one node of several left
 
 Each is written once, in this order, so a `record` is complete. A run keeps its commits alive from `start` on.
 """
@@ -17,6 +18,8 @@ from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
+from dsv.model.run_end import RunPart
+from dsv.model.run_parts import MAX_PART, decode_part, parse_part_name
 from dsv.store.base import Buffer, Put, Store, TooLargeError
 
 READERS = 8
@@ -99,12 +102,35 @@ class RunStore:
             return None
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
+    def node_parts(self, stored: StoredRun) -> list[RunPart]:
+        """What each node left in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
+        found = []
+        for name in _of_nodes(stored, "part"):
+            key = run_key(stored.dataset, stored.run, name)
+            found.append(decode_part(self._store.get(key, MAX_PART), key))
+        return sorted(found, key=lambda each: (each.attempt, each.node))
+
+    def node_logs(self, stored: StoredRun) -> list[tuple[int, int, bytes]]:
+        """The log of each node and attempt, as far as there is one."""
+        found = []
+        for name in _of_nodes(stored, "log"):
+            parsed = parse_part_name(name)
+            assert parsed is not None  # so they were chosen
+            key = run_key(stored.dataset, stored.run, name)
+            found.append((parsed[1], parsed[2], bytes(self._store.get(key, MAX_RECORD))))
+        return found
+
     def _stored(self, key: str, limit: int) -> bytes | None:
         """None for an object that has more than `limit` bytes."""
         try:
             return self._store.get(key, limit)
         except TooLargeError:
             return None
+
+
+def _of_nodes(stored: StoredRun, kind: str) -> list[str]:
+    named = {name: parse_part_name(name) for name in stored.parts}
+    return sorted(name for name, parsed in named.items() if parsed is not None and parsed[0] == kind)
 
 
 def _run_id(text: str) -> RunId | None:

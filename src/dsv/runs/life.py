@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from dsv.engines.base import NO_OPTIONS, Plan
 from dsv.engines.guard import GRACE
@@ -32,22 +32,10 @@ from dsv.runs.place import (
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords, Sent
 from dsv.runs.spec import JobSpec, check_spec
-from dsv.runs.staged import Lease, Staged
+from dsv.runs.staged import Lease, Staged, Staging
 
-Turn: TypeAlias = Callable[[Callable[[str], None]], tuple[JobSpec, "Staging"]]
+Turn: TypeAlias = Callable[[Callable[[str], None]], tuple[JobSpec, Staging]]
 """Waits until the job can begin, telling what it waits for: the spec and the staging of the pool that it begins at."""
-
-
-class Staging(Protocol):
-    """What a run needs of the cache."""
-
-    def locate(self, target: Target) -> Staged:
-        """Where the target is or would be; fetches none of it. `hit`: whether it is there, whole."""
-        ...
-
-    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
-        """Makes sure of the data, and holds it for this run from before it looked until the lease is released."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

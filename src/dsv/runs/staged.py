@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from dsv.model.ids import CommitId
-from dsv.model.names import DatasetName
+from dsv.model.names import DatasetName, Target
+from dsv.model.run import RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,15 @@ class Lease(Protocol):
     def reason(self) -> str: ...
 
     def release(self) -> None: ...
+
+
+class Staging(Protocol):
+    """What a run needs of the cache."""
+
+    def locate(self, target: Target) -> Staged:
+        """Where the target is or would be; fetches none of it. `hit`: whether it is there, whole."""
+        ...
+
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
+        """Makes sure of the data, and holds it for this run from before it looked until the lease is released."""
+        ...

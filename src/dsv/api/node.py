@@ -1,0 +1,109 @@
+"""One node's part of a run: staged through the node's cache, run, and sent to the store."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv.api.cache_stage import Stager
+from dsv.api.context import Context
+from dsv.api.run_store import LateRunStore
+from dsv.cache.root import CacheRoot
+from dsv.engines.guard import GRACE
+from dsv.engines.signals import Signals
+from dsv.errors import Conflict, DsvError, IntegrityError, NoRoom
+from dsv.model.ids import StoreId
+from dsv.model.node_order import NodeOrder
+from dsv.model.run import LOG, RECORD, LogInfo, RunId
+from dsv.model.run_parts import encode_part, node_log_name, part_name
+from dsv.repo.run_spool import Spool
+from dsv.repo.runs import RunStore
+from dsv.runs import life
+from dsv.runs.collect import assemble, is_over, join_logs
+from dsv.runs.node import NodeResult, NodeSeat, run_node
+from dsv.runs.place import RunPlace
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDone:
+    """problem: why what the node left is not in the store; it waits on this machine. finished: this node was the last
+    one, and has completed the record of the run."""
+
+    result: NodeResult
+    problem: DsvError | None = None
+    finished: bool = False
+
+
+def node(
+    context: Context,
+    cache: Path,
+    order: NodeOrder,
+    seat: NodeSeat,
+    command: tuple[str, ...],
+    place: RunPlace,
+    *,
+    signals: Signals | None = None,
+    jobs: int | None = None,
+    grace: float = GRACE,
+) -> NodeDone:
+    """Makes sure of the data in this cache, runs the command with leases on it, and sends the node's part of the
+    record.
+
+    Several nodes that share a cache fill it together. Raises what `runs.node.run_node` raises.
+    """
+    with life.as_launch_error(), Stager(context, CacheRoot(cache), jobs=jobs) as stager:
+        store = stager.targets.find(order.data[0].target()).store
+        result = run_node(
+            order,
+            seat,
+            command,
+            place=place,
+            staging=stager,
+            signals=signals,
+            progress=context.progress,
+            grace=grace,
+        )
+    return _send(context, store, order, seat, result, place)
+
+
+def _send(
+    context: Context, store: StoreId, order: NodeOrder, seat: NodeSeat, result: NodeResult, place: RunPlace
+) -> NodeDone:
+    spool, run = Spool(place.spool, store), RunId.parse(order.run)
+    try:
+        if result.log is not None:
+            spool.keep(order.dataset, run, node_log_name(seat.rank, seat.attempt), result.log)
+        spool.keep(order.dataset, run, part_name(seat.rank, seat.attempt), encode_part(result.part))
+    except OSError as error:
+        problem = NoRoom(f"what node {seat.rank} of run {run} left can't be kept: {error}", subject=run)
+        return NodeDone(result, problem)
+    try:
+        with LateRunStore(context, store) as runs:
+            spool.send(runs, only=run)
+        with context.repository() as repository:
+            return NodeDone(result, finished=finish(RunStore(repository.store), order, run))
+    except DsvError as error:
+        return NodeDone(result, error)
+
+
+def finish(runs: RunStore, order: NodeOrder, run: RunId) -> bool:
+    """Completes the record if all nodes have left their parts. Several may do so at once: they write the same."""
+    found = runs.listing(order.dataset, run)
+    if not found or RECORD in found[0].parts:
+        return False
+    stored = found[0]
+    try:
+        start = runs.read(stored)
+    except (DsvError, IntegrityError):
+        return False  # whoever submitted it has not written its start yet, and completes it
+    parts = runs.node_parts(stored)
+    if not is_over(start, parts):
+        return False
+    log = join_logs(runs.node_logs(stored), start.nodes)
+    with suppress(Conflict):  # another node was first
+        if log:
+            runs.write(order.dataset, run, LOG, log)
+        info = LogInfo(len(log), len(log)) if log else None
+        runs.write(order.dataset, run, RECORD, assemble(start, parts, info).encode())
+    return True

@@ -1,0 +1,90 @@
+"""What the nodes of a run are told: which data each makes sure of, and where what it makes goes.
+
+It travels with the job, as a file or in a manifest, and has no secret in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from dsv.errors import IntegrityError, Unsupported, UsageError
+from dsv.model.ids import CommitId
+from dsv.model.json_values import Json
+from dsv.model.names import DatasetName, Rev, Target
+from dsv.model.run import RunId
+
+MAX_ORDER: Final = 4 << 20
+_VERSION: Final = 1
+
+
+class OrderedData(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit, or a path of it. name: of `--data`, empty for the target itself. at: where the command sees it, if
+    that is not where it is in the cache: in a container for instance."""
+
+    name: str = ""
+    dataset: str
+    commit: str
+    path: str | None = None
+    at: str | None = None
+
+    def target(self) -> Target:
+        """Raises `UsageError`."""
+        path = None if self.path is None else self.path.encode("utf-8", "surrogateescape")
+        return Target(DatasetName.parse(self.dataset), Rev(str(CommitId.parse(self.commit))), path)
+
+
+class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """data: the target first. code: the commit of the code, if it was committed. out: the output folder, None for one
+    that dsv makes on the node; out_at: where the command sees it. nodes: how many there are. retries: how many more
+    attempts there may be, for whoever has to know whether the run is over. log: whether what it writes is kept.
+    """
+
+    version: int = _VERSION
+    run: str
+    data: tuple[OrderedData, ...]
+    code: OrderedData | None = None
+    out: str | None = None
+    out_at: str | None = None
+    params: dict[str, Json] = {}
+    nodes: int = 1
+    retries: int = 0
+    log: bool = True
+
+    def encode(self) -> bytes:
+        """A JSON object in one line."""
+        return msgspec.json.encode(self, enc_hook=str)  # names and ids are strings of their own kinds
+
+    @classmethod
+    def decode(cls, data: bytes, subject: str) -> NodeOrder:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version. subject: where it came from."""
+        try:
+            order = _DECODER.decode(data)
+            RunId.parse(order.run)
+            for each in order.all_data:
+                each.target()
+        except (msgspec.DecodeError, UsageError) as error:
+            raise IntegrityError(
+                f"{subject} is no order for the nodes of a run: {error}", subject=subject
+            ) from error
+        if order.version > _VERSION:
+            raise Unsupported(
+                f"{subject} was written by a newer dsv", subject=subject, hint="update dsv on the nodes"
+            )
+        if not order.data or order.data[0].name or order.nodes < 1:
+            raise IntegrityError(f"{subject} is no order for the nodes of a run", subject=subject)
+        return order
+
+    @property
+    def all_data(self) -> tuple[OrderedData, ...]:
+        """What a node makes sure of: the data, and the code if there is any."""
+        return self.data if self.code is None else (*self.data, self.code)
+
+    @property
+    def dataset(self) -> DatasetName:
+        """Of the target, and so of the run's record."""
+        return DatasetName.parse(self.data[0].dataset)
+
+
+_DECODER = msgspec.json.Decoder(NodeOrder)

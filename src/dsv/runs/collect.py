@@ -1,0 +1,69 @@
+"""The record of a run of several nodes, put together from what each of them left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dsv.engines.base import CANNOT_LAUNCH
+from dsv.model.run import LogInfo, RunRecord, RunState
+from dsv.model.run_end import EndCause, RunPart, deciding_part, may_try_again
+
+_NEVER_BEGAN = (EndCause.NOT_STARTED, EndCause.IMAGE_NOT_PULLED, EndCause.UNSCHEDULABLE)
+
+
+def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
+    """Whether every node of the last attempt has ended, and no other attempt is due."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    of_last = {each.node for each in found if each.attempt == last and each.end is not None}
+    decided = deciding_part(found)
+    if decided is None or len(of_last) < start.nodes:
+        return False
+    return last > start.retries or not may_try_again(decided)
+
+
+def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:
+    """The whole record. Whoever puts it together from the same parts gets the same: the nodes, and any machine that
+    looks. Without a part nobody knows how the run ended."""
+    found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
+    decided = deciding_part(found)
+    if decided is None or decided.end is None:
+        return replace(
+            start,
+            state=RunState.CUT_OFF,
+            end=EndCause.LOST_SIGHT,
+            exit_code=CANNOT_LAUNCH,
+            parts=found,
+            log=log,
+        )
+    lost = decided.end in (EndCause.LEASE_LOST, EndCause.LOST_SIGHT)
+    state = RunState.NOT_LAUNCHED if decided.end in _NEVER_BEGAN else RunState.ENDED
+    first = [each for each in found if each.attempt == 1]
+    return replace(
+        start,
+        state=RunState.CUT_OFF if lost else state,
+        end=decided.end,
+        exit_code=decided.exit_code,
+        cancelled_by=decided.cancelled_by,
+        error=decided.error,
+        started_ms=min(
+            (each.started_ms for each in first if each.started_ms is not None), default=start.started_ms
+        ),
+        ended_ms=max((each.ended_ms for each in found if each.ended_ms is not None), default=None),
+        cache_hit=all(each.cache_hit for each in first) if first else start.cache_hit,
+        stage_bytes=sum(each.stage_bytes or 0 for each in found),
+        stage_seconds=max((each.stage_seconds or 0.0 for each in first), default=0.0),
+        parts=found,
+        log=log,
+    )
+
+
+def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
+    """One log of all: node, attempt, what it wrote there. With several nodes a line says where each begins."""
+    found = sorted(logs, key=lambda each: (each[1], each[0]))
+    if nodes == 1:
+        return b"".join(data for _, _, data in found)
+    return b"".join(
+        b"[dsv: node %d, attempt %d]\n%s" % (node, attempt, data) for node, attempt, data in found
+    )

@@ -87,6 +87,9 @@ class Folders:
             found.path, found.dataset, found.commit, found.files, found.bytes, self.hit, 0.5, 77
         ), lease
 
+    def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> None:
+        """The run sees the folder itself."""
+
 
 @dataclass
 class Notes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,9 +61,15 @@ OnStored = Callable[[Uploader, Source, Stored], None]
 
 @dataclass(slots=True)
 class Walk:
-    """What lies in a folder. problems: what can't be stored, or not be read."""
+    """What lies in a folder. problems: what can't be stored, or not be read.
+
+    start: a folder below the root, to which the walk is limited; paths begin with it. ignoring: the files that name
+    what is left out, in the folders from the root on; later ones have the last word.
+    """
 
     root: Path
+    start: bytes = b""
+    ignoring: tuple[str, ...] = (NAME,)
     problems: list[Problem] = field(default_factory=list)
 
     def sources(self) -> Iterator[tuple[bytes, Source]]:
@@ -72,7 +78,7 @@ class Walk:
             yield from self._below(descent)
 
     def _below(self, descent: Descent) -> Iterator[tuple[bytes, Source]]:
-        stack: list[tuple[bytes, Source | Rules]] = [(b"", Rules())]
+        stack: list[tuple[bytes, Source | Rules]] = [(self.start, self._rules_above(descent))]
         while stack:
             path, what = stack.pop()
             if isinstance(what, Source):
@@ -81,9 +87,25 @@ class Walk:
             found = self._folder(descent, path, what)
             if found is None:
                 continue
-            if not found and path:
+            if not found and path != self.start:
                 yield path, Source(Kind.EMPTY_DIRECTORY)
             stack += sorted(found, key=lambda item: sort_key(item[0]), reverse=True)
+
+    def _rules_above(self, descent: Descent) -> Rules:
+        """Those in the folders above the start."""
+        rules, parts = Rules(), self.start.split(b"/") if self.start else []
+        for depth in range(len(parts)):
+            above = b"/".join(parts[:depth])
+            descriptor = descent.at(above)
+            rules = self._enter(rules, above, descriptor, list_folder(descriptor).names)
+        return rules
+
+    def _enter(self, rules: Rules, path: bytes, descriptor: int, names: Sequence[str]) -> Rules:
+        for name in self.ignoring:
+            if name in names:
+                text = read_rules(descriptor, _join(path, os.fsencode(name)), name)
+                rules = rules.enter(path, text, name)
+        return rules
 
     def _folder(
         self, descent: Descent, path: bytes, rules: Rules
@@ -92,10 +114,9 @@ class Walk:
         try:
             descriptor = descent.at(path)
             listing = list_folder(descriptor)
-            if NAME in listing.names:
-                rules = rules.enter(path, read_rules(descriptor, _join(path, os.fsencode(NAME))))
+            rules = self._enter(rules, path, descriptor, listing.names)
         except OSError as error:
-            if not path:
+            if path == self.start:
                 raise
             self._refuse(path, f"it can't be read: {error.strerror}", Trouble.UNREADABLE)
             return None

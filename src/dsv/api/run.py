@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.cache_stage import NoLease, Stager
+from dsv.api.code_tree import commit_code
 from dsv.api.context import Context
 from dsv.api.placing import Placing
 from dsv.api.run_store import LateRunStore
@@ -15,7 +17,9 @@ from dsv.cache.root import CacheRoot
 from dsv.engines.base import Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.model.names import Rev, Target
+from dsv.errors import Denied, Unreachable
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName, Rev, Target
 from dsv.model.run import RunId, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -43,20 +47,22 @@ def run(
     grace: float = GRACE,
     announce: Callable[[RunId, Path, Path], None] | None = None,
     placing: Placing | None = None,
+    force: bool = False,
 ) -> RunResult:
     """Makes sure that the data is in this cache, runs the job, and leaves its record. Waits for all of it.
 
     offline: the store is not asked, and the record is sent by a later run. jobs: processes that fill the cache.
     stdout, stderr: descriptors for what the job writes, None for nowhere. signals, grace,
     announce: as of `runs.life.run`. placing: chooses the pool that the run goes to, and so the cache as well.
+    force: however large the code is.
     Raises `LaunchError` for whatever keeps the job from being started, but `UsageError`, `Interrupted` and
     `Terminated` as they are.
     """
     with life.as_launch_error(), ExitStack() as stagers:
 
         def staging_in(folder: Path, there: JobSpec) -> _Fixed:
-            root = CacheRoot(folder)
-            return _Fixed(stagers.enter_context(Stager(context, root, offline=offline, jobs=jobs)), there)
+            stager = Stager(context, CacheRoot(folder), offline=offline, jobs=jobs)
+            return _Fixed(stagers.enter_context(stager), there, None if offline else _Code(context, force))
 
         placed = None
         if placing is not None:
@@ -119,10 +125,12 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
 class _Fixed:
     """A `Staging` that finds each target once: a branch may move between looking and staging."""
 
-    def __init__(self, stager: Stager, spec: JobSpec) -> None:
+    def __init__(self, stager: Stager, spec: JobSpec, code: _Code | None = None) -> None:
         targets = (spec.target, *spec.data.values())
         found = {target: stager.targets.find(target) for target in targets}
         self.store = found[spec.target].store
+        self._dataset = found[spec.target].dataset
+        self._code = code
         self._stager = stager
         self._found = found
         self._whole = {
@@ -136,3 +144,31 @@ class _Fixed:
         staged = self._stager.stage(self._whole[target], run)
         self._stager.targets.remember(self._found[target])
         return staged
+
+    def stage_code(
+        self, folder: Path, recorded: CommitId | None, run: RunId
+    ) -> tuple[Staged, Lease | NoLease] | None:
+        commit = recorded
+        if commit is None and self._code is not None:
+            commit = self._code.commit(self._stager, self._dataset, folder)
+        if commit is None:
+            return None
+        return self._stager.stage(Target(self._dataset, Rev(str(commit))), run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """Commits code. force: however large it is."""
+
+    context: Context
+    force: bool
+
+    def commit(self, stager: Stager, dataset: DatasetName, folder: Path) -> CommitId | None:
+        """None if this user can't write to the store now: the run doesn't need that, and says so."""
+        try:
+            return commit_code(self.context, stager.targets.repository, dataset, folder, force=self.force)
+        except (Denied, Unreachable) as error:
+            self.context.progress.note(
+                f"the code is not committed, and the run sees {folder} as it changes: {error.message}"
+            )
+            return None

@@ -42,6 +42,7 @@ class Typed:
     jobs: int | None
     json_file: str | None
     dry_run: bool
+    force: bool = False
     on: str | None = None
     prefer: str | None = None
     wait: str | None = None
@@ -98,6 +99,7 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
             signals=Signals(),
             announce=call.session.announce,
             placing=placing,
+            force=typed.force,
         )
 
 
@@ -127,6 +129,8 @@ def _placing(call: Call, typed: Typed, context: Context, cache: Path) -> Placing
 
 
 def _check(call: Call, typed: Typed) -> None:
+    if typed.force and "code" not in typed.options:
+        raise UsageError("--force is for --code", hint="leave out --force")
     if typed.detach and typed.dry_run:
         raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
     if typed.detach and typed.json_file is not None:

@@ -89,11 +89,13 @@ class RunData:
 
 @dataclass(frozen=True, slots=True)
 class CodeState:
-    """The folder given as `--code`. commit: git's, if it has one; dirty: changed since, or untracked."""
+    """The folder given as `--code`. commit: git's, if it has one; dirty: changed since, or untracked. tree: the commit
+    of the store that has the code as the run saw it, in the dataset of the run; None if it was not committed."""
 
     path: str
     commit: str | None = None
     dirty: bool | None = None
+    tree: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,10 @@ class RunRecord:
     @property
     def commits(self) -> tuple[tuple[DatasetName, CommitId], ...]:
         """What this record keeps alive."""
-        return tuple((each.dataset, each.commit) for each in self.data)
+        kept = [(each.dataset, each.commit) for each in self.data]
+        if self.code is not None and self.code.tree is not None:
+            kept.append((self.dataset, CommitId.parse(self.code.tree)))
+        return tuple(kept)
 
     def encode(self) -> bytes:
         """ASCII JSON, one member a line. Raises `ValueError` where parameters or metrics are no JSON."""

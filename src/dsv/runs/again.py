@@ -60,6 +60,7 @@ def again(
         image=_image(record, place, cannot),
         engine=record.engine,
         code=_code(record.code, place, cannot),
+        recorded_code=record.code if record.code is not None and record.code.tree is not None else None,
         out=out,
         shm_bytes=record.shm_bytes,
         env=_env(record, place, dict(env or {}), cannot),
@@ -136,6 +137,8 @@ def _code(code: CodeState | None, place: RunPlace, cannot: list[str]) -> Path | 
     if code is None:
         return None
     folder = Path(code.path)
+    if code.tree is not None:
+        return folder
     if not folder.is_dir():
         cannot.append(f"the code folder {folder} is not here")
         return folder

@@ -18,6 +18,7 @@ from dsv.engines.output import Output
 from dsv.engines.registry import choose
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
+from dsv.model.ids import CommitId
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import RunId, RunRecord, RunState
@@ -93,6 +94,8 @@ def run(
             spec, staging = turn(watcher.note)
             decided = _decide(spec, place, staging, decided.run)
         launch, held = _stage(decided, staging, watcher, leases)
+        launch = _stage_code(launch, staging, leases, held)
+        watcher.finish()
         log = LogKeeper(live=None if live is None else live.add) if spec.log else None
         graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
         supervision = Supervision(held, signals or Signals(), watcher.note, graced)
@@ -110,6 +113,20 @@ def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
     check_spec(spec)
     with as_launch_error():
         return _decide(spec, place, staging).plan()
+
+
+def _stage_code(launch: Launch, staging: Staging, leases: ExitStack, held: list[Lease]) -> Launch:
+    """The code is data like any other: in the cache, and leased."""
+    if launch.code is None:
+        return launch
+    recorded = launch.spec.recorded_code
+    tree = None if recorded is None or recorded.tree is None else CommitId.parse(recorded.tree)
+    found = staging.stage_code(launch.code, tree, launch.run)
+    if found is None:
+        return launch
+    leases.callback(found[1].release)
+    held.append(found[1])
+    return replace(launch, staged_code=found[0])
 
 
 @contextmanager
@@ -149,7 +166,6 @@ def _stage(
         staged[name], lease = staging.stage(target, decided.run)
         leases.callback(lease.release)
         held.append(lease)
-    progress.finish()
     return replace(decided, staged=staged), held
 
 

@@ -30,7 +30,7 @@ from dsv.repo.repository import now_ms
 from dsv.runs.ending import part_of, salvaged
 from dsv.runs.place import RunPlace, make_folder, remove_scratch, write_params
 from dsv.runs.plan import data_variable
-from dsv.runs.staged import Lease, Staged, Staging
+from dsv.runs.staged import DataStaging, Lease, Staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def run_node(
     command: tuple[str, ...],
     *,
     place: RunPlace,
-    staging: Staging,
+    staging: DataStaging,
     stdout: int | None = 1,
     stderr: int | None = 2,
     signals: Signals | None = None,
@@ -154,7 +154,7 @@ def _supervised(
 
 
 def _stage(
-    order: NodeOrder, run: RunId, staging: Staging, leases: ExitStack
+    order: NodeOrder, run: RunId, staging: DataStaging, leases: ExitStack
 ) -> tuple[list[Staged], list[Lease]]:
     staged, held = [], []
     for each in order.all_data:

@@ -21,7 +21,8 @@ from dsv.runs.staged import Staged
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is."""
+    """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is.
+    code: the folder that was named; staged_code: its code in the cache, if that was committed."""
 
     spec: JobSpec
     place: RunPlace
@@ -32,6 +33,7 @@ class Launch:
     out: Path
     code: Path | None
     masker: Masker
+    staged_code: Staged | None = None
     attempt: int = 1
 
     @classmethod
@@ -48,7 +50,7 @@ class Launch:
             staged=staged,
             own=own,
             out=output_folder(place, spec.out, _own_output(spec, staged[""], own)),
-            code=None if spec.code is None else code_folder(place, spec.code),
+            code=_code(spec, place),
             masker=_masker(spec, place),
         )
 
@@ -113,8 +115,9 @@ class Launch:
         )
 
     def _code_state(self, folder: Path) -> CodeState:
-        state = code_state(folder, self.place.environ)
-        return replace(state, path=self.masker.name(state.path))
+        state = self.spec.recorded_code or code_state(folder, self.place.environ)
+        tree = state.tree if self.staged_code is None else self.staged_code.commit.hex()
+        return replace(state, path=self.masker.name(state.path), tree=tree)
 
     def _mounts_data(self) -> bool:
         """Whether the job sees the data elsewhere than it is."""
@@ -147,7 +150,8 @@ class Launch:
             env[variable] = engine.place(mount)
         workdir = None if self._mounts_data() else str(self.place.cwd)
         if self.code is not None:
-            code = Mount(self.code, "/code")
+            code = Mount(self.code if self.staged_code is None else self.staged_code.path, "/code")
+            env["DSV_CODE"] = engine.place(code)
             mounts.append(code)
             workdir = engine.place(code)
         return Job.of(
@@ -164,6 +168,13 @@ class Launch:
         target = self.spec.data[name] if name else self.spec.target
         path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
         return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
+
+
+def _code(spec: JobSpec, place: RunPlace) -> Path | None:
+    """The folder of the code. What is in the store needs none here."""
+    if spec.code is None or spec.recorded_code is not None:
+        return spec.code
+    return code_folder(place, spec.code)
 
 
 def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:

@@ -26,7 +26,7 @@ from dsv.model.resources import (
     parse_topology,
     parse_tpu,
 )
-from dsv.model.run import RunId, RunRecord
+from dsv.model.run import CodeState, RunId, RunRecord
 from dsv.model.units import parse_duration, parse_size
 
 LEAST_MEMORY: Final = 6 << 20
@@ -43,6 +43,7 @@ class JobSpec(Task):
     data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
     JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
     job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't.
+    recorded_code: the code of a run that is repeated, which is in the store.
     """
 
     target: Target
@@ -55,6 +56,7 @@ class JobSpec(Task):
     name: str | None = None
     pool: Pool | None = None
     passed_over: tuple[PassedOver, ...] = ()
+    recorded_code: CodeState | None = None
     log: bool = True
     again_of: RunId | None = None
 

@@ -48,8 +48,8 @@ class Lease(Protocol):
     def release(self) -> None: ...
 
 
-class Staging(Protocol):
-    """What a run needs of the cache."""
+class DataStaging(Protocol):
+    """What a node of a run needs of the cache."""
 
     def locate(self, target: Target) -> Staged:
         """Where the target is or would be; fetches none of it. `hit`: whether it is there, whole."""
@@ -57,4 +57,16 @@ class Staging(Protocol):
 
     def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
         """Makes sure of the data, and holds it for this run from before it looked until the lease is released."""
+        ...
+
+
+class Staging(DataStaging, Protocol):
+    """What a run needs of the cache."""
+
+    def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> tuple[Staged, Lease] | None:
+        """Commits what is code in this folder into the store, and makes sure of it as of data.
+
+        recorded: the commit of a run that is repeated, which is taken instead. None if the run is to see the folder
+        itself, because its code can't be committed.
+        """
         ...

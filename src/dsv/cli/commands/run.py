@@ -47,6 +47,7 @@ Wait = Annotated[
         help="How long it waits at a pool before it tries the next: 15m.",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Take code of more than 200 MB.")]
 Out = Annotated[
     str | None,
     typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),
@@ -178,6 +179,7 @@ def run(
     prefer: PreferOption = None,
     wait: Wait = None,
     code: Code = None,
+    force: Force = False,
     out: Out = None,
     gpus: Gpus = None,
     gpu_type: GpuType = None,

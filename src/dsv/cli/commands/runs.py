@@ -94,7 +94,7 @@ Log = Annotated[
         "items.nodes": "on how many machines it ran",
         "items.retries": "how often it could be started again",
         "items.shm_bytes": "shared memory",
-        "items.code": "the code's folder, git commit, and whether it had changes",
+        "items.code": "the code's folder, git commit, whether it had changes, and the commit of the store that has it",
         "items.out": "the output folder",
         "items.name": "the name that it was given",
         "items.host": "where it ran",

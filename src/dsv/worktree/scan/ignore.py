@@ -26,18 +26,23 @@ class Rules:
 
     __slots__ = ("_above", "_patterns", "_start", "digest")
 
-    def __init__(self, above: Rules | None = None, folder: bytes = b"", text: bytes = b"") -> None:
+    def __init__(
+        self, above: Rules | None = None, folder: bytes = b"", text: bytes = b"", name: str = NAME
+    ) -> None:
         self._above = above
         self._start = len(folder) + 1 if folder else 0
         self._patterns: tuple[Pattern, ...] = ()
         self.digest: int = above.digest if above is not None else 0
         if above is not None:
-            self._patterns = _parse(folder, text)
+            self._patterns = _parse(folder, text, name)
             self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
 
-    def enter(self, folder: bytes, text: bytes) -> Rules:
-        """The rules in `folder`, whose `.dsvignore` holds `text`. Raises `UsageError` for a line that is no pattern."""
-        return Rules(self, folder, text) if text.strip() else self
+    def enter(self, folder: bytes, text: bytes, name: str = NAME) -> Rules:
+        """The rules in `folder`, whose file of this name holds `text`.
+
+        Raises `UsageError` for a line that is no pattern.
+        """
+        return Rules(self, folder, text, name) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:
         """Whether a path is left out. Not to be asked for paths below a folder that is left out.
@@ -55,13 +60,13 @@ class Rules:
         return False
 
 
-def read(folder: int, where: bytes) -> bytes:
-    """All of the `.dsvignore` in a folder, given by its descriptor; `where` is the file's path.
+def read(folder: int, where: bytes, name: str = NAME) -> bytes:
+    """All of the file of this name in a folder, given by its descriptor; `where` is the file's path.
 
     Raises `OSError`, and `UsageError` if it is not a regular file, or too large to be one of patterns.
     """
-    if stat.S_ISREG(os.stat(NAME, dir_fd=folder, follow_symlinks=False).st_mode):
-        with os.fdopen(os.open(NAME, OPEN_FLAGS, dir_fd=folder), "rb") as file:
+    if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        with os.fdopen(os.open(name, OPEN_FLAGS, dir_fd=folder), "rb") as file:
             text = file.read(_LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     else:
         text = None
@@ -76,14 +81,14 @@ def _unfit(where: bytes, reason: str) -> UsageError:
     return UsageError(f"{show(where)} {reason}", subject=where.decode("utf-8", "backslashreplace"))
 
 
-def _parse(folder: bytes, text: bytes) -> tuple[Pattern, ...]:
+def _parse(folder: bytes, text: bytes, name: str) -> tuple[Pattern, ...]:
     """The patterns of a file, the last one first, as that is how they are asked."""
     found = []
     for line in text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n"):
         try:
             pattern = parse(line)
         except ValueError as error:
-            where = show(folder + b"/.dsvignore" if folder else b".dsvignore")
+            where = show(folder + b"/" + name.encode() if folder else name.encode())
             raise UsageError(
                 f"{where} has a line that is no pattern, {show(line[:_SHOWN])}: {error}",
                 subject=where,

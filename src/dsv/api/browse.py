@@ -36,11 +36,12 @@ def datasets(context: Context) -> list[DatasetItem]:
     """Every dataset of the store, by name."""
     with context.repository() as repository:
         names = repository.refs.datasets()
-        found = together([partial(_dataset, repository, name) for name in names])
+        found = together([partial(dataset_item, repository, name) for name in names])
     return [item for item in found if item is not None]
 
 
-def _dataset(repository: Repository, name: DatasetName) -> DatasetItem | None:
+def dataset_item(repository: Repository, name: DatasetName) -> DatasetItem | None:
+    """One dataset; None if it has no branch `main`, as one that was left half made."""
     head = repository.refs.head_or_none(name, MAIN)
     if head is None:
         return None

@@ -106,3 +106,12 @@ def _make_keys(folder: Path, log: Path) -> None:
     call(["ceph-authtool", "--create-keyring", *tool[1:], "mon.", "--cap", "mon", "allow *"], log=log)
     call([*tool, "client.admin", *everything], log=log)
     call([*tool, "osd.0", *storage], log=log)
+
+
+def add_user(folder: Path, server: S3Server, uid: str) -> S3Server:
+    """The server as another user reaches it, who has no rights but those that a bucket's policy gives."""
+    secret = f"secret-of-{uid}"
+    user = ["radosgw-admin", "user", "create", f"--uid={uid}", f"--display-name={uid}"]
+    keys = [f"--access-key={uid}", f"--secret-key={secret}"]
+    call([*user, *keys], log=folder / "up.log", env={"CEPH_CONF": str(folder / "ceph.conf")}, timeout=90)
+    return S3Server(server.endpoint, uid, secret, server.region)

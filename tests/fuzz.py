@@ -30,6 +30,7 @@ from dsv import reader
 from dsv.errors import DsvError
 from dsv.model import codec, keys, pack
 from dsv.model.commit import Commit
+from dsv.model.erasure import DatasetErased
 from dsv.model.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
 from dsv.model.index import Index, IndexBuilder
 from dsv.model.index_filter import IndexFilter
@@ -65,6 +66,7 @@ DECODERS: Mapping[str, Callable[[bytes], object]] = {
     "tag": TagValue.decode,
     "format": FormatEntry.decode,
     "session-open": SessionOpen.decode,
+    "dataset-erased": DatasetErased.decode,
     "gc-condemned": GcCondemned.decode,
     "run": lambda data: RunRecord.decode(data, "run"),
     "segment": Segment.decode,

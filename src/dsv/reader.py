@@ -78,7 +78,7 @@ KNOWN_FEATURES = (
     "data-elsewhere",
 )
 MOST_MOVES = 64  # of the names of a store, from place to place
-ID, ID_OR_NIL = "an id of 32 bytes", "an id or nil"
+ID, ID_OR_NIL, TEXT_OR_NIL = "an id of 32 bytes", "an id or nil", "text or nil"
 FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
 
 
@@ -162,7 +162,7 @@ def body_of(data: bytes, kind: str, version: int = 1) -> bytes:
 
 
 def record(data: bytes | None, kind: str, *expected: object, names: tuple[type, ...] = ()) -> list[Any]:
-    """The fields of a small record, each of the type expected: a Python type, `ID` or `ID_OR_NIL`.
+    """The fields of a small record, each of the type expected: a Python type, `ID` `ID_OR_NIL` or `TEXT_OR_NIL`.
 
     names: the types of what version 2 of this kind of record has behind the fields of version 1.
     """
@@ -190,8 +190,10 @@ def check_names(kind: str, carried: list[Any], *expected: object) -> None:
 
 
 def fits(value: object, expected: object) -> bool:
-    if expected is ID_OR_NIL and value is None:
+    if expected in (ID_OR_NIL, TEXT_OR_NIL) and value is None:
         return True
+    if expected is TEXT_OR_NIL:
+        return type(value) is str
     if expected in (ID, ID_OR_NIL):
         return isinstance(value, bytes) and len(value) == 32
     return type(value) is expected
@@ -349,6 +351,17 @@ def place_of(store: Store, log: Format) -> Path | None:
     return Path(log.names)
 
 
+def refuse_erased(names: Store, dataset: str) -> None:
+    """Whether a dataset that is not there was erased: its tombstone stands under a hash of its name."""
+    erased = derived("dsv 2026-11 erased dataset v1", check_format(names).store_id + dataset.encode())
+    data = names.get(f"refs/{erased.hex()}/erased")
+    if data is None:
+        return
+    _, _, successor, message = record(data, "dataset-erased", bytes, int, TEXT_OR_NIL, str)
+    follows = f"; what could stay is in {successor}" if successor else ""
+    raise StoreError(f"dataset {dataset} was erased from the store: {message}{follows}")
+
+
 def component(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*", name) or ".." in name:
         raise StoreError(f"{name!r} is no name")
@@ -391,6 +404,7 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
     whole = re.fullmatch("[0-9a-fA-F]{64}", name) is not None
     names = find_names(store, told) if told is not None or not whole else store
     if not whole and not names.names(f"refs/{component(dataset)}"):
+        refuse_erased(names, dataset)
         known = ", ".join(one.replace("%2F", "/") for one in names.names("refs"))
         raise StoreError(f"there is no dataset {dataset}; there are: {known or 'none'}")
     commit: bytes | None

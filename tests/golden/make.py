@@ -29,6 +29,7 @@ from dsv.model import keys
 from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.chunking import cut_points
 from dsv.model.entry import Kind, sort_key
+from dsv.model.erasure import DatasetErased, erased_id
 from dsv.model.ids import CommitId, FileId, NodeId, Nonce, SegmentId, SessionId
 from dsv.model.index import Index
 from dsv.model.index_filter import encode_filter
@@ -105,6 +106,10 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
     if named:
         _rules(made)
         _merge(made)
+    if node_locators:
+        store, erased = name_of("store").store, DatasetName.parse("demo/people")
+        record = DatasetErased(_nonce("erased"), TIME + 9, LETTERS, "they asked for it")
+        made.put(keys.erased_key(erased_id(store, erased)), record.encode())
     return dict(sorted(made.keys.items()))
 
 

@@ -19,6 +19,7 @@ from dsv.model import (
     chunking,
     codec,
     commit,
+    erasure,
     index,
     index_filter,
     index_merge,
@@ -118,7 +119,7 @@ def split(column: bytes) -> list[bytes]:
 def test_all_tables_were_found() -> None:
     assert set(OBJECTS) == {"segment", "node", "recipe", "locator"}
     assert set(LAYOUTS) == {"pack", "index", "index row", "index filter"}
-    assert len(RECORDS) == 13 + 4
+    assert len(RECORDS) == 14 + 4
     assert all(table for found in (OBJECTS, LAYOUTS, RECORDS) for table in found.values())
 
 
@@ -182,7 +183,7 @@ def test_packs() -> None:
         got = taken_apart(data, LAYOUTS["pack"], ends)
         table = pack.verify(data)
         assert got["hash"] == blake3(data[:-40]).digest()
-        assert got["zero"] == 0
+        assert got["cipher"] == 0
         assert (got["kinds"], got["codecs"], got["ids"]) == (table.kinds, table.codecs, table.ids)
         for name, column in (
             ("offsets", table.offsets),
@@ -243,6 +244,7 @@ RECORD_TYPES: dict[str, Any] = {
     "session-closed": records.SessionClosed,
     "gc-condemned": records.GcCondemned,
     "gc-done": records.GcDone,
+    "dataset-erased": erasure.DatasetErased,
     "branch-rule": branch_rule.BranchRule,
 }
 
@@ -277,7 +279,11 @@ def test_records(title: str) -> None:
     """A table of a second version has what comes behind the fields of the first."""
     kind, second, version = title.partition(", version ")
     line = f"dsv {kind} {version or 1}\n".encode()
-    golden = [data for data in (*GOLDEN.values(), *NAMED.values(), *MOVED.values()) if data.startswith(line)]
+    golden = [
+        data
+        for data in (*GOLDEN.values(), *NAMED.values(), *MOVED.values(), *NODES.values())
+        if data.startswith(line)
+    ]
     assert golden
     for data in golden:
         assert blake3(data[:-8]).digest(8) == data[-8:]

@@ -159,11 +159,11 @@ def by_hand(
     rows: int = 2,
     ids: bytes = A + B,
     content: bytes = b"onetwo!",
-    zero: bytes = bytes(4),
+    cipher: bytes = bytes(4),
 ) -> bytes:
     """A pack's bytes as docs/format.md has them: the columns are offsets, then stored, then lengths."""
     table = kinds + codecs + ids + struct.pack(f"<{len(numbers)}I", *numbers)
-    data = b"dsvpack1" + content + table + struct.pack("<QI", table_at, rows) + zero
+    data = b"dsvpack1" + content + table + struct.pack("<QI", table_at, rows) + cipher
     return data + blake3(data).digest() + b"dsvpack1"
 
 
@@ -199,12 +199,16 @@ def test_the_layout() -> None:
         by_hand(rows=3),
         by_hand(rows=0xFFFFFFFF),
         by_hand(rows=0),
-        by_hand(zero=b"\0\0\0\1"),
     ],
 )
 def test_a_table_that_points_elsewhere_is_refused(changed: bytes) -> None:
     with pytest.raises(IntegrityError, match="a pack is damaged"):
         verify(changed)
+
+
+def test_a_pack_with_a_cipher_is_of_a_newer_dsv() -> None:
+    with pytest.raises(Unsupported, match="a pack is encrypted"):
+        verify(by_hand(cipher=b"\0\0\0\1"))
 
 
 @pytest.mark.parametrize("length", range(0, 200, 7))

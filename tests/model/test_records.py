@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dsv.errors import IntegrityError, Unsupported
 from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.commit import Commit
+from dsv.model.erasure import DatasetErased
 from dsv.model.ids import StoreId
 from dsv.model.names import MAIN, DatasetName
 from dsv.model.records import (
@@ -64,6 +65,9 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
         TagValue, draw.commit_ids, draw.nonces, draw.millis, draw.texts, draw.texts, draw.datasets, draw.tags
     ),
     "tag": st.builds(TagValue, draw.commit_ids, draw.nonces, draw.millis, draw.texts, draw.texts),
+    "dataset-erased": st.builds(
+        DatasetErased, draw.nonces, draw.millis, st.none() | draw.datasets, draw.texts
+    ),
     "tag-deleted": st.builds(TagDeleted, draw.nonces, draw.millis, draw.texts, draw.texts),
     "format": st.builds(
         FormatEntry,

@@ -58,6 +58,9 @@ def branch_to_edit(
 
 
 def _no_dataset(context: Context, repository: Repository, dataset: DatasetName, target: Target) -> NotFound:
+    erased = repository.refs.erased(dataset)
+    if erased is not None:
+        return erased
     workspace = context.workspace_or_none()
     hint = "dsv datasets lists them; --create makes it"
     if workspace is not None and target.path is None and os.path.lexists(context.cwd / dataset):

@@ -77,6 +77,7 @@ def _make(context: Context, split: SplitStore, layout: Format, found: list[Found
     proof = prove_names(split.names)
     refs = Refs(split.names)
     refs.named = layout.named_records
+    refs.store_id = layout.store_id
     heads = [
         (one.commit.dataset, one.head_of, one.id)
         for one in found

@@ -112,6 +112,13 @@ class CommitId(_HashedId):
     context = "dsv 2026-11 commit v1"
 
 
+class ErasedId(_HashedId):
+    """Of a store's id and the name of a dataset that was erased from it."""
+
+    __slots__ = ()
+    context = "dsv 2026-11 erased dataset v1"
+
+
 class PackId(_RandomId):
     __slots__ = ()
 

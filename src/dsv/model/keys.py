@@ -9,7 +9,7 @@ import re
 from typing import TypeVar
 
 from dsv.errors import UsageError
-from dsv.model.ids import CommitId, Id, IndexId, PackId, SessionId
+from dsv.model.ids import CommitId, ErasedId, Id, IndexId, PackId, SessionId
 from dsv.model.names import BranchName, DatasetName, TagName
 
 README_KEY = "README.txt"
@@ -182,6 +182,11 @@ def parse_tag_key(key: str) -> tuple[DatasetName, TagName, bool] | None:
         return None
     dataset, tag = _parse_name(DatasetName, parts[1]), _parse_name(TagName, parts[3])
     return None if dataset is None or tag is None else (dataset, tag, parts[4] == "deleted")
+
+
+def erased_key(erased: ErasedId) -> str:
+    """The tombstone of a dataset, below a name that no dataset can have."""
+    return f"{REFS_PREFIX}{erased.hex()}/erased"
 
 
 def parse_dataset(key: str) -> DatasetName | None:

@@ -26,7 +26,7 @@ from dsv.model.wire import Buffer, damaged
 MAGIC = b"dsvpack1"
 PACK_TARGET = 32 << 20  # bytes at which a writer starts the next pack
 MAX_ROWS = 1 << 20
-_FOOTER = struct.Struct("<QI4s32s8s")
+_FOOTER = struct.Struct("<QII32s8s")
 FOOTER_SIZE = _FOOTER.size
 _ROW = 1 + 1 + 32 + 3 * 4
 _GROWTH = 8 << 20  # bytes by which a builder's memory grows at most, beyond what is needed
@@ -150,11 +150,13 @@ class PackBuilder:
 
 
 class Footer(NamedTuple):
-    """table_offset: where the table begins; rows: how many objects; hash: BLAKE3 of all bytes before it."""
+    """table_offset: where the table begins; rows: how many objects; hash: BLAKE3 of all bytes before it; cipher: 0, as
+    no dsv encrypts packs yet."""
 
     table_offset: int
     rows: int
     hash: bytes
+    cipher: int = 0
 
 
 class PackRow(NamedTuple):
@@ -210,16 +212,18 @@ def parse_footer(data: Buffer) -> Footer:
     """The footer in a pack's last `FOOTER_SIZE` bytes. Raises `IntegrityError`, or `Unsupported` if newer."""
     if len(data) < FOOTER_SIZE:
         raise damaged("pack", "it is cut short")
-    table, rows, zero, digest, magic = _FOOTER.unpack(memoryview(data)[-FOOTER_SIZE:])
+    table, rows, cipher, digest, magic = _FOOTER.unpack(memoryview(data)[-FOOTER_SIZE:])
     _check_magic(magic)
-    if zero != bytes(4) or not 0 < rows <= MAX_ROWS or table < len(MAGIC) + rows:
+    if not 0 < rows <= MAX_ROWS or table < len(MAGIC) + rows:
         raise damaged("pack", "its footer is impossible")
-    return Footer(table, rows, digest)
+    return Footer(table, rows, digest, cipher)
 
 
 def parse_table(data: Buffer, footer: Footer, pack_size: int) -> PackTable:
     """The table in the bytes between `footer.table_offset` and the footer. Raises `IntegrityError`."""
     rows = footer.rows
+    if footer.cipher:
+        raise Unsupported("a pack is encrypted, which this dsv cannot read", hint="install a newer dsv")
     if pack_size > PACK_MAX or footer.table_offset + rows * _ROW + FOOTER_SIZE != pack_size:
         raise damaged("pack", f"its table does not fit into its {pack_size} bytes")
     if len(data) != rows * _ROW:

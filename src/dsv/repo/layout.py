@@ -85,10 +85,6 @@ class Format:
     def check(self, url: str, *, writing: bool) -> None:
         """Raises `Unsupported` where a feature that this version does not know forbids what is meant."""
         current = self.entries[-1]
-        if current.hash != HASH or current.chunking != ChunkingParams():
-            raise Unsupported(
-                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=UPGRADE
-            )
         for feature in current.features:
             if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
                 continue
@@ -97,6 +93,10 @@ class Format:
                 raise Unsupported(
                     f"{url} uses {feature.name!r}, which this dsv cannot {verb}", subject=url, hint=UPGRADE
                 )
+        if current.hash != HASH or current.chunking != ChunkingParams():
+            raise Unsupported(
+                f"{url} hashes or cuts files in a way that this dsv does not know", subject=url, hint=UPGRADE
+            )
 
 
 def features(*names: str) -> tuple[Feature, ...]:

@@ -16,9 +16,10 @@ from dsv.model import keys
 from dsv.model.action import MERGE, Action
 from dsv.model.branch_rule import BranchRule, Limits
 from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName, TagName
+from dsv.model.names import MAIN, BranchName, DatasetName, TagName
 from dsv.model.records import RefEntry, TagValue
 from dsv.repo.damage import read_record
+from dsv.repo.erased import never_again
 from dsv.repo.heads import Head, carried_away, deleted, gap, protected, same_move
 from dsv.repo.listed import Listed, latest, parts
 from dsv.repo.read_back import check_kept
@@ -123,7 +124,7 @@ class Refs(Tags):
     def require(self, dataset: DatasetName) -> None:
         """Raises `NotFound` where there is no such dataset."""
         if not self.exists(dataset):
-            raise NotFound(
+            raise self.erased(dataset) or NotFound(
                 f"there is no dataset {dataset} in {self._store.url}",
                 subject=dataset,
                 hint="dsv datasets lists them",
@@ -155,7 +156,7 @@ class Refs(Tags):
             read = together([partial(self._read, head.dataset, head.branch, each) for each in numbers])
             for each, entry in zip(numbers, read, strict=True):
                 if entry is None:
-                    raise gap(head, each)
+                    raise self.erased(head.dataset) or gap(head, each)
                 yield entry
             number, batch = number - batch, min(batch * 4, _AT_ONCE)
 
@@ -169,6 +170,8 @@ class Refs(Tags):
         """
         number = 0 if after is None else after.number + 1
         made = entry if after is None else self.permitted(after, entry)
+        if after is None and branch == MAIN and (erasure := self.erasure(dataset)) is not None:
+            raise never_again(dataset, erasure, self._store.url)
         key = keys.branch_key(dataset, branch, number)
         if self.named:
             made = replace(made, dataset=dataset, branch=branch, number=number)
@@ -327,7 +330,7 @@ class Refs(Tags):
             return
         key = keys.branch_key(dataset, branch, number)
         missing = keys.branch_key(dataset, branch, number - 1)
-        raise IntegrityError(
+        raise self.erased(dataset) or IntegrityError(
             f"{key} in {self._store.url} is move {number} of branch {branch} of {dataset}, and the move before it, "
             f"{missing}, is not there",
             subject=key,

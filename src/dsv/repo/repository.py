@@ -89,6 +89,7 @@ class Repository:
         if layout.has(UNCONDITIONAL_WRITES):
             store.conditional = False
         refs.named = layout.named_records
+        refs.store_id = layout.store_id
         folder = None if metadata is None else metadata(layout.store_id)
         repository = cls(store, layout, refs, MetadataCache(folder), clock)
         if commit is not None:

@@ -10,11 +10,14 @@ from typing import TypeVar
 
 from dsv.errors import Conflict, Denied, NotFound, UsageError
 from dsv.model import keys, wire
+from dsv.model.erasure import DatasetErased
+from dsv.model.ids import StoreId
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import TagDeleted, TagValue
 from dsv.model.units import rfc3339
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import read_record
+from dsv.repo.erased import gone, tombstone
 from dsv.repo.heard import Heard
 from dsv.repo.listed import parts
 from dsv.repo.names_place import NamesPlace
@@ -45,6 +48,17 @@ class Tags:
         self.again: Callable[[], None] = lambda: None
         """To be called before something is written once more, as the names have moved: see `Session`."""
         self.named = False  # until the store's format has said whether its entries carry their names
+        self.store_id: StoreId | None = None  # until it has said that
+
+    def erasure(self, dataset: DatasetName) -> DatasetErased | None:
+        """The tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is not
+        there."""
+        return None if self.store_id is None else tombstone(self._store, self.store_id, dataset)
+
+    def erased(self, dataset: DatasetName) -> NotFound | None:
+        """What to raise for a dataset that was erased; None if it was not."""
+        found = self.erasure(dataset)
+        return None if found is None else gone(dataset, found, self._store.url)
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """All tags that are not deleted, by name."""

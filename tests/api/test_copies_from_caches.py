@@ -304,3 +304,17 @@ def test_a_clone_on_xfs_of_a_damaged_file_comes_from_the_store(ann: Person, tmp_
         path.write_bytes(BIG[::-1])
         assert cloned(kim).cached_files == len(CONTENTS) - 1
         assert kim.files() == FILES
+
+
+def test_a_small_file_that_is_damaged_late_in_a_dataset_comes_from_the_store(
+    ann: Person, tmp_path: Path
+) -> None:
+    """Those are read by another thread, where no blocks can be shared."""
+    ann.write({f"many/{number:03}": b"%d" % number for number in range(400)})
+    ann.sync("many")
+    kim = Person(tmp_path / "kim", ann.store, "kim")
+    path = cached(kim, "scans") / "many/399"
+    path.chmod(0o644)
+    path.write_bytes(b"993")
+    assert cloned(kim).cached_files == len(CONTENTS) + 399
+    assert kim.files() == ann.files()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -87,8 +88,9 @@ def clone(
         )
     dataset = target.dataset
     root = context.cwd / (folder or Path(dataset.rsplit("/", 1)[-1]))
-    with context.repository(target) as repository:
+    with context.repository(target) as repository, ExitStack() as stack:
         branch, commit = _start(context, repository, target, dataset)
+        copies = stack.enter_context(lending(context, repository, dataset))  # first: they have metadata too
         tree = None if commit is None else TreeReader(repository.objects, commit)
         chosen = chosen_by(tree, request.only)
         _check_folder(root, dataset, tree, request)
@@ -96,7 +98,7 @@ def clone(
         note_answer(workspace, repository.refs, repository.clock())
         if tree is None:
             return Cloned(workspace.root, dataset, branch, None, 0, 0, chosen=chosen)
-        with workspace.locked(COMMAND) as (bound, lock), lending(context, repository, dataset) as copies:
+        with workspace.locked(COMMAND) as (bound, lock):
             opened = OpenWorkspace(bound, repository, lock, context.writer, context.progress, copies=copies)
             try:
                 made = _fill(opened, tree, request.differing)

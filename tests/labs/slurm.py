@@ -48,7 +48,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.own-pid
 SlurmdPidFile={folder}/slurmd-%n.own-pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -57,8 +57,8 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=4
-MessageTimeout=2
-TCPTimeout=1
+MessageTimeout=5
+TCPTimeout=2
 KillWait=3
 MinJobAge=60
 CompleteWait=0
@@ -82,9 +82,10 @@ ConstrainRAMSpace=yes
 ConstrainCores=no
 ConstrainDevices=no
 """
-MEMORY = Path("/sys/fs/cgroup/memory")
+GROUPS = Path("/sys/fs/cgroup")
+KINDS = ("memory", "freezer")
 BOOT = """\
-hostname {name} && mount --bind {folder}/hosts /etc/hosts && mount --bind {groups} {folder}/cgroup/memory || exit
+hostname {name} && mount --bind {folder}/hosts /etc/hosts && {mounts} || exit
 while :; do
   [ -e {folder}/{name}.off ] || slurmd -D -N {name}
   sleep 0.2
@@ -143,7 +144,11 @@ class SlurmNodes:
 
     def power_on(self, name: str) -> None:
         self.start_slurmd(name)
-        boot = BOOT.format(name=name, folder=self.folder, groups=_groups(self.folder))
+        mounts = [
+            f"mount --bind {group} {self.folder}/cgroup/{kind}"
+            for kind, group in _groups(self.folder).items()
+        ]
+        boot = BOOT.format(name=name, folder=self.folder, mounts=" && ".join(mounts))
         namespaces = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         start(self.folder, name, [*namespaces, "sh", "-c", boot], env=self.env)
 
@@ -188,8 +193,8 @@ class SlurmNodes:
 def up(folder: Path) -> SlurmNodes:
     """Start the controller and all nodes in an empty folder, and wait until they are idle."""
     require("Slurm", PROGRAMS)
-    if not MEMORY.is_dir():
-        raise MissingError(f"Slurm needs {MEMORY}, a hierarchy of version 1, to limit the memory of jobs")
+    if not all((GROUPS / kind).is_dir() for kind in KINDS):
+        raise MissingError(f"Slurm needs control groups of version 1 in {GROUPS}, to limit and end jobs")
     controller, *ports = free_ports(1 + len(NODES))
     cluster = SlurmNodes(folder, {"SLURM_CONF": f"{folder}/slurm.conf"})
     (folder / "state").mkdir(parents=True)
@@ -198,8 +203,9 @@ def up(folder: Path) -> SlurmNodes:
     settings = CONFIGURATION.format(host=host, controller=controller, folder=folder, nodes="\n".join(nodes))
     (folder / "slurm.conf").write_text(settings)
     (folder / "cgroup.conf").write_text(LIMITS.format(folder=folder))
-    (folder / "cgroup" / "memory").mkdir(parents=True)
-    _groups(folder).mkdir()
+    for kind, group in _groups(folder).items():
+        (folder / "cgroup" / kind).mkdir(parents=True)
+        group.mkdir()
     gpus = [f"NodeName={name} Name=gpu Type=fake Count=2 File=/dev/tty[0-1]\n" for name in NODES]
     (folder / "gres.conf").write_text("".join(gpus))
     known = Path("/etc/hosts").read_text()
@@ -218,8 +224,9 @@ def down(folder: Path) -> None:
         stop(folder, name, grace=0)
     for name in ("slurmctld", "munged"):
         stop(folder, name, grace=5)
-    for group, _, _ in os.walk(_groups(folder), topdown=False):
-        wait_until(partial(_removed, Path(group)), 5)
+    for top in _groups(folder).values():
+        for group, _, _ in os.walk(top, topdown=False):
+            wait_until(partial(_removed, Path(group)), 5)
 
 
 def _start_munge(folder: Path) -> None:
@@ -234,9 +241,9 @@ def _start_munge(folder: Path) -> None:
     wait_ready(folder, "munged", socket.exists, 30)
 
 
-def _groups(folder: Path) -> Path:
-    """Where the jobs of this lab are limited, apart from those of another lab's."""
-    return MEMORY / f"dsv-lab-{folder.stat().st_ino}"
+def _groups(folder: Path) -> dict[str, Path]:
+    """Where the jobs of this lab are limited and found, apart from those of another lab."""
+    return {kind: GROUPS / kind / f"dsv-lab-{folder.stat().st_ino}" for kind in KINDS}
 
 
 def _removed(group: Path) -> bool:

@@ -119,7 +119,7 @@ def test_what_keeps_a_run_from_starting_is_125_and_misuse_is_2(
         shop.run("true", target="nothing@v1")
     assert caught.value.exit_code == 125
     for wrong in (
-        {"env": {"DSV_DATA": "/x"}}, {"engine": "slurm"}, {"engine": "process", "image": "x"}, {"engine_args": ("-x",)},
+        {"env": {"DSV_DATA": "/x"}}, {"engine": "lsf"}, {"engine": "process", "image": "x"}, {"engine_args": ("-x",)},
         {"code": Path("no-folder")}, {"data": {"../x": shop.request().target}}, {"params": {"x": object()}},
         {"data": {"a.b": shop.request().target, "a-b": shop.request().target}},
     ):  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
+from dsv.api.settings import Settings
 from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
@@ -96,6 +97,10 @@ class Stager:
         self._context = context
         self._offline = offline
         self._jobs = jobs
+
+    @property
+    def settings(self) -> Settings:
+        return self._context.settings
 
     def __enter__(self) -> Self:
         return self

@@ -137,6 +137,10 @@ class _Fixed:
             target: Target(one.dataset, Rev(str(one.commit)), target.path) for target, one in found.items()
         }
 
+    def elsewhere(self) -> tuple[str, ...]:
+        store = self._stager.settings.store()
+        return ("--store", store.name or store.url, "--cache", str(self._stager.root.path))
+
     def locate(self, target: Target) -> Staged:
         return self._stager.locate(self._whole[target])
 

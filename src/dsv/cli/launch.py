@@ -182,9 +182,11 @@ def _show_plan(call: Call, plan: Plan, spec: JobSpec) -> None:
     resources = asked(spec)
     if call.json:
         shown = {"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)}
-        call.document({**shown, "resources": resources})
+        script = {} if plan.script is None else {"script": plan.script}
+        call.document({**shown, "resources": resources, **script})
     else:
-        call.line(plan.text())
+        for line in plan.text().split("\n"):
+            call.line(line)
     if resources:
         call.say("asked for: " + ", ".join(f"{name} {value}" for name, value in resources.items()))
     for note in plan.notes:

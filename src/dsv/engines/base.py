@@ -29,7 +29,7 @@ from dsv.model.capacity import Capacity
 from dsv.model.json_values import Json
 from dsv.model.resources import Resources
 from dsv.model.run import JobRef, RunState, Usage
-from dsv.model.run_end import EndCause
+from dsv.model.run_end import EndCause, RunPart
 
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
@@ -69,7 +69,9 @@ class Job(Task):
 
     run: the id of the run, a label; name: of the container; env: added to what the engine gives every job;
     workdir: as the job sees it, None for the engine's own; scratch: an empty folder of this run, for the
-    engine's files.
+    engine's files. Of an engine that queues, which stages no data before it has room: stage: the arguments of the dsv
+    with which a machine makes sure of the data; hold: those with which it holds the data while the command runs that
+    is added to them.
     """
 
     run: str
@@ -78,6 +80,8 @@ class Job(Task):
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     workdir: str | None = None
     scratch: Path
+    stage: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:
@@ -123,7 +127,8 @@ class PrivateFile:
 class Plan:
     """What will be run. `env` is added to the caller's environment: values are there, never in argv.
 
-    argv: one command line that does the same when a person types it; where: as in `Facts`; memory_bytes, cpus: what
+    argv: one command line that does the same when a person types it; script: the batch script or the manifest that a
+    cluster gets, complete, so that a person can submit it without dsv; where: as in `Facts`; memory_bytes, cpus: what
     the engine keeps a plain process to, the latter by their numbers; notes: what a person should know before it starts.
     """
 
@@ -138,11 +143,12 @@ class Plan:
     shm_bytes: int | None = None
     memory_bytes: int | None = None
     cpus: tuple[int, ...] = ()
+    script: str | None = None
     notes: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The command line, quoted for a shell."""
-        return shlex.join(self.argv)
+        """The script, else the command line, quoted for a shell."""
+        return shlex.join(self.argv) if self.script is None else self.script.rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,7 @@ class Ended:
 
     reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another
     cause than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the
-    engine doesn't tell any more.
+    engine doesn't tell any more. parts: of each node and attempt, if the engine saw to them itself.
     """
 
     exit_code: int
@@ -169,6 +175,7 @@ class Ended:
     cause: EndCause | None = None
     image: ImageIdentity | None = None
     usage: Usage | None = None
+    parts: tuple[RunPart, ...] = ()
 
 
 class ImageNotPulled(LaunchError):
@@ -181,10 +188,12 @@ class JobStatus:
 
     state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
     no such job any more. exit_code: of a job that has ended, if the engine knows it.
+    ended: how it did, of an engine that holds its jobs itself and so can tell that later.
     """
 
     state: RunState
     exit_code: int | None = None
+    ended: Ended | None = field(default=None, compare=False)
 
     @property
     def lives(self) -> bool:
@@ -216,8 +225,8 @@ class Engine(Protocol):
     """
 
     name: ClassVar[str]
-    takes_image: ClassVar[bool]
-    """Whether it needs an image; one that doesn't takes none."""
+    takes_image: ClassVar[bool | None]
+    """Whether it needs an image, or takes none; None if its pool decides that."""
     queues: ClassVar[bool]
     """Whether it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
     gpu_hint: ClassVar[str]

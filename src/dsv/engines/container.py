@@ -53,7 +53,7 @@ _CLIENTS_OWN = re.compile(
 class ContainerEngine(ContainerProgram):
     """docker or podman, called through its program."""
 
-    takes_image: ClassVar[bool] = True
+    takes_image: ClassVar[bool | None] = True
     queues: ClassVar[bool] = False
     gpu_hint: ClassVar[str]
     gives: ClassVar[frozenset[str]] = ONE_MACHINE

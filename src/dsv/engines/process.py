@@ -73,7 +73,7 @@ class Process:
     """An `Engine`. Nothing keeps a job from writing where the caller may: read-only is by file mode alone."""
 
     name: ClassVar[str] = "process"
-    takes_image: ClassVar[bool] = False
+    takes_image: ClassVar[bool | None] = False
     queues: ClassVar[bool] = False
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
     gives: ClassVar[frozenset[str]] = ONE_MACHINE

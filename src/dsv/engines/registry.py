@@ -10,6 +10,7 @@ from dsv.engines.base import NO_OPTIONS, Engine, Facts, NoEngine
 from dsv.engines.docker import Docker
 from dsv.engines.podman import Podman
 from dsv.engines.process import Process
+from dsv.engines.slurm import Slurm
 from dsv.errors import LaunchError, UsageError
 from dsv.model.json_values import Json
 from dsv.model.pool import Pool
@@ -18,6 +19,7 @@ ENGINES: Final[Mapping[str, type[Engine]]] = {
     Docker.name: Docker,
     Podman.name: Podman,
     Process.name: Process,
+    Slurm.name: Slurm,
 }
 """By name, in the order in which they are tried."""
 
@@ -108,7 +110,7 @@ def check_image_for(engine: type[Engine] | Engine, image: str | None) -> None:
         raise UsageError(
             f"{name} needs an image", subject=name, hint=f"dsv run --engine {name} --image IMAGE …"
         )
-    if image is not None and not engine.takes_image:
+    if image is not None and engine.takes_image is False:
         raise UsageError(
             f"the {name} engine runs no images", subject=image, hint="leave out --image or --engine"
         )

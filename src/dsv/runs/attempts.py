@@ -45,7 +45,7 @@ def execute(
             end = _End()
             outcome = _attempt(this, begun, end, output(), supervision)
             parts.append(_part(this, begun, end, outcome, records))
-            left = launch.spec.retries - len(parts) + 1
+            left = 0 if "retries" in launch.chosen.engine.gives else launch.spec.retries - len(parts) + 1
             if left <= 0 or not may_try_again(parts[-1]):
                 break
             supervision.note(_said_of_failure(parts[-1], left))
@@ -116,7 +116,7 @@ def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervisi
     begun.submit()
     end.watch = _gpu_watch(launch)
     job = Foreground(engine, plan, output, supervision.signals.wake, begun.note)
-    limit = launch.spec.time_seconds
+    limit = None if "time_seconds" in engine.gives else launch.spec.time_seconds
     outcome = supervise(
         job,
         output,
@@ -157,7 +157,7 @@ def _said_of_failure(part: RunPart, left: int) -> str:
 
 def _gpu_watch(launch: Launch) -> GpuWatch | None:
     spec = launch.spec
-    if spec.gpus is None:
+    if spec.gpus is None or launch.chosen.engine.queues:
         return None
     watch = GpuWatch(names_of(spec.gpus, launch.chosen.facts.machine, spec.gpu_type))
     watch.start()

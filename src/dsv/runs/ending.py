@@ -111,7 +111,7 @@ def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord
         error=salvaged(lambda: _masked(launch, lost or ended.reason), lambda problem: problem),
         end=done.parts[-1].end,
         cancelled_by=done.parts[-1].cancelled_by,
-        parts=tuple(_masked_part(launch, part) for part in done.parts),
+        parts=tuple(_masked_part(launch, part) for part in ended.parts or done.parts),
         usage=done.usage,
         metrics=done.metrics.values,
         metrics_error=done.metrics.problem,

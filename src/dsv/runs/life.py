@@ -147,7 +147,8 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
         chosen = replace(chosen, facts=replace(chosen.facts, machine=with_free_gpus(chosen.facts.machine)))
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(chosen.engine, spec)
-    return Launch.of(spec, place, chosen, run or RunId.make(now_ms(), os.urandom(4)), located)
+    elsewhere = staging.elsewhere() if chosen.engine.queues else ()
+    return Launch.of(spec, place, chosen, run or RunId.make(now_ms(), os.urandom(4)), located, elsewhere)
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
@@ -160,6 +161,8 @@ def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
 def _stage(
     decided: Launch, staging: Staging, progress: Progress, leases: ExitStack
 ) -> tuple[Launch, list[Lease]]:
+    if decided.chosen.engine.queues:  # each machine makes sure of the data itself, and holds it there
+        return decided, []
     staged: dict[str, Staged] = {}
     held: list[Lease] = []
     for name, target in _targets(decided.spec).items():

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from dsv.engines.base import CANNOT_LAUNCH
+from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.registry import Engines
 from dsv.errors import DsvError, NoRoom, Unreachable, UsageError
 from dsv.fs.files import replace_file
@@ -194,12 +194,10 @@ def record_cut_off(
         begun = _begun(dataset, run, spool, runs) or early
         if begun is not None and not begun.state.is_terminal:
             own = replace(begun, job=None if early is None else early.job)  # others may write to the store
-            error = _what_became_of(own, engines, warn, (stop or {}).get(run))
-            if error is None:
+            found = _what_became_of(own, engines, warn, (stop or {}).get(run))
+            if found is None:
                 continue
-            begun = replace(
-                begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=error, end=EndCause.LOST_SIGHT
-            )
+            begun = _with_end(begun, found)
             try:
                 spool.keep(dataset, run, RECORD, begun.encode())
             except OSError as problem:
@@ -213,8 +211,9 @@ def record_cut_off(
 
 def _what_became_of(
     record: RunRecord, engines: Engines, warn: Callable[[str], None], grace: float | None
-) -> str | None:
-    """What to record of a run whose supervisor is gone. None if its job lives, or may live."""
+) -> str | Ended | None:
+    """What to record of a run whose supervisor is gone: how its job ended if the engine can tell, else what is not
+    known. None if the job lives, or may live."""
     try:
         job = find_job(record, engines)
     except Unreachable as error:
@@ -228,7 +227,27 @@ def _what_became_of(
         warn(f"the dsv of run {record.run} is gone, and its job still runs; end it by: dsv stop {record.run}")
         return None
     ended = job.cancel(grace or 0.0)
+    if ended.lives:
+        return None
+    if ended.ended is not None:
+        return ended.ended
     return GONE if ended.exit_code is None else f"{GONE}; the job's exit code was {ended.exit_code}"
+
+
+def _with_end(begun: RunRecord, found: str | Ended) -> RunRecord:
+    if isinstance(found, str):
+        return replace(
+            begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=found, end=EndCause.LOST_SIGHT
+        )
+    return replace(
+        begun,
+        state=RunState.ENDED if found.launched else RunState.NOT_LAUNCHED,
+        exit_code=found.exit_code,
+        error=found.reason,
+        end=found.cause,
+        parts=found.parts,
+        ended_ms=max((part.ended_ms for part in found.parts if part.ended_ms is not None), default=None),
+    )
 
 
 def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
@@ -18,11 +19,15 @@ from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, outpu
 from dsv.runs.spec import JobSpec, recorded
 from dsv.runs.staged import Staged
 
+STAGED_FOR: Final = "1m"
+"""How long a machine of a cluster holds its data until all of them have it, and the command does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is.
-    code: the folder that was named; staged_code: its code in the cache, if that was committed."""
+    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere: the options
+    with which dsv on another machine finds the same store and cache."""
 
     spec: JobSpec
     place: RunPlace
@@ -35,10 +40,17 @@ class Launch:
     masker: Masker
     staged_code: Staged | None = None
     attempt: int = 1
+    elsewhere: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, spec: JobSpec, place: RunPlace, chosen: Chosen, run: RunId, staged: Mapping[str, Staged]
+        cls,
+        spec: JobSpec,
+        place: RunPlace,
+        chosen: Chosen,
+        run: RunId,
+        staged: Mapping[str, Staged],
+        elsewhere: tuple[str, ...] = (),
     ) -> Launch:
         """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
         own = place.folder(staged[""].dataset, run)
@@ -52,6 +64,7 @@ class Launch:
             out=output_folder(place, spec.out, _own_output(spec, staged[""], own)),
             code=_code(spec, place),
             masker=_masker(spec, place),
+            elsewhere=elsewhere,
         )
 
     @property
@@ -64,6 +77,10 @@ class Launch:
 
     @property
     def scratch(self) -> Path:
+        """The nodes of a cluster see it too: they do see the folder in which its pool has the output."""
+        pool = self.spec.pool
+        if self.chosen.engine.queues and pool is not None and pool.out is not None:
+            return Path(pool.out) / self.main.dataset.component / f"{self.run}.job"
         return self.own / "scratch"
 
     @property
@@ -126,6 +143,12 @@ class Launch:
 
     def _job(self) -> Job:
         engine = self.chosen.engine
+        if engine.queues and self.skeleton is not None:
+            raise UsageError(
+                f"containers of {engine.name} have no place for further data",
+                subject="--data",
+                hint="run them in a pool without containers, or put the data into one commit",
+            )
         if self._mounts_data():
             own, others = data_mounts(self.main.path, self.further, self.scratch / "data")
         else:
@@ -162,7 +185,24 @@ class Launch:
             env=env,
             workdir=workdir,
             scratch=self.scratch,
+            **self._staging(),
         )
+
+    def _staging(self) -> dict[str, tuple[str, ...]]:
+        """What the machines of an engine that queues do with the data."""
+        if not self.chosen.engine.queues:
+            return {}
+        targets = {name: self._exactly(name, each) for name, each in self.staged.items()}
+        further = [word for name in self.further for word in ("--data", f"{name}={targets[name]}")]
+        found = (*self.elsewhere, "--quiet")
+        return {
+            "stage": ("cache", *found, "--json", "--hold", STAGED_FOR, *targets.values()),
+            "hold": ("with", *found, targets[""], *further, "--"),
+        }
+
+    def _exactly(self, name: str, staged: Staged) -> str:
+        path = self._run_data(name, staged).path
+        return f"{staged.dataset}@{staged.commit.hex()}" + ("" if path is None else f":{path}")
 
     def _run_data(self, name: str, staged: Staged) -> RunData:
         target = self.spec.data[name] if name else self.spec.target

@@ -63,6 +63,10 @@ class DataStaging(Protocol):
 class Staging(DataStaging, Protocol):
     """What a run needs of the cache."""
 
+    def elsewhere(self) -> tuple[str, ...]:
+        """The options with which dsv on another machine finds the same store and cache."""
+        ...
+
     def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> tuple[Staged, Lease] | None:
         """Commits what is code in this folder into the store, and makes sure of it as of data.
 

@@ -21,7 +21,7 @@ _TICK = 0.5  # seconds
 def main() -> int:
     # What ends the watched process may be sent to all of its host's processes, or to all of its job's. This one ends
     # after it, and not before.
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # keeps no file system from being unmounted
     commands = _Commands()

@@ -14,7 +14,7 @@ from dsv.cli.declare import command, whole
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
-from dsv.model.run import RunId
+from dsv.model.run import RunId, RunState
 from dsv.runs.listing import RunView, list_runs
 from dsv.runs.query import Filter, choose_runs, differences
 
@@ -223,7 +223,8 @@ def _listed(
 def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None = None) -> None:
     """First, so that what is shown of them is true. stop: runs to be ended, with their seconds of grace."""
     for record in found.end_those_cut_off(engines_of(call.around.environ, call.settings), call.warn, stop):
-        call.warn(f"run {record.run} was cut off: {record.error}")
+        if record.state is RunState.CUT_OFF:
+            call.warn(f"run {record.run} was cut off: {record.error}")
 
 
 def _write_log(call: Call, found: Runs, view: RunView) -> None:

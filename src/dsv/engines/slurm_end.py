@@ -1,0 +1,220 @@
+"""How a job on Slurm ended: from what it left in its folder, and from what squeue still knows of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
+from dsv.engines.slurm_program import Queued
+from dsv.model.run import RunState
+from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal
+
+STOPPED: Final = "stopped"
+"""The file that says that dsv was asked to end the job, and who asked."""
+_KILLED: Final = 137
+_LAST: Final = 1 << 16
+_CAUSES: Final = (
+    (EndCause.PREEMPTED, {"PREEMPTED"}, re.compile("CANCELLED AT .* DUE TO PREEMPTION")),
+    (EndCause.TIME_LIMIT, {"TIMEOUT", "DEADLINE"}, re.compile("CANCELLED AT .* DUE TO TIME LIMIT")),
+    (
+        EndCause.NODE_LOST,
+        {"NODE_FAIL", "BOOT_FAIL"},
+        re.compile("CANCELLED AT .* DUE TO NODE|Node failure on"),
+    ),
+    (EndCause.OUT_OF_MEMORY, {"OUT_OF_MEMORY"}, re.compile("Out Of Memory|oom-kill event")),
+    (EndCause.CANCELLED, {"CANCELLED", "REVOKED"}, re.compile(r"CANCELLED AT \S+ \*\*\*")),
+)
+"""What Slurm calls each cause: the state of the job, and what it writes to the job's log."""
+_CUT_SHORT: Final[dict[EndCause | None, int]] = {
+    EndCause.TIME_LIMIT: TIMED_OUT,
+    EndCause.PREEMPTED: 143,
+    EndCause.NODE_LOST: _KILLED,
+}
+"""What the exit code is then, if the command called it a success, or could not say a code any more."""
+_SAID: Final = {
+    EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
+    EndCause.TIME_LIMIT: "its time was over",
+    EndCause.NODE_LOST: "Slurm lost a node of the job",
+    EndCause.OUT_OF_MEMORY: "it used more memory than it was given",
+    EndCause.CANCELLED: "it was cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a job left of its last attempt.
+
+    earlier: of the attempts before. end: its exit code, once it is over for good; stopped: who asked dsv to end it;
+    log: what Slurm said.
+    """
+
+    parts: tuple[RunPart, ...] = ()
+    earlier: tuple[RunPart, ...] = ()
+    end: int | None = None
+    stopped: str | None = None
+    log: str = ""
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.parts)
+
+
+def read_left(folder: Path) -> Left:
+    """Nothing of it has to be there, and any of it may be half written."""
+    parts = []
+    with suppress(OSError):
+        for path in folder.glob("node.*.*"):
+            part = _part(path.name, _text(path))
+            staged = _text(path.with_name(path.name.replace("node", "stage", 1)))
+            parts += [] if part is None else [replace(part, **_staged(staged))]
+    parts.sort(key=lambda part: (part.attempt, part.node))
+    last = max((part.attempt for part in parts), default=1)
+    end = re.fullmatch(r"([0-9]{1,3})\n", _text(folder / "end"))
+    return Left(
+        parts=tuple(part for part in parts if part.attempt == last),
+        earlier=tuple(part for part in parts if part.attempt != last),
+        end=None if end is None else int(end[1]),
+        stopped=_text(folder / STOPPED).strip() or None,
+        log=_text(folder / "slurm.log")
+        + ("" if parts else "".join(map(_text, sorted(folder.glob("err.*"))))),
+    )
+
+
+def ended(job: Queued | None, left: Left) -> Ended | None:
+    """None while the job lives. job: None if Slurm doesn't know it any more."""
+    done = _ended(job, left)
+    if done is None or not done.launched:
+        return done
+    cause = (done.cause or EndCause.EXITED) if done.seen else EndCause.LOST_SIGHT
+    earlier = (
+        part if part.end is not None else replace(part, end=EndCause.LOST_SIGHT) for part in left.earlier
+    )
+    last = (part if part.end is not None else replace(part, end=cause) for part in left.parts)
+    return replace(done, parts=(*earlier, *last))
+
+
+def _ended(job: Queued | None, left: Left) -> Ended | None:
+    if (
+        job is not None
+        and job.lives
+        and (left.end is None or job.state in ("PENDING", "RUNNING"))
+        and left.end != 0
+    ):
+        return None  # with an end that it left, Slurm is about to say why
+    cause, said = _cause(job, left)
+    part = deciding_part(left.parts)
+    if left.end == 0 and cause not in _CUT_SHORT:
+        return Ended(exit_code=0, launched=True, cause=_or_stopped(None, left))
+    if job is None and left.end is None and cause is None and part is None:
+        reason = "Slurm has no such job any more, and the job left no word of its end"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+    if not left.begun:
+        told = _KILLED if cause is EndCause.CANCELLED or left.stopped is not None else CANNOT_LAUNCH
+        why = left.stopped or said or _last_words(left.log) or (job.reason if job is not None else None)
+        return Ended(
+            exit_code=told, launched=False, reason=why, cause=_or_stopped(cause, left, EndCause.NOT_STARTED)
+        )
+    code = (
+        part.exit_code if part is not None and part.exit_code else left.end or _CUT_SHORT.get(cause, _KILLED)
+    )
+    return Ended(
+        exit_code=code, launched=True, reason=_reason(cause, said, part, left), cause=_or_stopped(cause, left)
+    )
+
+
+def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCause.EXITED) -> EndCause:
+    return cause or (otherwise if left.stopped is None else EndCause.CANCELLED)
+
+
+def status(job: Queued | None, left: Left) -> JobStatus:
+    done = ended(job, left)
+    if done is None:
+        assert job is not None  # one that Slurm doesn't know has ended
+        return JobStatus(job.run_state)
+    if not done.seen:
+        return JobStatus(RunState.CUT_OFF)
+    return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)
+
+
+def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
+    """Why Slurm ended it, and in which words."""
+    log = _last_attempt(left.log)
+    for cause, states, pattern in _CAUSES:
+        found = pattern.search(log)
+        if (job is not None and job.state in states) or found is not None:
+            return cause, None if found is None else _line_of(log, found.start())
+    return None, None
+
+
+def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left: Left) -> str | None:
+    if cause is EndCause.CANCELLED and left.stopped is not None:
+        return f"{_SAID[cause]} by {left.stopped}"
+    if cause in _SAID:
+        return _SAID[cause] + (f": {said}" if said else "")
+    if part is None or part.succeeded or len(left.parts) < 2:
+        return None
+    return f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
+
+
+def _part(name: str, text: str) -> RunPart | None:
+    """From `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended."""
+    numbers = re.fullmatch(r"node\.([0-9]{1,6})\.([0-9]{1,6})", name)
+    fields = re.fullmatch(r"(\S+) ([0-9]{1,12})(?: ([0-9]{1,3}) ([0-9]{1,12}))?\n", text)
+    if numbers is None or fields is None:
+        return None
+    host, begun, code, over = fields.groups()
+    return RunPart(
+        node=int(numbers[2]),
+        attempt=int(numbers[1]),
+        host=host,
+        started_ms=int(begun) * 1000,
+        ended_ms=None if over is None else int(over) * 1000,
+        end=None if code is None else EndCause.EXITED,
+        exit_code=None if code is None else int(code),
+        exit_signal=None if code is None else exit_signal(int(code)),
+    )
+
+
+def _staged(text: str) -> dict[str, Any]:
+    """From what `dsv cache --json` said."""
+    try:
+        items = json.loads(text)["items"]
+        return {
+            "cache_hit": all(bool(each["hit"]) for each in items),
+            "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _last_attempt(log: str) -> str:
+    return log[max(log.rfind("\nattempt "), 0) :]
+
+
+def _line_of(text: str, position: int) -> str:
+    line = text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0]
+    return re.sub(r"^\S+: error: |\*\*\* ?", "", line).strip()
+
+
+def _last_words(log: str) -> str | None:
+    """Why the data could not be made sure of, mostly."""
+    lines = [line.strip() for line in _last_attempt(log).splitlines()]
+    said = [
+        line for line in lines if line and not line.startswith(("srun:", "slurmstepd", "attempt ", "hint:"))
+    ]
+    return said[-1] if said else None
+
+
+def _text(path: Path) -> str:
+    """The last part of a file; nothing of one that isn't there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, 2) - _LAST, 0))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

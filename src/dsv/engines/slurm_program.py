@@ -1,0 +1,226 @@
+"""Slurm's own programs, called and their answers read.
+
+The formats are those that every version has: `--json` differs from one version to the next, and is missing if Slurm was
+built without it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Final
+
+from dsv.engines.slurm_script import COMMENT
+from dsv.model.run import JobRef, RunState
+
+NAME: Final = "slurm"
+CALL_SECONDS: Final = 30.0
+FRESH: Final = 1.0
+"""Seconds for which what squeue said is as good as new."""
+
+_FORMAT: Final = "%A|%T|%N|%r|%k"
+_ID: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
+_QUEUED: Final = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+}
+_RUNNING: Final = {"RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
+_AWAY: Final = (
+    "Unable to contact",
+    "Connection refused",
+    "Socket timed out",
+    "Communication",
+    "Zero Bytes",
+    "Unexpected message",
+    "no answer",
+    "can't be started",
+)
+_NEVER: Final = re.compile(
+    r"BadConstraints|Invalid(?:Account|QOS)|PartitionTimeLimit|PartitionNodeLimit|DependencyNeverSatisfied"
+    r"|(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w*PerJob\w*|QOSMax\w*PerNodeLimit|QOSMin\w+"
+)
+"""Reasons for which a job waits that no other job's end takes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A job as squeue has it. state: in Slurm's words; reason: why it waits, or why it ended."""
+
+    id: str
+    state: str
+    nodes: str
+    reason: str
+    comment: str
+
+    @property
+    def lives(self) -> bool:
+        return self.state in _QUEUED or self.state in _RUNNING
+
+    @property
+    def run_state(self) -> RunState:
+        """Of one that lives."""
+        if self.state in _RUNNING:
+            return RunState.RUNNING
+        return RunState.SUBMITTED if self.reason == "JobHeldUser" else RunState.QUEUED
+
+    @property
+    def never_begins(self) -> bool:
+        return self.state == "PENDING" and _NEVER.fullmatch(self.reason) is not None
+
+    @property
+    def run(self) -> str | None:
+        """None for a job that isn't dsv's."""
+        return self._of_comment()[0]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._of_comment()[1])
+
+    def _of_comment(self) -> tuple[str | None, str]:
+        if not self.comment.startswith(COMMENT):
+            return None, ""
+        run, _, folder = self.comment.removeprefix(COMMENT).partition(":")
+        return run or None, folder
+
+
+def read_queue(text: str) -> dict[str, Queued]:
+    """What squeue printed, by the number of the job."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split("|", 4)
+        if len(fields) == 5 and _ID.fullmatch(fields[0]):
+            found[fields[0]] = Queued(*fields)
+    return found
+
+
+def job_id(ref: JobRef) -> str:
+    """The number in a reference; empty if it is none of a batch job."""
+    number, _, folder = ref.id.partition(":")
+    return number if _ID.fullmatch(number) and folder.startswith("/") else ""
+
+
+def job_folder(ref: JobRef) -> Path:
+    return Path(ref.id.partition(":")[2])
+
+
+def words(text: str) -> str:
+    """What one of the programs says of a failure, in one line."""
+    lines = [re.sub(r"^\w+: (?:error|fatal): ", "", line.strip()) for line in text.splitlines()]
+    said = [line for line in lines if line]
+    return "; ".join(dict.fromkeys(said)) or "no word"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program printed. problem: its own words if it failed, None if it didn't."""
+
+    text: str = ""
+    problem: str | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the controller gave no answer at all."""
+        return self.problem is not None and any(each in self.problem for each in _AWAY)
+
+
+class SlurmProgram:
+    """environ: the caller's; PATH in it finds the programs, SLURM_CONF the cluster."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        # Inside of a job, sbatch would take over the options of that job.
+        kept = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
+        self.environ = {**kept, **{name: environ[name] for name in ("SLURM_CONF",) if name in environ}}
+        self._cluster: str | None = None
+
+    def call(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS) -> Answer:
+        """Runs the program, away from the terminal's signals."""
+        try:
+            done = subprocess.run(
+                argv,
+                env={**self.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return Answer(problem=f"no answer within {seconds:.0f} s")
+        except OSError as error:
+            return Answer(problem=f"{argv[0]} can't be started: {error.strerror or error}")
+        text = done.stdout.decode("utf-8", "replace")
+        return (
+            Answer(text)
+            if done.returncode == 0
+            else Answer(text, words(done.stderr.decode("utf-8", "replace")))
+        )
+
+    def cluster(self) -> Answer:
+        """The cluster's name and its controller: the same on every machine that reaches it."""
+        if self._cluster is None:
+            answer = self.call("scontrol", "show", "config", seconds=10)
+            if answer.problem is not None:
+                return answer
+            found = dict(
+                re.findall(r"^(ClusterName|SlurmctldHost\[0\])\s*=\s*([^\s(]+)", answer.text, re.MULTILINE)
+            )
+            self._cluster = "@".join(found[name] for name in sorted(found))
+        return Answer(self._cluster)
+
+    def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
+        """All jobs of this user, those that ended a short while ago among them. fresh: how many seconds old it may be.
+
+        One call answers for all runs that this process asks for.
+        """
+        shared = _shared(self.environ)
+        with shared.lock:
+            if shared.asked is None or monotonic() - shared.asked > fresh:
+                answer = self.squeue(f"--user={os.geteuid()}")
+                if answer.problem is not None:
+                    return {}, answer
+                shared.asked, shared.jobs = monotonic(), read_queue(answer.text)
+            return shared.jobs, Answer()
+
+    def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, Answer]:
+        """One job, whoever's it is."""
+        jobs, answer = self.queue(fresh=fresh)
+        if answer.problem is not None or number in jobs:
+            return jobs.get(number), answer
+        answer = self.squeue(f"--jobs={number}")
+        if answer.problem is not None and "Invalid job id" in answer.problem:
+            return None, Answer()
+        return read_queue(answer.text).get(number), answer
+
+    def squeue(self, which: str) -> Answer:
+        return self.call("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", which)
+
+    def forget(self) -> None:
+        """What was asked before has changed since."""
+        _shared(self.environ).asked = None
+
+
+@dataclass(slots=True)
+class _Shared:
+    lock: Lock = field(default_factory=Lock)
+    asked: float | None = None
+    jobs: dict[str, Queued] = field(default_factory=dict)
+
+
+_queues: dict[str, _Shared] = {}
+_queues_lock = Lock()
+
+
+def _shared(environ: Mapping[str, str]) -> _Shared:
+    with _queues_lock:
+        return _queues.setdefault(environ.get("SLURM_CONF", ""), _Shared())

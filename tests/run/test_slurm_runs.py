@@ -1,0 +1,236 @@
+"""Runs on a real Slurm, from the command line: what becomes of them, and of their leases, when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.labs.machine import environment
+from tests.labs.slurm import SlurmNodes
+from tests.waiting import PATIENCE, until
+
+DSV = str(Path(sys.executable).with_name("dsv"))
+WAIT = 'touch "$DSV_OUT/ready.$DSV_ATTEMPT.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+TRAIN = """
+import json, os, socket, sys, time
+import numpy
+out, rank = os.environ["DSV_OUT"], int(os.environ["NODE_RANK"])
+shard = numpy.load(f"{os.environ['DSV_DATA']}/part{rank}.npy")
+x, y = shard[:, :64] / 16, numpy.eye(10)[shard[:, 64].astype(int)]
+weights = numpy.zeros((64, 10))
+state = f"{out}/weights.npy"
+first = 0
+if os.path.exists(state):
+    weights, first = numpy.load(state), int(open(f"{out}/steps").read())
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    listener = socket.create_server(place)
+    peer = listener.accept()[0]
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+def exchange(array):
+    peer.sendall(array.tobytes())
+    data = b""
+    while len(data) < array.nbytes:
+        piece = peer.recv(array.nbytes - len(data))
+        if not piece:
+            sys.exit("the other node is gone")
+        data += piece
+    return numpy.frombuffer(data).reshape(array.shape)
+for step in range(first, 120):
+    chances = numpy.exp(x @ weights)
+    gradient = x.T @ (chances / chances.sum(1, keepdims=True) - y) / len(x)
+    weights = weights - 0.5 * (gradient + exchange(gradient)) / 2
+    if rank == 0:
+        numpy.save(state, weights)
+        open(f"{out}/steps", "w").write(str(step + 1))
+    if step == 40 and os.environ["DSV_ATTEMPT"] == "1":
+        open(f"{out}/half.{rank}", "w").close()
+        time.sleep(3600)
+right = float((numpy.argmax(x @ weights, 1) == numpy.argmax(y, 1)).mean())
+print(f"node {rank} has {right:.2f}", flush=True)
+if rank == 0:
+    json.dump({"accuracy": right, "attempt": int(os.environ["DSV_ATTEMPT"])}, open(f"{out}/metrics.json", "w"))
+"""
+
+
+@dataclass
+class Site:
+    """A store, a cache and an output folder that every node sees, and a user with a pool on Slurm."""
+
+    slurm: SlurmNodes
+    folder: Path
+
+    def argv(self, *words: str) -> list[str]:
+        return [DSV, *words]
+
+    def dsv(self, *words: str, node: str | None = None, code: int | None = 0) -> str:
+        """stdout of dsv, as typed here or on a node."""
+        argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
+        done = subprocess.run(
+            argv,
+            env=environment(self.slurm.env),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stdout + done.stderr
+
+    def start(self, *words: str, node: str | None = None) -> subprocess.Popen[str]:
+        """dsv in a terminal of its own, here or on a node."""
+        argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
+        return subprocess.Popen(
+            argv, env=environment(self.slurm.env), cwd=self.folder, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def last(self) -> dict[str, Any]:
+        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
+        return items[0] if items else {}
+
+    def out(self) -> Path:
+        """The output folder of the last run."""
+        until(self._outs, "the run")
+        return max(self._outs())
+
+    def _outs(self) -> list[Path]:
+        return [path for path in (self.folder / "out").glob("digits/*") if path.suffix != ".job"]
+
+    def ready(self, attempt: int = 1, nodes: int = 1) -> None:
+        until(lambda: self.has(*(f"ready.{attempt}.{node}" for node in range(nodes))), "the start of the job")
+
+    def has(self, *names: str) -> bool:
+        return all((self.out() / name).exists() for name in names)
+
+    def go(self) -> None:
+        (self.out() / "go").touch()
+
+    def held(self) -> bool:
+        """Whether somebody on another machine is kept from evicting the data."""
+        self.dsv("evict", "--all", node="n3", code=None)
+        return any((self.folder / "cache" / "digits").glob("*/part0.npy"))
+
+    def job(self) -> str:
+        """The number of the job in Slurm."""
+        return self.slurm.call("squeue", "--noheader", "--format=%A").split()[0]
+
+
+@pytest.fixture
+def site(tmp_path: Path, slurm_nodes: SlurmNodes) -> Site:
+    numpy = pytest.importorskip("numpy")
+    from sklearn.datasets import load_digits
+
+    site = Site(slurm_nodes, tmp_path)
+    bunch = load_digits()
+    rows = numpy.column_stack([bunch.data, bunch.target])
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        numpy.save(tmp_path / "data" / f"part{number}.npy", rows[number::2])
+    for key, value in (
+        ("store", tmp_path / "store"),
+        ("cache", tmp_path / "cache"),
+        ("pools.a.engine", "slurm"),
+        ("pools.a.out", tmp_path / "out"),
+    ):
+        site.dsv("config", key, str(value))
+    site.dsv("-C", "data", "init", "digits")
+    site.dsv("-C", "data", "sync")
+    return site
+
+
+def run_of(*options: str, script: str = WAIT) -> tuple[str, ...]:
+    return ("run", "digits", "--on", "a", *options, "--", "sh", "-c", script)
+
+
+def test_a_training_on_two_nodes_loses_one_and_is_finished_by_its_retry(site: Site) -> None:
+    """The data is fetched once for both, nobody can evict it meanwhile, and the record tells it all."""
+    (site.folder / "train.py").write_text(TRAIN)
+    terminal = site.start("run", "digits", "--on", "a", "--nodes", "2", "--gpus", "1", "--retries", "1", "--",
+                          sys.executable, str(site.folder / "train.py"))  # fmt: skip
+    until(lambda: site.has("half.0", "half.1"), "the middle of the training")
+    assert site.held()
+    site.slurm.power_off("n2")
+    out, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, out + err
+    assert sorted(line[:12] for line in out.splitlines() if "has 0.9" in line) == [
+        "[0] node 0 h",
+        "[1] node 1 h",
+    ]
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"], record["nodes"]) == ("ended", "exited", 0, 2)
+    assert record["metrics"]["accuracy"] > 0.9 and record["metrics"]["attempt"] == 2
+    parts = record["parts"]
+    assert [(part["attempt"], part["node"]) for part in parts] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [part["exit_code"] for part in parts[2:]] == [0, 0]
+    assert {part["host"] for part in parts[2:]} == {"n1", "n3"}
+    size = sum(path.stat().st_size for path in (site.folder / "data").glob("*.npy"))
+    fetched = [part["stage_bytes"] for part in parts if part["attempt"] == 1]
+    assert 0 < sum(fetched) <= size + 10_000
+    assert [part["cache_hit"] for part in parts[2:]] == [True, True]
+
+
+def test_a_cancelled_job_ends_its_run_and_its_leases(site: Site) -> None:
+    terminal = site.start(*run_of())
+    site.ready()
+    assert site.held()
+    site.slurm.call("scancel", site.job())
+    _, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 143, err
+    record = site.last()
+    assert (record["end"], record["exit_code"]) == ("cancelled", 143)
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_a_requeued_job_goes_on_as_the_same_run(site: Site) -> None:
+    terminal = site.start(*run_of("--retries", "1"))
+    site.ready()
+    site.slurm.call("scontrol", "requeue", site.job())
+    site.ready(attempt=2)
+    site.go()
+    assert terminal.wait(PATIENCE) == 0
+    assert [part["attempt"] for part in site.last()["parts"]] == [1, 2]
+
+
+def test_a_preempted_job_without_retries_says_so(site: Site) -> None:
+    terminal = site.start(*run_of("--nodes", "3", "--engine-arg=--exclusive"))
+    site.ready(nodes=3)
+    site.slurm.call(
+        "sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true"
+    )
+    assert terminal.wait(PATIENCE) == 143
+    assert site.last()["end"] == "preempted"
+
+
+def test_a_drained_node_finishes_its_job(site: Site) -> None:
+    terminal = site.start(*run_of())
+    site.ready()
+    node = site.slurm.call("squeue", "--noheader", "--format=%N").strip()
+    site.slurm.drain(node)
+    assert site.held()
+    site.go()
+    assert terminal.wait(PATIENCE) == 0
+
+
+def test_a_node_that_is_lost_ends_a_run_without_retries(site: Site) -> None:
+    terminal = site.start(*run_of("--nodes", "2"))
+    site.ready(nodes=2)
+    site.slurm.power_off("n2")
+    assert terminal.wait(PATIENCE) == 143
+    record = site.last()
+    assert record["end"] == "node-lost" and [part["end"] for part in record["parts"]] == [
+        "exited",
+        "node-lost",
+    ]

@@ -234,3 +234,25 @@ def test_a_node_that_is_lost_ends_a_run_without_retries(site: Site) -> None:
         "exited",
         "node-lost",
     ]
+
+
+def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
+    """A run goes on without it, and commands that need it say so in Slurm's words."""
+    terminal = site.start(*run_of(script=f"{WAIT}; exit 5"))
+    site.ready()
+    site.slurm.stop_controller()
+    assert site.held()
+    said = site.dsv(*run_of(), code=125)
+    assert "Unable to contact slurm controller" in said
+    run = site.last()["run"]
+    assert "Unable to contact slurm controller" in site.dsv("stop", run, node="n3", code=6)
+    site.go()
+    site.slurm.start_controller()
+    assert terminal.wait(PATIENCE) == 5
+
+
+def test_a_job_beyond_its_memory_says_so(site: Site) -> None:
+    terminal = site.start(*run_of("--memory", "60M", script="head -c 300000000 /dev/zero | tail"))
+    _, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 137, err
+    assert site.last()["end"] == "out-of-memory"

@@ -89,7 +89,7 @@ def render(batch: Batch) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch)),
         "",
-        f"# Run {batch.run}. Submit this with sbatch.",
+        f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
         f"folder={shlex.quote(str(batch.folder))}",
         f"retries={batch.retries}",
         _PREPARE,

@@ -70,3 +70,8 @@ def test_a_job_and_the_room_for_it(wanted: Resources, capacity: Capacity, expect
 def test_gpus_of_one_kind_are_counted_together() -> None:
     counts = (GpuCount("A", 1, 2), GpuCount("B", 0, 1), GpuCount("A", 3, 4))
     assert counted(counts) == (GpuCount("A", 4, 6), GpuCount("B", 0, 1))
+
+
+def test_the_gpus_of_machines_that_are_alike_are_not_added_up() -> None:
+    nodes = tuple(NodeRoom(name=name, gpus=(GpuCount("a100", 2, 2),)) for name in ("n1", "n2", "n3"))
+    assert fit(Resources(gpus=9), Capacity(nodes)).never == "no machine of it has more than 2 such GPUs"

@@ -109,7 +109,7 @@ def _lack(wanted: Resources, nodes: Sequence[NodeRoom], able: int) -> str:
         of_type = [each for each in kinds if wanted.gpu_type is None or is_type(each.kind, wanted.gpu_type)]
         if not of_type:
             return f"it has no {wanted.gpu_type} GPU" if wanted.gpu_type else "it has no GPU"
-        most = max(sum(each.total for each in of_type if each in node.gpus) for node in nodes)
+        most = max(sum(each.total for each in node.gpus if each in of_type) for node in nodes)
         if wanted.gpus > most:
             return f"no machine of it has more than {format_count(most, 'such GPU')}"
     what = "" if wanted.nodes == 1 else f", and {wanted.nodes} are asked for"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -256,3 +258,37 @@ def test_a_job_beyond_its_memory_says_so(site: Site) -> None:
     _, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 137, err
     assert site.last()["end"] == "out-of-memory"
+
+
+def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
+    """The run is seen and stopped from another machine, by two at once, and its record has the end."""
+    terminal = site.start(*run_of(script="trap 'exit 9' TERM; " + WAIT))
+    site.ready()
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    assert site.held()
+    run = site.last()["run"]
+    assert "its job still runs" in site.dsv("runs", code=None) or site.last()["state"] == "running"
+    both = [site.start("stop", run, node=node) for node in ("n2", "n3")]
+    assert [each.wait(PATIENCE) for each in both] == [0, 0]
+    site.dsv("runs")
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
+    script = site.dsv(
+        "run", "digits", "--on", "a", "--dry-run", "--", "sh", "-c", 'cp "$DSV_DATA/part0.npy" copied'
+    )
+    (site.folder / "script").write_text(script)
+    subprocess.run(["bash", "-c", script.partition("To submit it: ")[2].partition(" && ")[0]], check=True)
+    site.slurm.call("sbatch", "--wait", str(site.folder / "script"))
+    assert (site.folder / "copied").read_bytes() == (site.folder / "data" / "part0.npy").read_bytes()
+
+
+def test_a_job_that_can_never_run_says_why(site: Site) -> None:
+    assert "no machine of it has more than 2 such GPUs" in site.dsv(*run_of("--gpus", "9"), code=125)
+    assert (
+        "invalid partition specified" in site.dsv(*run_of("--engine-arg=--partition=none"), code=125).lower()
+    )

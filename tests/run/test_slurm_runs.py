@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.labs.docker_engine import ContainerEngine
 from tests.labs.machine import environment
 from tests.labs.slurm import SlurmNodes
 from tests.waiting import PATIENCE, until
@@ -82,7 +83,7 @@ class Site:
         argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
         done = subprocess.run(
             argv,
-            env=environment(self.slurm.env),
+            env={**environment(self.slurm.env), "PATH": os.environ["PATH"]},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -95,9 +96,15 @@ class Site:
         """dsv in a terminal of its own, here or on a node."""
         argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
         return subprocess.Popen(
-            argv, env=environment(self.slurm.env), cwd=self.folder, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            argv,
+            env={**environment(self.slurm.env), "PATH": os.environ["PATH"]},
+            cwd=self.folder,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def last(self) -> dict[str, Any]:
         items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
@@ -275,6 +282,31 @@ def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
     record = site.last()
     assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
     until(lambda: not site.held(), "the end of the lease")
+
+
+def test_an_image_is_run_by_podman_on_each_node(
+    site: Site, podman: ContainerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", podman.env["PATH"])
+    site.dsv("config", "pools.a.slurm.container", "podman")
+    script = "cmp /data/part0.npy /data/part0.npy && ! touch /data/x && echo $TOKEN > /out/node.$NODE_RANK"
+    site.dsv(
+        "run",
+        "digits",
+        "--on",
+        "a",
+        "--nodes",
+        "2",
+        "--image",
+        f"localhost/{podman.busybox}",
+        "-e",
+        "TOKEN=hunter2",
+        "--",
+        "sh",
+        "-c",
+        script,
+    )
+    assert [(site.out() / f"node.{number}").read_text() for number in range(2)] == ["hunter2\n"] * 2
 
 
 def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dsv
 from dsv.api import environment
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, NodeId
-from dsv.model.names import BranchName, DatasetName
+from dsv.model.names import MAIN, BranchName, DatasetName
 from dsv.repo.lost_names import find_heads
 from tests.cli.runner import Dsv, Result, plain_environment, write_files
 from tests.labs.s3_server import S3Server
@@ -213,10 +215,133 @@ def test_a_commit_by_its_id_needs_the_bucket_alone(world: World) -> None:
     assert ben.ok("cat", f"xrays@{commit}:train/1.txt").out.encode() == FILES["train/1.txt"]
     path = ben.ok("cache", f"xrays@{commit}").out.strip()
     assert (Path(path) / "train/2.txt").read_bytes() == FILES["train/2.txt"]
-    result = ben("log", "xrays")
-    assert result.code == 6
-    assert "names" in result.err
+    for arguments in (
+        ["log", "xrays"],
+        ["datasets"],
+        ["tag", "--list", "xrays"],
+        ["branch", "--list", "xrays"],
+    ):
+        result = ben(*arguments)
+        assert (result.code, result.out) == (6, ""), result
+        assert f"the names of {world.url} can't be reached" in result.err
+        assert "named by its full id needs no names" in result.err
     assert ann("sync", "--rehash").code == 6
+
+
+def test_a_program_names_both_places(world: World) -> None:
+    world.does.ignores_condition = True
+    ann = world.person("ann")
+    ann.ok("init", "xrays")
+    commit = synced(ann, FILES)
+    environ = {**ann.environ, "DSV_CONFIG": "/nonexistent"}
+    context = dsv.connect(environ, world.root, store=world.url, names=str(world.names))
+    with context.repository() as repository:
+        assert str(repository.refs.head(DatasetName("xrays"), MAIN).commit) == commit
+
+
+@pytest.mark.parametrize(
+    ("lie", "one_place", "two_places"),
+    [
+        ({"ignores_condition": True}, {5}, {0}),
+        ({"condition_answer": 501}, {9}, {9}),
+        ({"hidden_from_listings": 2}, {0}, {0}),
+        ({"slow_down": 6, "cut_body": 5}, {0}, {0}),
+    ],
+    ids=["ignores", "501", "lists late", "busy"],
+)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["one place", "two places"])
+def test_a_server_that_changes_its_mind_after_init_and_back_loses_nothing(
+    world: World, elsewhere: bool, lie: dict[str, Any], one_place: set[int], two_places: set[int]
+) -> None:
+    ann = world.person("ann", configured=elsewhere)
+    ann.ok("init", "xrays")
+    first = synced(ann, FILES)
+    honest = {name: getattr(world.does, name) for name in lie}
+    for name, value in lie.items():
+        setattr(world.does, name, value)
+    write_files(ann.cwd, {"new.txt": b"new"})
+    result = ann("sync")
+    assert result.code in (two_places if elsewhere else one_place), result
+    if result.code == 9:
+        assert "--names" in result.err and "--single-writer" in result.err
+    for name, value in honest.items():
+        setattr(world.does, name, value)
+    second = synced(ann, {})
+    assert second != first
+    ben = world.person("ben", configured=elsewhere)
+    assert ben.ok("cat", "xrays:new.txt").out == "new"
+    for name, content in FILES.items():
+        assert ben.ok("cat", f"xrays@{first}:{name}").out.encode() == content
+        break
+    assert [item["commit"] for item in ben.ok("log", "xrays", "--json").json["items"]] == [second, first]
+
+
+def test_names_move_between_a_folder_and_the_bucket_while_people_sync(world: World) -> None:
+    """Nobody changes a setting: each sync finds where the names are."""
+    people = [world.person(f"p{number}", configured=False) for number in range(2)]
+    people[0].ok("init", "xrays")
+    synced(people[0], FILES)
+    people[1].ok("clone", "xrays", "copy")
+    spaces = [people[0], people[1].at(people[1].cwd / "copy")]
+    mover = world.person("mover", configured=False)
+    done = threading.Event()
+    published: list[list[str]] = [[], []]
+
+    def work(one: int) -> None:
+        number = 0
+        while not done.is_set() or number < 3:
+            number += 1
+            write_files(spaces[one].cwd, {f"{one}.txt": f"{one} {number}".encode()})
+            result = spaces[one].process("sync", "--json")
+            while result.code == 4:
+                assert spaces[one].process("pull").code == 0
+                result = spaces[one].process("sync", "--json")
+            assert result.code == 0, result
+            published[one].append(json.loads(result.out)["commit"])
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(work, one) for one in range(2)]
+        try:
+            for place in (world.root / "n1", world.root / "n2", world.url):
+                moved = mover.process("store", "move-names", str(place))
+                assert moved.code == 0, moved
+        finally:
+            done.set()
+        for one in working:
+            one.result()
+    log = [item["commit"] for item in mover.ok("log", "xrays", "--json").json["items"]]
+    assert {*published[0], *published[1]} <= {*log}
+    for one, commits in enumerate(published):
+        assert sorted(commits, key=log.index) == commits[::-1]
+        for number, commit in enumerate(commits, 1):
+            assert mover.ok("cat", f"xrays@{commit}:{one}.txt").out == f"{one} {number}"
+
+
+def test_who_names_the_old_place_is_led_to_the_new_one(world: World) -> None:
+    world.does.ignores_condition = True
+    ann, ben = world.person("ann"), world.person("ben")
+    ann.ok("init", "xrays")
+    synced(ann, FILES)
+    new = world.root / "new names"
+    moved = ann.ok("store", "move-names", str(new), "--json").json
+    assert (moved["before"], moved["names"], moved["value"]) == (str(world.names), str(new), str(new))
+    assert moved["setting"] == "stores.grid.names"
+    told = ben.ok("clone", "xrays", "copy")
+    assert f"have moved from {world.names} to {new}" in told.err
+    assert f"dsv config stores.grid.names '{new}'" in told.err
+    synced(ben.at(ben.cwd / "copy"), {"b.txt": b"b"})
+    ben.ok("config", "stores.grid.names", str(new))
+    assert "moved" not in ben.ok("datasets").err
+    assert ann("store", "move-names", str(world.names)).code == 4  # a place has names once in its life
+    shutil.rmtree(world.names)  # the bucket knows too
+    assert ann.ok("cat", "xrays:b.txt").out == "b"
+    refused = ann("store", "move-names", world.url)
+    assert refused.code == 9, refused  # one writer does not win there
+    assert ann.ok("cat", "xrays:b.txt").out == "b"
+    new.rename(world.root / "away")
+    result = ann("datasets")
+    assert (result.code, result.out) == (6, ""), result
+    assert f"has moved them to {new}" in result.err and "stores.NAME.names PLACE" in result.err
 
 
 def test_lost_names_are_made_anew_from_the_commits(world: World) -> None:

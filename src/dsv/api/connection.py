@@ -22,6 +22,7 @@ def connect(
     cwd: Path | str | None = None,
     *,
     store: str | None = None,
+    names: str | None = None,
     cache: str | None = None,
     author: str | None = None,
     offline: bool = False,
@@ -31,14 +32,14 @@ def connect(
 
     environ: usually `os.environ`. Of it, of the workspace around `cwd` (None: the working folder), and of the config
     files come the store, the cache, the author, and credentials. store, cache, author: what `--store`, `--cache` and
-    `--author` say on a command line, and as there they come first. offline: no store is asked, as with `--offline`.
-    progress: is told how far the work is.
+    `--author` say on a command line, and as there they come first. names: where the store's names are, if elsewhere, as
+    `--names` says. offline: no store is asked, as with `--offline`. progress: is told how far the work is.
 
     No store is opened before a function needs it, so nothing has to be closed. Raises `UsageError`, `Denied`,
     `NotFound`.
     """
     folder = environment.working_folder(environ) if cwd is None else Path(cwd).absolute()
-    named = {"store": store, "cache": cache}
+    named = {"store": store, "names": names, "cache": cache}
     flags = {key: value for key, value in named.items() if value is not None}
     settings = environment.gather(environ, folder, flags)
     name = environment.author(settings, author).value

@@ -221,10 +221,15 @@ def with_features(
 
 
 def _names_log(split: SplitStore) -> list[FormatEntry] | None:
-    """None if the place of the names can't be reached."""
+    """None if the place of the names can't be reached. From then on whatever asks for one is told so at once."""
     try:
         return read_format(split.names)
-    except Unreachable:
+    except Unreachable as error:
+        url = split.names.url
+        said = "a commit that is named by its full id needs no names: DATASET@ID"
+        hint = f"{error.hint}; {said}" if error.hint else said
+        message = f"the names of {split.data.url} can't be reached: {error.message}"
+        split.follow(Unavailable(url, Unreachable(message, subject=url, hint=hint)))
         return None
 
 
@@ -285,17 +290,19 @@ def _follow(split: SplitStore, entries: list[FormatEntry] | None, data: Format) 
 
 def _open_names(split: SplitStore, place: str, said: FormatEntry) -> Store:
     try:
-        return split.open_names(place)
+        found = split.open_names(place)
     except DsvError as error:
-        return Unavailable(
-            place,
-            Unreachable(
-                f"{said.author} has moved the names of {split.url} to {place}, which is not there from here: "
-                f"{error.message}",
-                subject=place,
-                hint="dsv config stores.NAME.names PLACE, if this machine has another name for it",
-            ),
-        )
+        found = Unavailable(place, error)
+    if not isinstance(found, Unavailable):
+        return found
+    return Unavailable(
+        place,
+        Unreachable(
+            f"{said.author} has moved them to {place}: {found.reason.message}",
+            subject=place,
+            hint="dsv config stores.NAME.names PLACE, if this machine has another name for it",
+        ),
+    )
 
 
 def unfinished(split: SplitStore, said: FormatEntry) -> Unreachable:

@@ -45,7 +45,8 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
     try:
         return Retrying(open_raw(names, options, create=create))
     except Unreachable as error:
-        return Unavailable(names, error)
+        hint = f"is it mounted? ls -ld {names}; if it has moved: dsv config stores.NAME.names PLACE"
+        return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))
 
 
 def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:

@@ -17,7 +17,7 @@ class Unavailable:
 
     def __init__(self, url: str, reason: DsvError) -> None:
         self.url = url
-        self._reason = reason
+        self.reason = reason
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         self._fail()
@@ -47,4 +47,4 @@ class Unavailable:
         pass
 
     def _fail(self) -> NoReturn:
-        raise self._reason
+        raise self.reason

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api import environment
 from tests.labs.s3_server import S3Server
 from tests.store import azure
 from tests.store.azure import Azurite
 from tests.store.buckets import Bucket
 from tests.store.opened import Opened, S
+from tests.store.proxy import proxy
 from tests.store.servers_on_moto import GcsOnMoto, LaxServer, ServerOnMoto
+from tests.store.split_world import World
 
 _DESCRIPTORS = Path("/proc/self/fd")  # empty where there is no /proc
 
@@ -94,3 +97,20 @@ def _bucket_on(kind: type[ServerOnMoto]) -> Iterator[Bucket]:
     server = kind()
     yield _bucket(S3Server(server.endpoint, "testing", "secret-testing"))
     server.close()
+
+
+@pytest.fixture
+def world(ceph_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(environment, "SYSTEM_CONFIG", tmp_path / "etc/config.toml")
+    bucket = ceph_s3.bucket()
+    with proxy(ceph_s3) as (server, does):
+        yield World(tmp_path, server, bucket, does)
+    ceph_s3.remove_bucket(bucket)
+
+
+@pytest.fixture(params=["ignores", "501", "honours"])
+def kept(request: pytest.FixtureRequest, world: World) -> World:
+    """The same with a server of each kind."""
+    world.does.ignores_condition = request.param == "ignores"
+    world.does.condition_answer = 501 if request.param == "501" else None
+    return world

@@ -5,87 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-import dsv
-from dsv.api import environment
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, NodeId
-from dsv.model.names import MAIN, BranchName, DatasetName
+from dsv.model.names import BranchName, DatasetName
 from dsv.repo.lost_names import find_heads
-from tests.cli.runner import Dsv, Result, plain_environment, write_files
-from tests.labs.s3_server import S3Server
-from tests.store.proxy import Behaviour, proxy
-
-FILES = {f"train/{number}.txt": f"{number}\n".encode() * 50 for number in range(30)}
-
-
-@dataclass(frozen=True)
-class World:
-    """`names` is a folder, `server` the proxied bucket's, `does` what that server does."""
-
-    root: Path
-    server: S3Server
-    bucket: str
-    does: Behaviour
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self.bucket}/dsv"
-
-    @property
-    def names(self) -> Path:
-        return self.root / "names"
-
-    def person(self, name: str, *, configured: bool = True) -> Dsv:
-        """With a home and a folder of their own."""
-        home, work = self.root / name / "home", self.root / name / "work"
-        for folder in (home, work):
-            folder.mkdir(parents=True)
-        dsv = Dsv(
-            home, work, {**plain_environment(home), **self.server.env, "DSV_CACHE": str(self.root / "cache")}
-        )
-        dsv.ok("config", "stores.grid.url", self.url)
-        dsv.ok("config", "store", "grid")
-        if configured:
-            dsv.ok("config", "stores.grid.names", str(self.names))
-        return dsv
-
-    def stored(self) -> list[str]:
-        """Keys in the bucket, as the server itself lists them."""
-        found = (
-            self.server.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix="dsv/")
-        )
-        return [row["Key"].removeprefix("dsv/") for page in found for row in page.get("Contents", [])]
-
-
-@pytest.fixture
-def world(ceph_s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(environment, "SYSTEM_CONFIG", tmp_path / "etc/config.toml")
-    bucket = ceph_s3.bucket()
-    with proxy(ceph_s3) as (server, does):
-        yield World(tmp_path, server, bucket, does)
-    ceph_s3.remove_bucket(bucket)
-
-
-@pytest.fixture(params=["ignores", "501", "honours"])
-def kept(request: pytest.FixtureRequest, world: World) -> World:
-    """The same with a server of each kind."""
-    world.does.ignores_condition = request.param == "ignores"
-    world.does.condition_answer = 501 if request.param == "501" else None
-    return world
-
-
-def synced(dsv: Dsv, files: dict[str, bytes], *arguments: str) -> str:
-    """The commit that a sync of these files makes."""
-    write_files(dsv.cwd, files)
-    return str(json.loads(dsv.ok("sync", "--json", *arguments).out)["commit"])
+from tests.cli.runner import Dsv, Result, write_files
+from tests.store.split_world import FILES, World, synced
 
 
 def test_a_team_works_over_a_bucket_without_conditions(kept: World) -> None:
@@ -228,122 +156,6 @@ def test_a_commit_by_its_id_needs_the_bucket_alone(world: World) -> None:
     assert ann("sync", "--rehash").code == 6
 
 
-def test_a_program_names_both_places(world: World) -> None:
-    world.does.ignores_condition = True
-    ann = world.person("ann")
-    ann.ok("init", "xrays")
-    commit = synced(ann, FILES)
-    environ = {**ann.environ, "DSV_CONFIG": "/nonexistent"}
-    context = dsv.connect(environ, world.root, store=world.url, names=str(world.names))
-    with context.repository() as repository:
-        assert str(repository.refs.head(DatasetName("xrays"), MAIN).commit) == commit
-
-
-@pytest.mark.parametrize(
-    ("lie", "one_place", "two_places"),
-    [
-        ({"ignores_condition": True}, {5}, {0}),
-        ({"condition_answer": 501}, {9}, {9}),
-        ({"hidden_from_listings": 2}, {0}, {0}),
-        ({"slow_down": 6, "cut_body": 5}, {0}, {0}),
-    ],
-    ids=["ignores", "501", "lists late", "busy"],
-)
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["one place", "two places"])
-def test_a_server_that_changes_its_mind_after_init_and_back_loses_nothing(
-    world: World, elsewhere: bool, lie: dict[str, Any], one_place: set[int], two_places: set[int]
-) -> None:
-    ann = world.person("ann", configured=elsewhere)
-    ann.ok("init", "xrays")
-    first = synced(ann, FILES)
-    honest = {name: getattr(world.does, name) for name in lie}
-    for name, value in lie.items():
-        setattr(world.does, name, value)
-    write_files(ann.cwd, {"new.txt": b"new"})
-    result = ann("sync")
-    assert result.code in (two_places if elsewhere else one_place), result
-    if result.code == 9:
-        assert "--names" in result.err and "--single-writer" in result.err
-    for name, value in honest.items():
-        setattr(world.does, name, value)
-    second = synced(ann, {})
-    assert second != first
-    ben = world.person("ben", configured=elsewhere)
-    assert ben.ok("cat", "xrays:new.txt").out == "new"
-    for name, content in FILES.items():
-        assert ben.ok("cat", f"xrays@{first}:{name}").out.encode() == content
-        break
-    assert [item["commit"] for item in ben.ok("log", "xrays", "--json").json["items"]] == [second, first]
-
-
-def test_names_move_between_a_folder_and_the_bucket_while_people_sync(world: World) -> None:
-    """Nobody changes a setting: each sync finds where the names are."""
-    people = [world.person(f"p{number}", configured=False) for number in range(2)]
-    people[0].ok("init", "xrays")
-    synced(people[0], FILES)
-    people[1].ok("clone", "xrays", "copy")
-    spaces = [people[0], people[1].at(people[1].cwd / "copy")]
-    mover = world.person("mover", configured=False)
-    done = threading.Event()
-    published: list[list[str]] = [[], []]
-
-    def work(one: int) -> None:
-        number = 0
-        while not done.is_set() or number < 3:
-            number += 1
-            write_files(spaces[one].cwd, {f"{one}.txt": f"{one} {number}".encode()})
-            result = spaces[one].process("sync", "--json")
-            while result.code == 4:
-                assert spaces[one].process("pull").code == 0
-                result = spaces[one].process("sync", "--json")
-            assert result.code == 0, result
-            published[one].append(json.loads(result.out)["commit"])
-
-    with ThreadPoolExecutor(2) as pool:
-        working = [pool.submit(work, one) for one in range(2)]
-        try:
-            for place in (world.root / "n1", world.root / "n2", world.url):
-                moved = mover.process("store", "move-names", str(place))
-                assert moved.code == 0, moved
-        finally:
-            done.set()
-        for one in working:
-            one.result()
-    log = [item["commit"] for item in mover.ok("log", "xrays", "--json").json["items"]]
-    assert {*published[0], *published[1]} <= {*log}
-    for one, commits in enumerate(published):
-        assert sorted(commits, key=log.index) == commits[::-1]
-        for number, commit in enumerate(commits, 1):
-            assert mover.ok("cat", f"xrays@{commit}:{one}.txt").out == f"{one} {number}"
-
-
-def test_who_names_the_old_place_is_led_to_the_new_one(world: World) -> None:
-    world.does.ignores_condition = True
-    ann, ben = world.person("ann"), world.person("ben")
-    ann.ok("init", "xrays")
-    synced(ann, FILES)
-    new = world.root / "new names"
-    moved = ann.ok("store", "move-names", str(new), "--json").json
-    assert (moved["before"], moved["names"], moved["value"]) == (str(world.names), str(new), str(new))
-    assert moved["setting"] == "stores.grid.names"
-    told = ben.ok("clone", "xrays", "copy")
-    assert f"have moved from {world.names} to {new}" in told.err
-    assert f"dsv config stores.grid.names '{new}'" in told.err
-    synced(ben.at(ben.cwd / "copy"), {"b.txt": b"b"})
-    ben.ok("config", "stores.grid.names", str(new))
-    assert "moved" not in ben.ok("datasets").err
-    assert ann("store", "move-names", str(world.names)).code == 4  # a place has names once in its life
-    shutil.rmtree(world.names)  # the bucket knows too
-    assert ann.ok("cat", "xrays:b.txt").out == "b"
-    refused = ann("store", "move-names", world.url)
-    assert refused.code == 9, refused  # one writer does not win there
-    assert ann.ok("cat", "xrays:b.txt").out == "b"
-    new.rename(world.root / "away")
-    result = ann("datasets")
-    assert (result.code, result.out) == (6, ""), result
-    assert f"has moved them to {new}" in result.err and "stores.NAME.names PLACE" in result.err
-
-
 def test_lost_names_are_made_anew_from_the_commits(world: World) -> None:
     world.does.ignores_condition = True
     ann = world.person("ann")
@@ -427,21 +239,6 @@ def test_listings_that_are_late_are_found_out_at_init(world: World) -> None:
     result = ann("init", "xrays")
     assert result.code == 9, result
     assert "listing" in result.err
-
-
-def test_the_store_check_finds_a_server_that_changed_its_mind(world: World) -> None:
-    ann = world.person("ann", configured=False)
-    ann.ok("init", "xrays")
-    synced(ann, FILES)
-    assert ann("store", "check").code == 0
-    world.does.two_winners = 0.5
-    checked = ann("store", "check", "--json")
-    assert checked.code == 1
-    assert [item["check"] for item in checked.json["items"] if item["state"] == "fail"] == ["write"]
-    world.does.two_winners = 0.0
-    world.does.ignores_condition = True
-    write_files(ann.cwd, {"n.txt": b"n"})
-    assert ann("sync").code == 5  # before any branch is moved
 
 
 def commit(number: int, parents: tuple[CommitId, ...], branch: str, time: int) -> tuple[CommitId, Commit]:

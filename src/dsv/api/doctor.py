@@ -29,7 +29,9 @@ from dsv.fs.system import kind_of, name_of
 from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
+from dsv.store.options import StoreOptions
 from dsv.store.probe import Proof, prove, prove_data
+from dsv.store.races import KEYS, PROCESSES, THREADS, race
 from dsv.store.split import split_of
 
 CLOCK_SECONDS = 60.0
@@ -102,13 +104,18 @@ def _workspace(context: Context) -> Iterator[Finding]:
         yield _failed("workspace", error)
 
 
-def examine_store(context: Context) -> Iterator[Finding]:
-    """Reading, then writing with the conditions that dsv needs, then the clock."""
+def examine_store(context: Context, *, thorough: bool = False) -> Iterator[Finding]:
+    """Reading, then writing with the conditions that dsv needs, then the clock.
+
+    thorough: many writers in several processes race for many keys, which takes some seconds.
+    """
     choice = context.settings.store()
     try:
         with context.store() as store:
             single_writer = yield from _reading(context, store)
             yield from _writing(store, single_writer=single_writer)
+            if thorough and not single_writer:
+                yield from _under_load(store, context.store_options(choice))
     except NotFound as error:
         if choice.origin == BUILT_IN and not Path(choice.url).exists():
             yield Finding("store", State.WARN, error.message, error.hint)
@@ -176,6 +183,32 @@ def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
     free = store.free_bytes()
     if free is not None:
         yield _ok("store room", f"{format_bytes(free)} free in {store.url}")
+
+
+def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
+    split = split_of(store)
+    names = store if split is None else split.names
+    if names.url.startswith("memory://"):
+        return  # other processes do not see it
+    try:
+        findings = race(names, options)
+    except Denied:
+        return  # which was told already
+    except DsvError as error:
+        yield _failed("write under load", error)
+        return
+    if findings:
+        yield Finding(
+            "write under load",
+            State.FAIL,
+            f"{names.url} does not keep what dsv relies on while it is busy: {'; '.join(findings)}",
+            "dsv store move-names PLACE keeps the names where one writer wins",
+        )
+    else:
+        yield _ok(
+            "write under load",
+            f"of {PROCESSES * THREADS} writers in {PROCESSES} processes one won each of {KEYS} keys",
+        )
 
 
 def _proved_data(data: Store, findings: tuple[str, ...]) -> Finding:

@@ -68,8 +68,9 @@ def store(
 ) -> int:
     """Prove a store, merge its index files, or move or mend its names.
 
-    check: many writers race for keys under probe/, read them back and list them; a store in two places is proved in
-    each for what it is used for. Index files are read, 1,000 at most. The exit code is 1 if something fails.
+    check: many writers, in several processes too, race for keys under probe/, read them back and list them; a store in
+    two places is proved in each for what it is used for. Index files are read, 1,000 at most. The exit code is 1 if
+    something fails.
 
     merge-indexes: what a sync does by itself when it meets many, and more of it: index files are merged, and those that
     were merged more than an hour ago are deleted. Others may sync meanwhile. Nobody needs to run it.
@@ -133,7 +134,7 @@ def _check(call: Call) -> int:
     from dsv.api.index_files import examine_indexes
 
     with call.context(writes=True) as context:
-        return show(call, chain(examine_store(context), examine_indexes(context)))
+        return show(call, chain(examine_store(context, thorough=True), examine_indexes(context)))
 
 
 def _merge_indexes(call: Call) -> int:

@@ -86,6 +86,7 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
 }
 # Processes of their own, that others start and talk to by pipes.
 PROGRAMS = {
+    PACKAGE / "store/races.py",
     PACKAGE / "fs/sync_process.py",
     PACKAGE / "cache/filling/helper_process.py",
     PACKAGE / "cache/keeping/attendant.py",

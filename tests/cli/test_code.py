@@ -140,6 +140,7 @@ def test_without_the_store_the_job_sees_the_folder_itself(pets: Dsv, code: Path)
     pets.ok("cache", "pets@v1")
     done = pets.process("run", "pets@v1", "--offline", "--code", str(code), "--", "pwd")
     assert (done.code, done.out) == (0, f"{code}\n")
+    assert f"the run sees {code} as it changes" in done.err
     pets.ok("run", "pets@v1", "--", "true")
     offline = next(item for item in pets.ok("runs", "--json").json["items"] if item["code"])
     assert offline["code"]["tree"] is None

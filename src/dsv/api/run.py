@@ -62,7 +62,7 @@ def run(
 
         def staging_in(folder: Path, there: JobSpec) -> _Fixed:
             stager = Stager(context, CacheRoot(folder), offline=offline, jobs=jobs)
-            return _Fixed(stagers.enter_context(stager), there, None if offline else _Code(context, force))
+            return _Fixed(stagers.enter_context(stager), there, _Code(context, force, offline))
 
         placed = None
         if placing is not None:
@@ -162,17 +162,24 @@ class _Fixed:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Commits code. force: however large it is."""
+    """Commits code. force: however large it is. offline: the store is not asked, so nothing is committed."""
 
     context: Context
     force: bool
+    offline: bool
 
     def commit(self, stager: Stager, dataset: DatasetName, folder: Path) -> CommitId | None:
         """None if this user can't write to the store now: the run doesn't need that, and says so."""
+        if self.offline:
+            self._tell(folder, "a run with --offline asks no store")
+            return None
         try:
             return commit_code(self.context, stager.targets.repository, dataset, folder, force=self.force)
         except (Denied, Unreachable) as error:
-            self.context.progress.note(
-                f"the code is not committed, and the run sees {folder} as it changes: {error.message}"
-            )
+            self._tell(folder, error.message)
             return None
+
+    def _tell(self, folder: Path, why: str) -> None:
+        self.context.progress.note(
+            f"the code is not committed, and the run sees {folder} as it changes: {why}"
+        )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dsv.api.branches import branches, create_branch, delete_branch, reset_branch
 from dsv.api.protection import protect_branch
@@ -96,7 +97,7 @@ def test_only_the_named_authors_move_it(world: World) -> None:
     for author in ("Bob Lee <bob@lab>", "ann@lab"):
         head = refs.head(DATASET, MAIN)
         assert isinstance(refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author=author)), Moved)
-    eve = replace(world.context, writer=replace(world.context.writer, author="eve@lab"))
+    eve = replace(world.context, writer=structs.replace(world.context.writer, author="eve@lab"))
     with pytest.raises(Conflict, match="not among those"):
         protect_branch(eve, MAIN_PATH, None)
     protect_branch(replace(eve, override="ann is away"), MAIN_PATH, None, "ann is away")
@@ -108,7 +109,7 @@ def commit_on(world: World, head: Head) -> CommitId:
     repository = world.fresh
     assert head.commit is not None
     before = repository.objects.commit(head.commit)
-    made = replace(before, parents=(head.commit,), message=f"after {head.number}")
+    made = structs.replace(before, parents=(head.commit,), message=f"after {head.number}")
     with Session.open(repository, WRITER) as session:
         return session.put_commit(made, repository.objects.commit_locator(head.commit))
 
@@ -126,7 +127,7 @@ def test_only_a_merge_moves_it(world: World) -> None:
     assert isinstance(repository.refs.move(DATASET, MAIN, head, entry(on_top, action="merge")), Moved)
     head = repository.refs.head(DATASET, MAIN)
     before = repository.objects.commit(on_top)
-    merged = replace(before, parents=(on_top, world.commits[0]), message="two parents")
+    merged = structs.replace(before, parents=(on_top, world.commits[0]), message="two parents")
     with Session.open(repository, WRITER) as session:
         both = session.put_commit(merged, None)
         assert isinstance(session.publish(DATASET, MAIN, head, entry(both, action="sync")), Moved)
@@ -205,7 +206,7 @@ def test_a_rule_goes_with_its_branch_to_the_new_name(world: World) -> None:
 
 def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
     world.create("x", 0)
-    bob = replace(world.context, writer=replace(world.context.writer, author="bob"))
+    bob = replace(world.context, writer=structs.replace(world.context.writer, author="bob"))
     protect_branch(bob, path("x"), Limits(who=("bob",)), "agreed")
     delete_branch(replace(bob, override="no longer used"), path("x"), force=True)
     with pytest.raises(Conflict, match="not among those"):

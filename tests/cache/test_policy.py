@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dsv.cache.eviction.policy import Candidate, Disk, EvictionRequest, Planner, plan_eviction
 from dsv.cache.layout import Place

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.fs.process import Fate, Process, user_name
 
@@ -12,14 +12,14 @@ from dsv.fs.process import Fate, Process, user_name
 def test_this_process_runs_and_another_start_of_its_pid_does_not() -> None:
     here = Process.here()
     assert here.fate() is Fate.ALIVE
-    assert dataclasses.replace(here, start=here.start + 1).fate() is Fate.DEAD
+    assert replace(here, start=here.start + 1).fate() is Fate.DEAD
 
 
 def test_nothing_is_known_of_a_process_of_another_kernel_or_without_a_start() -> None:
     here = Process.here()
-    assert dataclasses.replace(here, kernel="another").fate() is Fate.UNKNOWN
-    assert dataclasses.replace(here, kernel="").fate() is Fate.UNKNOWN
-    assert dataclasses.replace(here, start=0).fate() is Fate.UNKNOWN
+    assert replace(here, kernel="another").fate() is Fate.UNKNOWN
+    assert replace(here, kernel="").fate() is Fate.UNKNOWN
+    assert replace(here, start=0).fate() is Fate.UNKNOWN
 
 
 @pytest.mark.parametrize("reap", [True, False])
@@ -31,7 +31,7 @@ def test_a_process_that_ended_is_dead_before_and_after_it_is_reaped(reap: bool) 
         os._exit(0)
     try:
         stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-        process = dataclasses.replace(Process.here(), pid=child, start=int(stat[19]))
+        process = replace(Process.here(), pid=child, start=int(stat[19]))
         assert process.fate() is Fate.ALIVE
         os.write(writing, b"x")
         os.waitid(os.P_PID, child, os.WEXITED | (0 if reap else os.WNOWAIT))

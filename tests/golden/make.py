@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from dsv.model import keys
 from dsv.model.branch_rule import BranchRule, Limits

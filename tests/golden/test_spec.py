@@ -268,7 +268,7 @@ def fits(value: object, kind: str) -> bool:
 def plain(value: Any) -> Any:
     """A decoded record's value as msgpack has it."""
     if isinstance(value, records.ChunkingParams | records.Feature):
-        return [plain(getattr(value, name)) for name in value.__slots__]
+        return [plain(getattr(value, name)) for name in value.__struct_fields__]
     if isinstance(value, tuple):
         return list(map(plain, value))
     return bytes(value) if isinstance(value, bytes) else str(value) if isinstance(value, str) else value

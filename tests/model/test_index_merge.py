@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import struct
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.model.codec import Codec

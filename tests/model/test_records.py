@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.model.branch_rule import BranchRule, Limits

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
+from msgspec.structs import replace
 
 from dsv import reader
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, Unsupported
 from dsv.model import keys

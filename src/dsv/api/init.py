@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from dsv.api.context import Context
 from dsv.errors import Conflict, Unsupported, UsageError
@@ -114,7 +116,7 @@ def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
     proof = prove(store)
     if proof.unsupported and single_writer:
         store.conditional = False
-        proof = replace(prove(store, writers=1, rounds=1), put_if_absent_ok=False)
+        proof = structs.replace(prove(store, writers=1, rounds=1), put_if_absent_ok=False)
     if not proof.put_if_absent_ok and not single_writer:
         what = (
             f"{store.url} has no put-if-absent: {'; '.join(proof.findings)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from dsv.api.branches import (
     BranchItem,
     BranchPath,
@@ -83,7 +85,7 @@ def _carry_rule(context: Context, repository: Repository, head: Head, new: Branc
     there = repository.refs.rule(head.dataset, new)
     if rule is None or rule.limits is None or (there is not None and there.limits == rule.limits):
         return
-    carried = replace(
+    carried = structs.replace(
         rule,
         nonce=Nonce.random(),
         time_ms=context.clock(),

@@ -6,7 +6,6 @@ A tag never changes its meaning, so it is recorded once. A branch is recorded wi
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,8 +31,7 @@ class _Known(msgspec.Struct, frozen=True):
 _KNOWN = msgspec.json.Decoder(_Known)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRef:
+class KnownRef(msgspec.Struct, frozen=True):
     """seen: when the store last said so, by the file server's clock."""
 
     commit: CommitId

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dsv.errors import UsageError
 from dsv.model.ids import CommitId, StoreId
@@ -61,8 +62,7 @@ def is_dataset(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, order=True):
     """A visible path: `<dataset>/<name>`.
 
     dataset: one path component, as `folder_name` makes it.

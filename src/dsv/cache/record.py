@@ -9,7 +9,6 @@ sees it as it is, and so cannot be misled by a client that still remembers the v
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -77,8 +76,7 @@ def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = Non
     return max((one for one in found if one is not None), key=lambda one: one.time, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(msgspec.Struct, frozen=True):
     """A visible commit and its record."""
 
     path: Path

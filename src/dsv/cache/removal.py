@@ -16,8 +16,9 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.usage import Extent
@@ -30,18 +31,16 @@ _DEEPEST = 100  # folders below each other, whose descriptors are open at once
 _SHOWN = 5  # names of foreign files that are kept for the report
 
 
-@dataclass(slots=True)
-class Removed:
+class Removed(msgspec.Struct):
     """What went. room: blocks and inodes that are free now. foreign: files that no fill put there."""
 
     files: int = 0
-    room: Extent = field(default_factory=Extent)
+    room: Extent = msgspec.field(default_factory=Extent)
     foreign: int = 0
-    foreign_paths: list[str] = field(default_factory=list)
+    foreign_paths: list[str] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
+class _Where(msgspec.Struct, frozen=True):
     """A folder below the one to remove: the descriptor of that one's parent, its path to show, its depth."""
 
     top: int

@@ -18,9 +18,11 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.disk import explain
 from dsv.cache.root import CacheRoot
@@ -52,8 +54,7 @@ protocol = 1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True):
     """A size in bytes, or a share of the file system in percent."""
 
     bytes: int = 0
@@ -80,8 +81,7 @@ class Amount:
         return f"{self.percent:g}%" if self.percent else format_bytes(self.bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """None is no limit. unused_for in seconds; min_free holds if every one of the amounts is free."""
 
     unused_for: float | None = None
@@ -99,8 +99,7 @@ class Limits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetRule:
+class DatasetRule(msgspec.Struct, frozen=True):
     """What the owner says of the datasets that a pattern names; None is what holds for all."""
 
     unused_for: float | None = None
@@ -117,14 +116,13 @@ class DatasetRule:
         return replace(self, unused_for=_least(self.unused_for, limits.unused_for), keeps=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
+class CacheSettings(msgspec.Struct, frozen=True):
     """The file's content. Patterns are shell patterns over dataset names; an exact name goes first."""
 
     protocol: int = PROTOCOL
-    limits: Limits = field(default_factory=lambda: Limits(unused_for=DEFAULT_UNUSED_FOR))
+    limits: Limits = msgspec.field(default_factory=lambda: Limits(unused_for=DEFAULT_UNUSED_FOR))
     protected: tuple[str, ...] = ()
-    datasets: Mapping[str, DatasetRule] = field(default_factory=dict)
+    datasets: Mapping[str, DatasetRule] = msgspec.field(default_factory=dict)
 
     def rule(self, dataset: str) -> DatasetRule:
         """The one rule for a dataset: its own, or the first whose pattern fits."""

@@ -8,7 +8,6 @@ what the cache takes.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import msgspec
 
@@ -45,8 +44,7 @@ class ShareRecord(msgspec.Struct, frozen=True, kw_only=True):
 _SHARE = msgspec.json.Decoder(ShareRecord)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     """Room on disk: blocks in bytes, and inodes."""
 
     bytes: int = 0

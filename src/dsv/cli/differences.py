@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from dsv.cli.call import Call
 from dsv.cli.declare import whole

@@ -8,9 +8,10 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from dsv.fs.attributes import ask_again
 
@@ -19,8 +20,7 @@ TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
+class Rights(msgspec.Struct, frozen=True):
     """The mode of new folders: the bits that each has, and those about which the umask of its maker decides.
 
     group: which they are given to if their maker may do so; None: the one that they are born with. plain: mkdir alone

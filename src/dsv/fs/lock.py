@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -37,8 +36,7 @@ _FREE = ".free"
 _ALIVE = ".alive"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """Who took the lock. Two are the same only if their `id` is.
 
     system, pid, started: see `fs.process.Process`. host: for people to read, never compared. action: what the owner
@@ -78,8 +76,7 @@ class Owner:
 _OWNER = msgspec.json.Decoder(Owner)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """Somebody else has the lock. `owner` is None where its record can't be read."""
 
     owner: Owner | None

@@ -12,8 +12,9 @@ import os
 import platform
 import pwd
 import select
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 _ZOMBIE = -1
 
@@ -27,8 +28,7 @@ class Fate(enum.Enum):
     """It runs, or ran, under another kernel or in another pid namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """One process of one boot of one kernel.
 
     kernel: boot id and the namespaces in which `pid` and `start` mean something; "" if that is unknown.

@@ -9,8 +9,9 @@ import functools
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 # statfs(2) f_type of file systems where a change is a message to another machine.
 _NFS = 0x6969
@@ -30,8 +31,7 @@ _FICLONE = 0x40049409
 _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 
 
-@dataclass(frozen=True, slots=True)
-class FileSystem:
+class FileSystem(msgspec.Struct, frozen=True):
     """remote: each create is a round trip, and other hosts may see the same files.
     sync_each: files are synced one by one, as they are on NFS at every close; else all at once."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MERGE = "merge"
 RENAME = "rename"
@@ -14,8 +14,7 @@ MESSAGE_MAX = 900
 """Characters of a message that go into a move of a branch, beside the rest of its action."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """forced: the branch is protected, and its rule was overridden."""
 
     verb: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dsv.errors import UsageError
 from dsv.model import wire
@@ -16,8 +16,7 @@ _RULE = Record(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What a protected branch allows beyond going forward.
 
     only_merge: only merges move it. who: the authors who may move it, sorted, none twice; empty: anyone.
@@ -43,8 +42,7 @@ class Limits:
         return not self.who or any(one.casefold() in known for one in self.who)
 
 
-@dataclass(frozen=True, slots=True)
-class BranchRule:
+class BranchRule(msgspec.Struct, frozen=True):
     """One entry of the log of a branch's rules; the last one counts. limits None: the branch is not protected.
 
     dataset, branch, number: which entry it is, from 0.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model.ids import CommitId, NodeId
 from dsv.model.names import BranchName, DatasetName
@@ -19,8 +20,7 @@ _NAMED_COMMIT = Record(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """root, level: the tree's root node and its level. files, bytes, entries: the tree's totals.
 
     time_ms: milliseconds since 1970 in UTC, by the writer's clock. dataset, branch: what it was made for, both or

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.location import Location
@@ -26,8 +27,7 @@ class What(enum.Enum):
     """The content was at another path before, which is gone; see `renames`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """A path on two sides. A side that does not have it is None.
 
     location: where the content of `after` lies, if that is known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dsv.model import wire
 from dsv.model.ids import ErasedId, Nonce, StoreId
@@ -12,8 +12,7 @@ from dsv.model.wire import Buffer, Long, Millis, Raw16, Record, Short
 _ERASED = Record("dataset-erased", tuple[Raw16, Millis, Short | None, Long])
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetErased:
+class DatasetErased(msgspec.Struct, frozen=True):
     """successor: the dataset that has what was allowed to stay, if there is one. message: why."""
 
     nonce: Nonce

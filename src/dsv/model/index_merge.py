@@ -7,9 +7,10 @@ be read, and may be deleted some time later. Everybody may merge: a record is tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
+
+import msgspec
 
 from dsv.model import wire
 from dsv.model.ids import IndexId
@@ -38,8 +39,7 @@ Run = tuple[MergedFile, ...]
 """The files that one merge has written."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexMerge:
+class IndexMerge(msgspec.Struct, frozen=True):
     """Every row of each of the `replaced` files is in one of the `files`. runs: how many of these each run has."""
 
     files: tuple[MergedFile, ...]
@@ -82,8 +82,7 @@ class IndexMerge:
         return cls(merged, runs, tuple(map(IndexId, replaced)), time_ms, tool)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """Which index files of a store stand for all. loose: those of no run."""
 
     runs: tuple[Run, ...]
@@ -116,8 +115,7 @@ def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
     return Standing(tuple(runs), tuple(sorted(there - replaced - in_runs)), frozenset(replaced))
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """What is merged as a whole: a loose file, or a run."""
 
     files: tuple[IndexId, ...]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model.codec import Codec, compress, unpack_frame
 from dsv.model.columns import ColumnReader, ColumnWriter, cut, first_seen, u32s
@@ -33,8 +34,7 @@ def largest(rows: int) -> int:
     return _FIXED + rows * (_ROW + 16)
 
 
-@dataclass(frozen=True, slots=True)
-class Locator:
+class Locator(msgspec.Struct, frozen=True):
     """The columns: `places[i]` is a row of `packs`."""
 
     packs: tuple[PackId, ...]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Conflict
 from dsv.model.diff import Change
@@ -34,8 +36,7 @@ class ConflictKind(enum.StrEnum):
     IN_THE_WAY = "in-the-way"
 
 
-@dataclass(frozen=True, slots=True)
-class PathConflict:
+class PathConflict(msgspec.Struct, frozen=True):
     """A path that both sides changed, and what each has there now. reason: why its content could not be merged."""
 
     path: bytes
@@ -74,8 +75,7 @@ class Choice(enum.Enum):
     BOTH = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(msgspec.Struct, frozen=True):
     """What was chosen for conflicts, by path. Of several that have a path, the first counts; None has none."""
 
     ours: PathSet | None = None

@@ -8,8 +8,9 @@ The first `:` ends the names, the rest is the path as it stands; `@` separates o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import ClassVar, Self
+
+import msgspec
 
 from dsv.errors import UsageError
 
@@ -94,8 +95,7 @@ class TagName(_Name):
 MAIN = BranchName("main")
 
 
-@dataclass(frozen=True, slots=True)
-class Rev:
+class Rev(msgspec.Struct, frozen=True):
     """A branch, a tag, or 8 to 64 hex digits of a commit id; `ancestor` first parents back."""
 
     text: str
@@ -124,8 +124,7 @@ class Rev:
         return f"{self.text}~{self.ancestor}" if self.ancestor else self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """What a command is about. None is what was left out; `path` is the bytes behind the `:`, unchecked."""
 
     dataset: DatasetName | None = None

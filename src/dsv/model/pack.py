@@ -10,10 +10,10 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, compress
 from typing import NamedTuple
 
+import msgspec
 from blake3 import blake3
 
 from dsv.errors import Unsupported
@@ -170,8 +170,7 @@ class PackRow(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class PackTable:
+class PackTable(msgspec.Struct, frozen=True):
     """The columns of a pack's table, in the order of the offsets."""
 
     kinds: bytes

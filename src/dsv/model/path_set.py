@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from blake3 import blake3
 
 from dsv.model.entry import sort_key
@@ -27,8 +27,7 @@ class Scope(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PathSet:
+class PathSet(msgspec.Struct, frozen=True):
     """Files and folders of a tree, each with all that is below it. Without paths: the whole tree.
 
     keys: `sort_key` of each path, sorted; none lies below another.
@@ -99,8 +98,7 @@ class PathSet:
         return at < len(self.keys) and self.keys[at].startswith(prefix)
 
 
-@dataclass(frozen=True, slots=True)
-class Both:
+class Both(msgspec.Struct, frozen=True):
     """What is in two scopes."""
 
     one: Scope

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from dsv.model.chunking import MAX_CHUNK
@@ -19,8 +19,7 @@ MAX_LEVEL = 4
 _SIZE_LIMIT = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True):
     """Level 0 lists chunks, level n+1 lists recipes of level n.
 
     ids: 32 bytes for each row. lengths: the bytes of content that a row stands for; u32 at level 0, else u64.

@@ -6,7 +6,8 @@ Times are milliseconds since 1970 in UTC, by the writer's clock: for people, nev
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model import chunking, wire
 from dsv.model.ids import CommitId, Nonce, PackId, StoreId
@@ -47,8 +48,7 @@ _GC_CONDEMNED = Record(
 _GC_DONE = Record("gc-done", tuple[Count, Raw16, Millis])
 
 
-@dataclass(frozen=True, slots=True)
-class RefEntry:
+class RefEntry(msgspec.Struct, frozen=True):
     """One move of a branch. `commit` None and not `deleted`: the branch exists and names no commit yet.
 
     dataset, branch, number: which move it is, all or none of them; see `repo.refs`.
@@ -91,8 +91,7 @@ class RefEntry:
                    dataset, branch, number)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TagValue:
+class TagValue(msgspec.Struct, frozen=True):
     """dataset, tag: which tag it is, both or neither; see `repo.refs`."""
 
     commit: CommitId
@@ -124,8 +123,7 @@ class TagValue:
         return cls(CommitId(commit), Nonce(nonce), time_ms, author, message, dataset, tag)
 
 
-@dataclass(frozen=True, slots=True)
-class TagDeleted:
+class TagDeleted(msgspec.Struct, frozen=True):
     nonce: Nonce
     time_ms: int
     author: str
@@ -148,14 +146,12 @@ class FeatureRule(enum.StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
+class Feature(msgspec.Struct, frozen=True):
     name: str
     rule: FeatureRule
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkingParams:
+class ChunkingParams(msgspec.Struct, frozen=True):
     """How files are cut. Sizes in bytes; a file up to `single` is one chunk."""
 
     algorithm: str = chunking.ALGORITHM
@@ -166,8 +162,7 @@ class ChunkingParams:
     normalization: int = chunking.NORMALIZATION
 
 
-@dataclass(frozen=True, slots=True)
-class FormatEntry:
+class FormatEntry(msgspec.Struct, frozen=True):
     """One entry of the feature log: the whole state from then on.
 
     `store_id`, `hash` and `chunking` are those of the first entry for ever.
@@ -221,8 +216,7 @@ class FormatEntry:
                    single_writer, place)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpen:
+class SessionOpen(msgspec.Struct, frozen=True):
     nonce: Nonce
     time_ms: int
     author: str
@@ -238,8 +232,7 @@ class SessionOpen:
         return cls(Nonce(nonce), time_ms, author, host, tool)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionBeat:
+class SessionBeat(msgspec.Struct, frozen=True):
     nonce: Nonce
     time_ms: int
 
@@ -252,8 +245,7 @@ class SessionBeat:
         return cls(Nonce(nonce), time_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionVerdict:
+class SessionVerdict(msgspec.Struct, frozen=True):
     """The commit that a session is about to name, or None: gc fenced the session first."""
 
     commit: CommitId | None
@@ -268,8 +260,7 @@ class SessionVerdict:
         return cls(CommitId(commit) if commit else None, Nonce(nonce))
 
 
-@dataclass(frozen=True, slots=True)
-class SessionClosed:
+class SessionClosed(msgspec.Struct, frozen=True):
     """The session writes nothing more."""
 
     nonce: Nonce
@@ -284,8 +275,7 @@ class SessionClosed:
         return cls(Nonce(nonce), time_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class GcCondemned:
+class GcCondemned(msgspec.Struct, frozen=True):
     """The packs that this epoch may delete: writers whose session began later treat them as absent."""
 
     epoch: int
@@ -309,8 +299,7 @@ class GcCondemned:
         return cls(epoch, tuple(map(PackId, packs)), Nonce(nonce), time_ms, tool)
 
 
-@dataclass(frozen=True, slots=True)
-class GcDone:
+class GcDone(msgspec.Struct, frozen=True):
     """Every pack of the epoch was deleted or found to be needed; its condemnation no longer counts."""
 
     epoch: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.model.diff import Change, What, difference
 from dsv.model.entry import Entry
@@ -22,8 +24,7 @@ Chunks = Mapping[Id, int]
 ReadChunks = Callable[[Sequence[Entry]], Sequence[Chunks]]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """A path that differs, or the two paths of a file that was renamed.
 
     The sides have different paths only if it was renamed; `similarity`, in percent, is then given. location: where the
@@ -68,8 +69,7 @@ class Difference:
         return there
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """Differences in tree order. unsearched: files that were too many to compare their chunks, so that some of what
     was added and removed may in truth be renamed and changed.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 from blake3 import blake3
 
 from dsv.errors import UsageError
@@ -151,8 +152,7 @@ class SparsePatterns:
         return decider >= 0 and self._rules[decider].includes
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(msgspec.Struct, frozen=True):
     includes: bool
     pattern: PathPattern
 

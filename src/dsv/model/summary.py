@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+
+import msgspec
+from msgspec.structs import fields
 
 from dsv.model.diff import What
 from dsv.model.renames import Difference
@@ -15,8 +17,7 @@ OTHERS = b""
 """What stands for the folders that are not told one by one."""
 
 
-@dataclass(slots=True)
-class Sums:
+class Sums(msgspec.Struct):
     """How many paths differ in each way, and the bytes of the files among them.
 
     changed: other content, mode or kind. *_bytes: the size of what was added, removed, changed (as it is now), or
@@ -42,8 +43,7 @@ class Sums:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-@dataclass(frozen=True, slots=True)
-class FolderSums:
+class FolderSums(msgspec.Struct, frozen=True):
     """A folder, with a slash at its end, and all that differs in and below it."""
 
     folder: builtins.bytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from dsv.errors import IntegrityError
@@ -70,8 +70,7 @@ class Cutter:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(msgspec.Struct, frozen=True):
     """What a node knows about a segment or node below it: its last path, its id, and what it sums up to.
 
     entries: paths of all kinds; files: those that are files; bytes: the sum of their sizes.
@@ -84,8 +83,7 @@ class Child:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     level: int
     children: tuple[Child, ...]
 

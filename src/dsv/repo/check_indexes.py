@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.model import index, keys
@@ -21,16 +22,14 @@ from dsv.store.base import StoreMissing, TooLargeError
 _MOST_FILES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """What is wrong with a key, and what mends it."""
 
     text: str
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class IndexReport:
+class IndexReport(msgspec.Struct, frozen=True):
     """files: that the store has. read: how many of them were. standing: how many a writer needs to know."""
 
     files: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.model import keys
@@ -14,8 +14,7 @@ from dsv.model.units import rfc3339
 from dsv.repo.damage import put_back
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """Where a branch stands: its newest entry, and that entry's number from 0."""
 
     dataset: DatasetName

@@ -6,9 +6,11 @@ elsewhere, so that neither is taken for a whole store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.model import keys
@@ -50,8 +52,7 @@ KNOWN_FEATURES = frozenset(
 OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     """The store's log of feature sets, read at every start.
 
     left: the place that was named for the names, if they have moved from there and should be named elsewhere.

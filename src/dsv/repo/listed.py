@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
+
+import msgspec
 
 from dsv.model import keys
 from dsv.store.base import Store
@@ -14,8 +15,7 @@ from dsv.store.base import Store
 _PASSED = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """A branch's newest move by a listing, which may lag behind. None: it has none. ordered: how it was listed.
 
     alone: the listing does not have the move before it. rule: the number of the branch's newest rule, if it has one.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from dsv.model import keys
 from dsv.model.ids import IndexId
@@ -16,8 +17,7 @@ from dsv.store.together import together
 _NUMBERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ListedIndexes:
+class ListedIndexes(msgspec.Struct, frozen=True):
     """sizes: bytes of each index file. filtered: those that have a filter. records: keys of merges, by number."""
 
     sizes: dict[IndexId, int]

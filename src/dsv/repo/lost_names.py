@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCommit:
+class FoundCommit(msgspec.Struct, frozen=True):
     """A commit of the store, and the branch that it becomes the head of, if it does."""
 
     id: CommitId

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
+
+import msgspec
 
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
@@ -25,8 +26,7 @@ from dsv.repo.trees import TreeReader
 _DEPTH = 8
 
 
-@dataclass(frozen=True, slots=True)
-class MergeBase:
+class MergeBase(msgspec.Struct, frozen=True):
     """The tree of a commit (None: an empty one), but for some paths.
 
     commits: the merge bases that it was made from. apart: how it differs from the commit's tree, in tree order.

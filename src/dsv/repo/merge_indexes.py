@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+
+import msgspec
 
 from dsv.errors import Denied, DsvError, NotFound
 from dsv.model import keys
@@ -48,8 +49,7 @@ GRACE_SECONDS = 3600.0
 _SHARE_COMPARED = 8  # of the rows that may be merged, a part is compared before files are deleted
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(msgspec.Struct, frozen=True):
     """merged: how many index files were replaced. files: how many are to be read now. deleted: how many are gone."""
 
     merged: int

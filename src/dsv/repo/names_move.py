@@ -13,9 +13,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound
 from dsv.model import keys
@@ -42,8 +44,7 @@ _STIR_SECONDS: Final = 0.05
 _COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True):
     """Who moves the names, for the records."""
 
     author: str

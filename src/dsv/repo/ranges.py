@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
+
+import msgspec
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.model import keys
@@ -22,8 +23,7 @@ GAP = 64 << 10
 ITEM = 1 << 10
 
 
-@dataclass(slots=True)
-class Span(Generic[Item]):
+class Span(msgspec.Struct, Generic[Item]):
     """One ranged read: bytes `start` to `end` of a pack, and what is wanted of it, each with its turn among all."""
 
     pack: PackId

@@ -7,9 +7,11 @@ copied to another key is not taken for what the key says. Stores that were made 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.model import keys
@@ -29,15 +31,13 @@ from dsv.store.base import Put, Store
 from dsv.store.together import both, together
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """The move was published."""
 
     head: Head
 
 
-@dataclass(frozen=True, slots=True)
-class LostRace:
+class LostRace(msgspec.Struct, frozen=True):
     """Somebody else's move took the place; nothing was written."""
 
     winner: Head

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.model import keys
@@ -14,8 +14,7 @@ from dsv.repo.objects import Objects
 from dsv.repo.refs import Head, Refs
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """One commit, and the name it was found by: a branch, a tag, or neither for an id."""
 
     dataset: DatasetName

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, Unreachable, Unsupported, UsageError
 from dsv.fs.files import replace_file
@@ -25,8 +26,7 @@ from dsv.repo.runs import RunStore
 _ORDER = {START: 0, LOG: 1, RECORD: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class SpooledPart:
+class SpooledPart(msgspec.Struct, frozen=True):
     """One part that the store doesn't have yet, as far as is known here."""
 
     path: Path

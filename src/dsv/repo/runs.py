@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
@@ -26,8 +27,7 @@ READERS = 8
 """Records fetched at a time by `RunStore.read_all`."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
+class StoredRun(msgspec.Struct, frozen=True):
     """A run as a listing shows it: which of its parts are there."""
 
     dataset: DatasetName

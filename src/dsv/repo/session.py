@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError
 from dsv.model import keys
@@ -42,8 +44,7 @@ from dsv.store.together import both
 RENEW_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(msgspec.Struct, frozen=True):
     """Who writes, for the records of a session: never used to decide anything."""
 
     author: str
@@ -264,8 +265,7 @@ class Session:
         return RENEW_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class _Absent:
+class _Absent(msgspec.Struct, frozen=True):
     """The packs that a session does not refer to."""
 
     condemned: frozenset[PackId]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied, NotFound, UsageError
 from dsv.model import keys, wire

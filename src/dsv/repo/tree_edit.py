@@ -4,8 +4,9 @@ rewritten."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import NodeId
@@ -24,8 +25,7 @@ class TreeChange(NamedTuple):
     location: Location | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenTree:
+class WrittenTree(msgspec.Struct, frozen=True):
     """The root of a tree that is written, its totals, and the commit's locator (None: it would be too large).
 
     links_moved: whether any symlink came, changed or went.

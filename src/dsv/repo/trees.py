@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, repeat
+
+import msgspec
 
 from dsv.errors import IntegrityError
 from dsv.model.entry import Entry, Kind, sort_key
@@ -49,16 +50,14 @@ class LocatedSegment(Located[Segment]):
         return None if at is None else self.entry(at)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A segment or node as its parent node names it, and where it lies by a locator."""
 
     child: Child
     where: Location | None
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf(Part):
+class Leaf(Part, frozen=True):
     """A segment."""
 
     @property

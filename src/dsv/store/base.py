@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
 
 from dsv.errors import IntegrityError, NotFound, Unreachable
 
@@ -41,8 +42,7 @@ class Put(Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """One row of a listing: the key, and its object's size in bytes."""
 
     key: str

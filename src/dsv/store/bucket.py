@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from dsv.store.credentials import aws_access, aws_session
 from dsv.store.options import StoreOptions
@@ -20,8 +21,7 @@ _SECONDS: Final = 10
 _OFFLINE: Final = {"GLACIER", "DEEP_ARCHIVE"}
 
 
-@dataclass(frozen=True, slots=True)
-class BucketSettings:
+class BucketSettings(msgspec.Struct, frozen=True):
     """As boto3 gives them, and empty for what is not known.
 
     lifecycle: rules. versioning: `Enabled`, `Suspended`, or nothing. kms_key: by which new objects are encrypted.

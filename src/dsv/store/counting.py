@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
 from dsv.store.wrapper import Wrapper
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True):
     """Calls that were made, failed ones included, and bytes of those that succeeded.
 
     `won` of `puts` created an object; `bytes_up` counts every put's body, lost ones too, as it was sent.
@@ -34,7 +35,7 @@ class Counts:
 
     def __sub__(self, earlier: Counts) -> Counts:
         """What happened since `earlier`."""
-        return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__slots__))
+        return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
 
 
 class Counting(Wrapper):

@@ -5,10 +5,11 @@ It is imported only if the options do not hold everything: that takes 150 ms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from dsv.errors import Denied
 from dsv.store.object_errors import login_hint
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 _TRUSTED_FOR: Final = timedelta(minutes=6)
 
 
-@dataclass(frozen=True, slots=True)
-class AwsAccess:
+class AwsAccess(msgspec.Struct, frozen=True):
     """Where and as whom to talk to S3. `provider` is None for static keys and for anonymous access."""
 
     endpoint: str | None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
+
+import msgspec
 
 from dsv.store.base import LARGEST, Buffer, Busy, Item, NoAnswer, Put, Store, cut_short
 from dsv.store.wrapper import Wrapper
@@ -46,8 +47,7 @@ class Operation(Enum):
     DELETE = "delete"
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """One failure. `seconds` is for SLOW alone."""
 
     kind: Kind

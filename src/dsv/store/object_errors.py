@@ -6,8 +6,9 @@ obstore raises few classes and puts the rest in the text, so the text is parsed 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unreachable, Unsupported
 from dsv.store.base import Busy, NoAnswer, StoreMissing, absent
@@ -35,8 +36,7 @@ _LOGIN: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What an error's text says. `status` 0: there was no HTTP answer; `kind` is how the wire failed."""
 
     status: int

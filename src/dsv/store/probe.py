@@ -12,8 +12,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from dsv.errors import Denied, Unsupported
 from dsv.model.keys import PROBE_PREFIX
@@ -26,8 +27,7 @@ _SIZES: Final = (64, 64 * 1024)
 _LISTED: Final = ("a", "B", "a-b", "a.b", "b/c/d", "0010", "009", "_", "~", "z%2Fz", "y")
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(msgspec.Struct, frozen=True):
     """What was found. `findings` are clauses for a message, empty where all is well."""
 
     put_if_absent_ok: bool

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
+
+import msgspec
 
 from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable
 from dsv.store.base import LARGEST, Buffer, Busy, CutShortError, Item, NoAnswer, Put, Store, TooLargeError
@@ -20,8 +21,7 @@ from dsv.store.wrapper import Wrapper
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     """How patient to be. Times are seconds."""
 
     busy_attempts: int = 7

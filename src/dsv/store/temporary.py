@@ -7,8 +7,9 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from dsv.fs.attributes import refresh
 from dsv.fs.folders import Rights, make_folder
@@ -20,8 +21,7 @@ _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os
 _READABLE_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(msgspec.Struct, frozen=True):
     """What is added to what the umask leaves, so that a group's store stays the group's.
 
     It derives from the store's folder: if the group may write in it, the group may read every file and write every
@@ -38,8 +38,7 @@ class Sharing:
         return cls(stat.S_IRGRP, Rights(given=root_mode & (stat.S_IRWXG | stat.S_ISGID)))
 
 
-@dataclass(frozen=True, slots=True)
-class TemporaryFile:
+class TemporaryFile(msgspec.Struct, frozen=True):
     """A file that is whole and synced; `inode` tells it from another's once it is linked."""
 
     name: str

@@ -8,8 +8,10 @@ of it can be seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Unsupported
 from dsv.model.commit import Commit
@@ -29,8 +31,7 @@ from dsv.repo.trees import TreeReader
 from dsv.transfer.upload import Uploader
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """Where a commit goes, and what it says besides its tree.
 
     after: the branch's newest move, a deletion too (`Refs.newest`); None for a branch, and so perhaps a dataset, that
@@ -54,8 +55,7 @@ class Draft:
         return None if self.after is None or self.after.entry.deleted else self.after.commit
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     """The branch is at the new commit. uploaded_bytes: of packs and indexes that were sent."""
 
     id: CommitId
@@ -64,8 +64,7 @@ class Committed:
     uploaded_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Unchanged:
+class Unchanged(msgspec.Struct, frozen=True):
     """The tree would be that of the only parent, so nothing was published. None: an empty tree, and no parent."""
 
     commit: CommitId | None

@@ -10,11 +10,12 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 from blake3 import blake3
+from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
 from dsv.model.entry import Entry
@@ -33,8 +34,7 @@ SPAN = 8 << 20
 READ_AHEAD = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Donor:
+class Donor(msgspec.Struct, frozen=True):
     """An older version of a file on local disk, and where in it known chunks lie: id -> (offset, length).
 
     It is only a hint: what is read from it is verified like everything else.
@@ -44,8 +44,7 @@ class Donor:
     chunks: Mapping[ChunkId, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """A file to fetch; `location` is where its segment's locator says its chunk or recipe lies, if it says."""
 
     entry: Entry
@@ -53,8 +52,7 @@ class Wanted:
     donor: Donor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True):
     """One chunk of a file that is wanted. `last` marks a file's end; a file without pieces has one with no id."""
 
     wanted: Wanted

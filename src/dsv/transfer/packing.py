@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model.codec import Codec
 from dsv.model.ids import Id, PackId
@@ -24,8 +25,7 @@ Row = tuple[ObjectKind, Id, Location]
 OnStored = Callable[[PackId, int, list[Row]], None]
 
 
-@dataclass(slots=True)
-class SealedPack:
+class SealedPack(msgspec.Struct):
     """A finished pack that is not stored yet."""
 
     id: PackId

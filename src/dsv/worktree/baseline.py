@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from dsv.errors import Conflict
 from dsv.fs.descent import Descent, split
@@ -69,8 +70,7 @@ class Trees:
         return self._opened
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
+class Baseline(msgspec.Struct, frozen=True):
     """What a scanned workspace is compared with. The relations in the scan's state are to this.
 
     begun: the commands that did not end. written: what they have written, by path; None for what they removed. There it
@@ -81,10 +81,10 @@ class Baseline:
     scan: WorkspaceScan
     trees: Trees
     begun: tuple[Begun, ...] = ()
-    written: Mapping[bytes, Entry | None] = field(default_factory=dict)
-    held: Held = field(default_factory=lambda: Held(EVERYTHING))
+    written: Mapping[bytes, Entry | None] = msgspec.field(default_factory=dict)
+    held: Held = msgspec.field(default_factory=lambda: Held(EVERYTHING))
     collisions: tuple[Collision, ...] = ()
-    _held_of: dict[CommitId, Held] = field(default_factory=dict)
+    _held_of: dict[CommitId, Held] = msgspec.field(default_factory=dict)
 
     @property
     def tree(self) -> TreeReader | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -13,8 +14,7 @@ from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 from dsv.worktree.status import hash_file
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedPath:
+class ChangedPath(msgspec.Struct, frozen=True):
     """A path and what is there now; without an item, nothing."""
 
     path: bytes

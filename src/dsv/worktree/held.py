@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.sparse_patterns import SparsePatterns
 from dsv.repo.find_paths import find_paths
@@ -64,8 +66,7 @@ def held_by(state: State) -> Held:
     return Held(chosen, frozenset(outside))
 
 
-@dataclass(frozen=True, slots=True)
-class Collision:
+class Collision(msgspec.Struct, frozen=True):
     """What is new here at `path` can't be in one tree with `other`, which the dataset has and the workspace has not."""
 
     path: bytes

@@ -13,7 +13,6 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -35,8 +34,7 @@ _PUBLISHING = msgspec.msgpack.Decoder(tuple[str, str, int, bytes])
 Row = tuple[ObjectKind, Id, Location]
 
 
-@dataclass(frozen=True, slots=True)
-class Publishing:
+class Publishing(msgspec.Struct, frozen=True):
     """A move of a branch that was about to be made: to `commit`, as the entry number `seq`."""
 
     dataset: str
@@ -45,12 +43,11 @@ class Publishing:
     commit: CommitId
 
 
-@dataclass(slots=True)
-class Left:
+class Left(msgspec.Struct):
     """What an earlier sync left. packs: size in bytes and rows of packs that were stored whole."""
 
-    packs: dict[PackId, tuple[int, list[Row]]] = field(default_factory=dict)
-    recipes: dict[RecipeId, bytes] = field(default_factory=dict)
+    packs: dict[PackId, tuple[int, list[Row]]] = msgspec.field(default_factory=dict)
+    recipes: dict[RecipeId, bytes] = msgspec.field(default_factory=dict)
     publishing: Publishing | None = None
 
 

@@ -7,7 +7,6 @@ ask.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,8 +20,7 @@ from dsv.worktree.workspace import Workspace
 _OFTEN_ENOUGH = 1000  # milliseconds between two notes that say the same
 
 
-@dataclass(frozen=True, slots=True)
-class LastAnswer:
+class LastAnswer(msgspec.Struct, frozen=True):
     """commit: None for a branch without one. gone: the branch was not there. limits: its rule, if it is protected."""
 
     commit: CommitId | None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, NotFound
 from dsv.fs.lock import Lock
@@ -25,8 +27,7 @@ _COUNTED = 50
 """Commits that are read to say how many are newer."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenWorkspace:
+class OpenWorkspace(msgspec.Struct, frozen=True):
     """What every command that changes a workspace works with.
 
     writer: the one whose commits and moves these are. counts: what the store was asked for so far. copies: files on

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -18,14 +19,13 @@ from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 BaseEntry = Callable[[bytes], Entry | None]
 
 
-@dataclass(slots=True)
-class Differences:
+class Differences(msgspec.Struct):
     """Paths in tree order, one list for each way to differ."""
 
-    added: list[bytes] = field(default_factory=list)
-    changed: list[bytes] = field(default_factory=list)
-    removed: list[bytes] = field(default_factory=list)
-    retyped: list[bytes] = field(default_factory=list)
+    added: list[bytes] = msgspec.field(default_factory=list)
+    changed: list[bytes] = msgspec.field(default_factory=list)
+    removed: list[bytes] = msgspec.field(default_factory=list)
+    retyped: list[bytes] = msgspec.field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed or self.retyped)

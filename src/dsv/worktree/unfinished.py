@@ -7,10 +7,10 @@ commit is the base. Until then a path that is as one of the commands was to make
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import DsvError, IntegrityError
 from dsv.fs.errors import about
@@ -24,8 +24,7 @@ SWITCH = "dsv switch "
 """What the command of a switch begins with; the branch follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(msgspec.Struct, frozen=True):
     """A command that was bringing the workspace from `base` (None: from nothing) to `commit`.
 
     paths: those that it is about; none for the whole workspace. less: paths that the user has restored since.

@@ -7,10 +7,11 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import tomli_w
+from msgspec.structs import replace
 
 from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.fs.errors import about
@@ -38,8 +39,7 @@ _COMMENT = b"# Only a dsv that knows sparse workspaces can work here: others wou
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(msgspec.Struct, frozen=True):
     """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
     `store_id` identifies the store wherever it moves. `names`: the place of its names, if it was given when
     binding the folder. `chosen`: which paths of the dataset it has.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.claims import intents
 from dsv.cache.claims.owners import Owner
@@ -95,8 +95,7 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
 _PIN_RECORD = msgspec.json.Decoder(PinRecord)
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """A lease or pin that this version can't read; `written` is its age's start by the file server's clock."""
 
     name: str
@@ -109,8 +108,7 @@ class Unknown:
         return f"claimed in a way that this dsv does not understand ({self.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True):
     """All claims on a place, expired ones too; `names` is the listing that they come from."""
 
     leases: tuple[LeaseRecord, ...] = ()
@@ -171,14 +169,13 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
             return None
         try:
             record = _LEASE_RECORD.decode(data or b"")
-            leases.append(msgspec.structs.replace(record, renewed=one.renewed))
+            leases.append(replace(record, renewed=one.renewed))
         except msgspec.DecodeError:
             unknown.append(Unknown(str(one), one.renewed))
     return Claims(tuple(leases), tuple(pins), tuple(unknown), tuple(names))
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseName:
+class LeaseName(msgspec.Struct, frozen=True):
     """`lease-<holder>.<number>.<renewed>`: the name tells when the lease was renewed, in whole milliseconds."""
 
     holder: str

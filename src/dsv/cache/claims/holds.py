@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.cache.claims.claims import LEASE, LeaseRecord, read_claims
 from dsv.cache.layout import Place
@@ -12,8 +13,7 @@ from dsv.fs.files import list_names
 from dsv.fs.process import user_name
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """A lease on a place, most often a person's. Its identity is the owner's id: 32 hex digits, never used twice."""
 
     place: Place

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import errno
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -45,8 +44,7 @@ class Fired(enum.Enum):
     GONE = "gone"  # another evictor was faster
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(msgspec.Struct, frozen=True):
     """This process's intent on one place."""
 
     root: CacheRoot

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.eviction.evict import (
     EvictionResult,
@@ -28,8 +30,7 @@ from dsv.model.units import format_bytes
 _REST = 100  # all commits are looked at again once this takes at most so small a part of the time
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     """What was cached when there was room for the fill. until: when it is too old, by the clock."""
 
     stock: Stock

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from dsv.cache.claims.claims import Claims, read_claims
 from dsv.cache.claims.intents import PREFIX as INTENT
@@ -31,8 +32,7 @@ from dsv.cache.usage import USED, Extent, add_share, last_used
 from dsv.errors import DsvError
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(msgspec.Struct, frozen=True):
     """One commit that was evicted, or would be. freed: room that is free now. foreign: files in it that no fill put
     there."""
 
@@ -43,16 +43,14 @@ class Evicted:
     foreign_paths: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HalfRemoved:
+class HalfRemoved(msgspec.Struct, frozen=True):
     """A commit that is out of sight, but was only deleted in part. freed: what was deleted."""
 
     freed: Extent
     error: DsvError
 
 
-@dataclass(slots=True)
-class EvictionResult:
+class EvictionResult(msgspec.Struct):
     """evicted, in order; kept, with reasons; exceeded: limits that still do not hold; failures, by place: of those
     in `half_removed` the rest is in the trash, the others stay.
 
@@ -60,13 +58,13 @@ class EvictionResult:
     leftovers: room freed besides: of killed evictors, of fills that nobody continues, and of `half_removed`.
     """
 
-    evicted: list[Evicted] = field(default_factory=list)
-    kept: list[Due] = field(default_factory=list)
-    exceeded: list[str] = field(default_factory=list)
-    failures: dict[Place, DsvError] = field(default_factory=dict)
-    half_removed: set[Place] = field(default_factory=set)
-    leftovers: Extent = field(default_factory=Extent)
-    stuck: list[Stuck] = field(default_factory=list)
+    evicted: list[Evicted] = msgspec.field(default_factory=list)
+    kept: list[Due] = msgspec.field(default_factory=list)
+    exceeded: list[str] = msgspec.field(default_factory=list)
+    failures: dict[Place, DsvError] = msgspec.field(default_factory=dict)
+    half_removed: set[Place] = msgspec.field(default_factory=set)
+    leftovers: Extent = msgspec.field(default_factory=Extent)
+    stuck: list[Stuck] = msgspec.field(default_factory=list)
 
     @property
     def freed(self) -> Extent:
@@ -121,8 +119,7 @@ def sweep(
         raise explain(error, root.path, "clean up") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
+class Stock(msgspec.Struct, frozen=True):
     """What an eviction is planned from: what is cached, and the disk as it was right afterwards.
 
     It may be out of date by then: each commit is checked again before it is evicted.

@@ -8,8 +8,10 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.claims.claims import Claims
 from dsv.cache.disk import explain, own_folder
@@ -27,8 +29,7 @@ from dsv.model.names import DatasetName
 THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """What is known of one place. Times by the file server's clock.
 
     visible: it can be seen; if not, only claims or a fill under way are there. record: None if none was
@@ -54,8 +55,7 @@ class Item:
         return Candidate(self.place, self.dataset, size, files, self.room, self.last_use, claim)
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True):
     """now: when it was begun. foreign: names at the top and among the commits that are not dsv's."""
 
     now: float
@@ -123,8 +123,7 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     return [place for place in places if place is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(msgspec.Struct, frozen=True):
     """What can be seen. closed: datasets whose folders this user may not read. foreign: as of `Inventory`.
 
     links: the datasets' folders and the names in them that are links of tags.

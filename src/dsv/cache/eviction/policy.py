@@ -7,7 +7,9 @@ the limits need. With `--dry-run` the caller measures what would be freed; other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.layout import Place
 from dsv.cache.settings import CacheSettings
@@ -18,8 +20,7 @@ _NOTHING = Extent()
 _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folders: its claims, its own folders
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One cached commit (or selection) as the policy sees it.
 
     dataset: its name. bytes, files: of its content. room: what it stands for on disk, without what it shares with
@@ -35,8 +36,7 @@ class Candidate:
     claim: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(msgspec.Struct, frozen=True):
     """The file system: free and total bytes, what fills under way have written, and what is reserved for the rest.
 
     free_files: how many files can be made before inodes run out; None if there is no limit, or none is known.
@@ -53,8 +53,7 @@ class Disk:
         return replace(self, free=self.free + room.bytes, free_files=files)
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionRequest:
+class EvictionRequest(msgspec.Struct, frozen=True):
     """What an eviction is for.
 
     only: these and nothing else, by name. everything: all that may go. need: room that must be left afterwards, for
@@ -74,19 +73,17 @@ class EvictionRequest:
 _ORDINARY = EvictionRequest()
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     candidate: Candidate
     reason: str
 
 
-@dataclass(slots=True)
-class EvictionPlan:
+class EvictionPlan(msgspec.Struct):
     """What goes, in order, with what each frees; what stays; and the limits that are exceeded all the same."""
 
-    evicted: list[tuple[Due, Extent]] = field(default_factory=list)
-    kept: list[Due] = field(default_factory=list)
-    exceeded: list[str] = field(default_factory=list)
+    evicted: list[tuple[Due, Extent]] = msgspec.field(default_factory=list)
+    kept: list[Due] = msgspec.field(default_factory=list)
+    exceeded: list[str] = msgspec.field(default_factory=list)
 
     @property
     def freed(self) -> Extent:

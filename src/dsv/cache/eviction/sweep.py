@@ -10,9 +10,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from dsv.cache import usage
 from dsv.cache.claims import intents
@@ -47,8 +48,7 @@ _OLD_DRAFT = 86400.0
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(msgspec.Struct, frozen=True):
     """What is in the trash and could not be deleted. place: what it was a part of; None if that isn't known."""
 
     path: Path
@@ -57,16 +57,15 @@ class Stuck:
     error: OSError
 
 
-@dataclass(slots=True)
-class Swept:
+class Swept(msgspec.Struct):
     """freed: room that is free now. stuck: what could not be deleted from the trash.
 
     facts: what was read of all places at which nothing was cleared away.
     """
 
-    freed: Extent = field(default_factory=Extent)
-    stuck: list[Stuck] = field(default_factory=list)
-    facts: dict[Place, PlaceFacts] = field(default_factory=dict)
+    freed: Extent = msgspec.field(default_factory=Extent)
+    stuck: list[Stuck] = msgspec.field(default_factory=list)
+    facts: dict[Place, PlaceFacts] = msgspec.field(default_factory=dict)
 
 
 class Sweeper:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dsv.cache.root import CacheRoot
 from dsv.cache.usage import Extent
@@ -13,8 +14,7 @@ from dsv.fs.files import list_names
 _MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for a large commit that is being deleted
 
 
-@dataclass(frozen=True, slots=True)
-class Trash:
+class Trash(msgspec.Struct, frozen=True):
     """room: what it takes on disk; counted: whether that is all of it."""
 
     path: Path

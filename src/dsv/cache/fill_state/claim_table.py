@@ -20,16 +20,17 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.removal import is_held
 from dsv.fs.attributes import server_time
 from dsv.fs.system import FileSystem, boot
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """A part that this process may work on.
 
     generation: 1 for the first claimer; higher ones find others' traces. done: one of these had finished it; what is

@@ -23,7 +23,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -45,8 +44,7 @@ _PLAN_LIMIT = 16 << 20
 _TRIES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class FillDirectory:
+class FillDirectory(msgspec.Struct, frozen=True):
     """Where one fill lies. Its folders may vanish at any moment, when another ends it."""
 
     root: CacheRoot

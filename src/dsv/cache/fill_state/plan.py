@@ -8,7 +8,6 @@ of its own parts alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
@@ -40,8 +39,7 @@ MAX_DONORS = 8
 VERSION = 1  # of the plan, and of how those who share it work together
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """One segment, less what is not selected.
 
     number: of the segment in the tree.

@@ -9,7 +9,6 @@ sees the other.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -31,8 +30,7 @@ from dsv.model.units import format_bytes
 _BEGINS_WITHIN = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """Room that a fill needs, beyond what it has written.
 
     bytes: of disk, files counted as whole blocks.
@@ -83,8 +81,7 @@ class _Record(msgspec.Struct, frozen=True):
 _RECORD = msgspec.json.Decoder(_Record)
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """One fill's room, in bytes of disk blocks and in inodes.
 
     bytes, files: of the whole fill. written_bytes, written_files: of these, on disk now. left_bytes, left_files: to

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -51,8 +50,7 @@ class Worker(msgspec.Struct, frozen=True):
 _WORKER = msgspec.json.Decoder(Worker)
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """What this process has done so far; written by its worker threads, read by the heartbeat.
 
     small: bytes of `written` in files too small to send each of them to the disk at once.

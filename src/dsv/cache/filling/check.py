@@ -8,8 +8,9 @@ import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from dsv.cache.filling.links import State, examine
 from dsv.cache.filling.source import Source
@@ -31,8 +32,7 @@ _SHOWN = 20
 _NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
+class Wrong(msgspec.Struct, frozen=True):
     """A path that is not what was committed. links: names of that file elsewhere, which are wrong just as well."""
 
     entry: Entry
@@ -46,16 +46,15 @@ class Wrong:
         return show(self.entry.path)
 
 
-@dataclass(slots=True)
-class Checked:
+class Checked(msgspec.Struct):
     """What a check of one place found. foreign: paths that were never committed; some of them by name."""
 
     files: int = 0
     bytes: int = 0
-    wrong: list[Wrong] = field(default_factory=list)
+    wrong: list[Wrong] = msgspec.field(default_factory=list)
     repaired: int = 0
     foreign: int = 0
-    foreign_paths: list[str] = field(default_factory=list)
+    foreign_paths: list[str] = msgspec.field(default_factory=list)
 
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:

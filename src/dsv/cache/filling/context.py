@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dsv.cache.layout import Place
 from dsv.cache.record import Cached
@@ -20,8 +21,7 @@ if TYPE_CHECKING:  # a hit needs the rest of this file and none of these
     from dsv.model.progress import Progress
 
 
-@dataclass(frozen=True, slots=True)
-class FillRequest:
+class FillRequest(msgspec.Struct, frozen=True):
     """One commit, or a selection of it, to be visible in a cache.
 
     dataset: the path component (`/` written `%2F`).
@@ -30,15 +30,14 @@ class FillRequest:
     dataset: str
     commit: CommitId
     store: StoreId
-    selection: PathSet = field(default_factory=PathSet)
+    selection: PathSet = msgspec.field(default_factory=PathSet)
 
     @property
     def place(self) -> Place:
         return Place.of(self.dataset, self.commit, self.selection.id)
 
 
-@dataclass(frozen=True, slots=True)
-class FillResult:
+class FillResult(msgspec.Struct, frozen=True):
     """A visible, whole commit.
 
     files, bytes: of the commit (or selection).
@@ -60,16 +59,14 @@ class FillResult:
         return cls(found.path, found.record.files, found.record.bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class HelperSpec:
+class HelperSpec(msgspec.Struct, frozen=True):
     """How a helper process gets its source: `factory` is `module:function`, called with `arguments` (JSON)."""
 
     factory: str
-    arguments: Mapping[str, object] = field(default_factory=dict)
+    arguments: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class FillContext:
+class FillContext(msgspec.Struct, frozen=True):
     """What a fill works with; see `fill`."""
 
     root: CacheRoot

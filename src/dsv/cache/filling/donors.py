@@ -6,7 +6,8 @@ import contextlib
 import operator
 from array import array
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from dsv.cache.fill_state.plan import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.filling.source import Source, Tree
@@ -35,8 +36,7 @@ _KIND = tuple(bytes((kind,)) for kind in range(256))
 OPEN = bytes((FETCH, *range(CHUNKS, CHUNKS + MAX_DONORS)))  # codes of what a further donor may have
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A cached commit that files could be taken from."""
 
     place: Place
@@ -78,8 +78,7 @@ def newest(found: list[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda one: one.record.time, reverse=True)
 
 
-@dataclass(slots=True)
-class Matching:
+class Matching(msgspec.Struct):
     """What each entry of the wanted tree can be taken from.
 
     codes: the source map, one byte per entry. starts: the first entry of each segment, and the number of all.
@@ -89,9 +88,9 @@ class Matching:
 
     codes: bytearray
     starts: list[int]
-    sizes: dict[int, array[int]] = field(default_factory=dict)
-    moves: dict[int, bytes] = field(default_factory=dict)
-    samples: dict[int, list[bytes]] = field(default_factory=dict)
+    sizes: dict[int, array[int]] = msgspec.field(default_factory=dict)
+    moves: dict[int, bytes] = msgspec.field(default_factory=dict)
+    samples: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:

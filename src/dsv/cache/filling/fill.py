@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dsv.cache.disk import explain
 from dsv.cache.fill_state import room

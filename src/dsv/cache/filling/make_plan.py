@@ -6,9 +6,10 @@ import contextlib
 import errno
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+
+import msgspec
 
 from dsv.cache.fill_state import plan as shape
 from dsv.cache.fill_state.plan import (
@@ -37,8 +38,7 @@ from dsv.model.paths import fold_clashes, show
 from dsv.repo.trees import Leaf
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True):
     """A plan with its larger pieces. source_map: a byte per entry; moves: see `Matching.encoded_moves`.
 
     folders: how many it makes, each of which needs an inode; 0 if the disk has plenty, as they are not counted then.
@@ -56,8 +56,7 @@ _LINKS = bytes(range(LINK, CHUNKS))
 _LINKED_AS_ONE = bytes.maketrans(_LINKS, bytes((_NO_ROOM,)) * len(_LINKS))
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(msgspec.Struct):
     files: int = 0
     bytes: int = 0
     entries: int = 0

@@ -8,8 +8,9 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from dsv.cache.fill_state.claim_table import Claim, draft_name
 from dsv.cache.fill_state.fill_directory import FillDirectory
@@ -120,8 +121,7 @@ class Pool:
                 self._state.notify_all()
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """A claimed part on its way.
 
     check: look at what is there first. open: files asked for and not yet written. passed: all were asked for.
@@ -134,11 +134,11 @@ class Job:
     open: int = 0
     passed: bool = False
     again: bool = False
-    replace: set[bytes] = field(default_factory=set)
-    unlinked: list[Item] = field(default_factory=list)
-    failed: list[Item] = field(default_factory=list)
-    copied: list[Item] = field(default_factory=list)
-    symlinks: list[bytes] = field(default_factory=list)
+    replace: set[bytes] = msgspec.field(default_factory=set)
+    unlinked: list[Item] = msgspec.field(default_factory=list)
+    failed: list[Item] = msgspec.field(default_factory=list)
+    copied: list[Item] = msgspec.field(default_factory=list)
+    symlinks: list[bytes] = msgspec.field(default_factory=list)
     drafts: int = -1
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from dsv.cache.fill_state.fill_directory import FillDirectory
 from dsv.cache.fill_state.plan import CHUNKS, LINK, MAX_DONORS, MOVED, Part, slice_bounds
@@ -113,10 +114,7 @@ class SegmentWindow:
         return self._held[number]
 
 
-@dataclass(
-    slots=True
-)  # not frozen: there is one for every file, and frozen ones take four times as long to make
-class Item:
+class Item(msgspec.Struct):
     """An entry and its way into the tree.
 
     where: a hint where its content lies in the store. donor, donor_path: a cached commit that has this very file.
@@ -130,8 +128,7 @@ class Item:
     older: int | None = None
 
 
-@dataclass(slots=True)
-class LinkRun:
+class LinkRun(msgspec.Struct):
     """Neighbours in one folder that one donor has at the same paths: names, sizes and kinds side by side.
 
     item: gives the n-th of them as an `Item`, for those that could not be linked after all.

@@ -13,7 +13,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.cache.layout import FILE_TIME
 from dsv.cache.root import CacheRoot
@@ -32,8 +33,7 @@ LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at onc
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
+class Rights(msgspec.Struct, frozen=True):
     """What this process's files and folders get, so that they end up with the rights of the cache's root.
 
     file, executable, folder: modes. mend: a umask is in the way, so modes are set by fchmod after the creation.

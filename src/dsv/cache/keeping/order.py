@@ -17,14 +17,15 @@ import os
 import select
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
 from typing import Self
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 PROGRAM = "dsv.cache.keeping.keeper"
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """places: each a dataset's component and a name. pid: the process to watch; it began at tick `start` of its
     kernel, 0 if that is unknown. program: what it runs, as people are told. replaces: ids of the leases of keepers
     that were killed, which nobody renews."""
@@ -55,8 +56,7 @@ class Order:
         return replace(self, pid=pid, start=0)
 
 
-@dataclass(slots=True)
-class Keeper:
+class Keeper(msgspec.Struct):
     """A keeper that was started. pid: its process, a child of this one; commands, answers: the ends of its pipes."""
 
     pid: int

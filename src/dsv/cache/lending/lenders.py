@@ -10,10 +10,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from dsv.cache.lending.lent_files import Away, LentFiles, Ways
 from dsv.cache.lending.shelf import Lender, Shelf
@@ -36,8 +37,7 @@ _REMOTE_THREADS = 16
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     """A cache that has answered. looking: one thread, which compares; reading: those that open and read files."""
 
     shelf: Shelf

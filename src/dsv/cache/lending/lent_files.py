@@ -11,10 +11,10 @@ import os
 import stat
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 from blake3 import blake3
 
 from dsv.cache.lending.shelf import Lender
@@ -41,8 +41,7 @@ class Away(Exception):
     """The cache did not answer in time."""
 
 
-@dataclass(slots=True)
-class Ways:
+class Ways(msgspec.Struct):
     """clones: whether blocks can be shared between this cache and the workspace, as far as is known."""
 
     clones: bool = True

@@ -6,7 +6,8 @@ import bisect
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+import msgspec
 
 from dsv.cache.filling.donors import newest, of_dataset
 from dsv.cache.layout import folder_name
@@ -29,8 +30,7 @@ _OTHERS = 5
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(slots=True)
-class Lender:
+class Lender(msgspec.Struct):
     """A cached commit, or a part of one. top: descriptor of its folder, so that what is read stays this commit's, or
     is gone. tree: None until it is compared with another commit's.
     """
@@ -39,8 +39,8 @@ class Lender:
     selection: PathSet
     top: int
     tree: TreeReader | None = None
-    _last: list[bytes] = field(default_factory=list)
-    _read: dict[SegmentId, dict[bytes, bytes]] = field(default_factory=dict)
+    _last: list[bytes] = msgspec.field(default_factory=list)
+    _read: dict[SegmentId, dict[bytes, bytes]] = msgspec.field(default_factory=dict)
 
     def has(self, wanted: CommitId, entries: Sequence[Entry], open_tree: OpenTree) -> list[bool]:
         """Which of these files of the wanted commit, in tree order, it has at the same path. Raises `DsvError`."""
@@ -71,8 +71,7 @@ def _files(segment: Segment) -> dict[bytes, bytes]:
     return dict(zip(paths, cut(segment.file_ids, 32), strict=True))
 
 
-@dataclass(slots=True)
-class Shelf:
+class Shelf(msgspec.Struct):
     """One cache: its commits of one dataset, those that the next file is looked for in first. remote: on a file server.
 
     Whoever calls this may hang in the kernel.

@@ -6,8 +6,9 @@ import bisect
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dsv.errors import Conflict, Unreachable, Unsupported
 from dsv.fs.errors import about
@@ -46,8 +47,7 @@ def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
     check_folding(root, (entry.path for entry, _ in tree.within(held)))
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(msgspec.Struct, frozen=True):
     """What a command makes of a workspace.
 
     paths: those that it is about; none for the whole workspace, whose base becomes `commit`. hint: what to do about

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from dsv.model.entry import Entry
 from dsv.model.ids import CommitId
@@ -28,8 +29,7 @@ class Content(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(msgspec.Struct, frozen=True):
     """Content that comes piece by piece."""
 
     pieces: Iterable[bytes]
@@ -41,8 +41,7 @@ class Pieces:
                 view = view[os.write(descriptor, view) :]
 
 
-@dataclass(slots=True)
-class Contents:
+class Contents(msgspec.Struct):
     """The contents of one commit's files. files, bytes: that were copied. failed: copies that could not be used."""
 
     fetcher: Fetcher
@@ -82,8 +81,7 @@ class Contents:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(msgspec.Struct, frozen=True):
     """A file that is copied, or fetched if that fails."""
 
     contents: Contents

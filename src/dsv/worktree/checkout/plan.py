@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
@@ -13,8 +15,7 @@ from dsv.worktree.checkout.settle import UNSETTLED, OverwritePolicy, Settlement,
 from dsv.worktree.checkout.step import Act, Step
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """The sum of the steps, and every conflict, with what it is in words.
 
     fetched: bytes of contents to fetch. absent: changes to nothing. settled: paths of conflicts for which the user
@@ -27,8 +28,8 @@ class Plan:
     kept: int = 0
     fetched: int = 0
     absent: int = 0
-    conflicts: list[tuple[PathConflict, str]] = field(default_factory=list)
-    settled: list[bytes] = field(default_factory=list)
+    conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
+    settled: list[bytes] = msgspec.field(default_factory=list)
 
     @property
     def writes(self) -> bool:

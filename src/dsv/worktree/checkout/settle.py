@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change, difference
@@ -36,8 +38,7 @@ content, or why there is none.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """What to do about paths that were changed both here and there, before they are conflicts.
 
     may_stay: at which paths what is here stays. keep_both: at which what is there is kept beside it. taken: whether the

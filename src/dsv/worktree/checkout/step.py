@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.model.diff import Change, Located
 from dsv.model.entry import Entry
@@ -23,8 +24,7 @@ class Act(enum.Enum):
     CONFLICT = "conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What to do about one change.
 
     row: the stat that a file must still have to be replaced or removed; None if any will do. conflict, reason: what is

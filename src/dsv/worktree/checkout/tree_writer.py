@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from dsv.fs.descent import Descent, split
 from dsv.model.diff import Change
@@ -33,8 +34,7 @@ ContentsOf = Callable[[Iterator[Asked]], Iterator[Content]]
 """Gives the content of each file that is asked for, in that order."""
 
 
-@dataclass(slots=True)
-class Made:
+class Made(msgspec.Struct):
     """What was done.
 
     left: paths that changed while dsv was at work, and were left as they are. settled: paths of conflicts for which the
@@ -44,10 +44,10 @@ class Made:
     created: int = 0
     replaced: int = 0
     removed: int = 0
-    left: list[bytes] = field(default_factory=list)
+    left: list[bytes] = msgspec.field(default_factory=list)
     copied: int = 0
     copied_bytes: int = 0
-    settled: list[bytes] = field(default_factory=list)
+    settled: list[bytes] = msgspec.field(default_factory=list)
 
 
 class TreeWriter:

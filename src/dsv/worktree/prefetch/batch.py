@@ -11,7 +11,6 @@ import os
 import stat
 import struct
 from array import array
-from dataclasses import dataclass
 from itertools import compress
 
 import msgspec
@@ -90,8 +89,7 @@ class Slot:
         return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """What one batch holds, in columns. rows, devices, quiet: see `WorkspaceScan.record`.
 
     read: whether each file was read; if not, its other columns mean nothing.

@@ -10,7 +10,6 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Self
@@ -104,17 +103,16 @@ class Readers:
             self._own.append(run.memory)
 
 
-@dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """Consecutive items of the work. at: the number of each item's content, or -1 if it is not a small file.
 
     paths, sizes: of the small files. The other fields say who reads them, and into which memory.
     """
 
-    items: list[Pending | Gone] = field(default_factory=list)
-    at: list[int] = field(default_factory=list)
-    paths: list[bytes] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    items: list[Pending | Gone] = msgspec.field(default_factory=list)
+    at: list[int] = msgspec.field(default_factory=list)
+    paths: list[bytes] = msgspec.field(default_factory=list)
+    sizes: list[int] = msgspec.field(default_factory=list)
     room: int = SLOT
     names: int = PATHS
     reader: _Reader | None = None

@@ -7,9 +7,9 @@ import operator
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
 from blake3 import blake3
 
 from dsv.fs.descent import Descent, split
@@ -26,8 +26,7 @@ _times = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_mode")
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
-@dataclass(frozen=True, slots=True)
-class StableRead(Generic[T]):
+class StableRead(msgspec.Struct, Generic[T], frozen=True):
     """What was read, and the stat that the file had before and after. quiet: see `is_quiet`."""
 
     value: T

@@ -12,7 +12,8 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId, RecipeId
@@ -77,8 +78,7 @@ def with_relation(value: int, relation: Relation, base_kind: int = 0) -> int:
     return value & (TRUSTED | READ) | relation << _RELATION | base_kind << _BASE_KIND
 
 
-@dataclass(slots=True)
-class Folder:
+class Folder(msgspec.Struct):
     """Names of one folder in bytewise order, and a column for each thing known of them.
 
     path: of the folder, from the workspace's root, empty for the root.
@@ -93,13 +93,13 @@ class Folder:
 
     path: bytes
     names: bytes = b""
-    rows: bytearray = field(default_factory=bytearray)
-    kinds: bytearray = field(default_factory=bytearray)
-    marks: bytearray = field(default_factory=bytearray)
-    sizes: array[int] = field(default_factory=lambda: array("Q"))
-    ids: bytearray = field(default_factory=bytearray)
-    recipes: dict[int, bytes] = field(default_factory=dict)
-    targets: dict[int, bytes] = field(default_factory=dict)
+    rows: bytearray = msgspec.field(default_factory=bytearray)
+    kinds: bytearray = msgspec.field(default_factory=bytearray)
+    marks: bytearray = msgspec.field(default_factory=bytearray)
+    sizes: array[int] = msgspec.field(default_factory=lambda: array("Q"))
+    ids: bytearray = msgspec.field(default_factory=bytearray)
+    recipes: dict[int, bytes] = msgspec.field(default_factory=dict)
+    targets: dict[int, bytes] = msgspec.field(default_factory=dict)
     own: int = 0
     rules: int = 0
 

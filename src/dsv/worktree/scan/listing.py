@@ -9,7 +9,8 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.worktree.scan.folder import (
     DIRECTORY,
@@ -49,8 +50,7 @@ _EXECUTABLE = bytes(1 if bits & stat.S_IXUSR else 0 for bits in range(256))
 _KINDS = bytes((0, 1, 2, 2, DIRECTORY, DIRECTORY, UNSUPPORTED, UNSUPPORTED)) + bytes(248)
 
 
-@dataclass(slots=True)
-class Listing:
+class Listing(msgspec.Struct):
     """Names in bytewise order, as the os module gives them and as bytes joined by NUL, with a row and a kind for each.
 
     leftovers: names of temporary files that a killed command left.
@@ -154,8 +154,7 @@ def _is_leftover(name: str) -> bool:
 _FORGET = 0xFF & ~(TRUSTED | READ)
 
 
-@dataclass(slots=True)
-class Compared:
+class Compared(msgspec.Struct):
     """A folder as the disk has it now.
 
     lost: (name, kind) of entries that the base has, or may have, and that are no longer files or symlinks.

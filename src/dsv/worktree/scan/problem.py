@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.errors import Unsupported
 from dsv.model.paths import show
@@ -24,8 +25,7 @@ class Trouble(enum.Enum):
     """It was written to each time it was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """`reason` follows the path in a sentence: 'it is a socket'."""
 
     path: bytes

@@ -12,7 +12,6 @@ import bisect
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -47,13 +46,12 @@ class _Current(msgspec.Struct, array_like=True, frozen=True):
 _CURRENT_DECODER = msgspec.msgpack.Decoder(_Current)
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(msgspec.Struct):
     """A run of folders from `first` (a sort key) to that of the next part. `name` is None if it must be written."""
 
     first: bytes
     name: str | None
-    members: set[bytes] = field(default_factory=set)
+    members: set[bytes] = msgspec.field(default_factory=set)
 
 
 class State:

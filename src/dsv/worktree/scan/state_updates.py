@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from dsv.fs.descent import split
 from dsv.model.diff import difference
@@ -108,8 +109,7 @@ class NameIndex:
 _LIMIT = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     """A file or symlink that dsv wrote: its stat afterwards, its entry, and what the base has there."""
 
     row: bytes

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dsv.fs.mapped import Notice, is_old, notice
 from dsv.model.chunking import SINGLE_CHUNK_MAX
@@ -35,8 +36,7 @@ from dsv.worktree.scan.state_updates import relate, sync_with_tree
 _OWN = -1  # the position of a folder's own entry, as an empty directory
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct):
     """A path that goes into a tree and is not known to be as in the base.
 
     known: its entry, if the file need not be read for it. base: the base's entry, with which the content must be
@@ -64,8 +64,7 @@ class Pending:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True):
     """A path that the base has and the disk does not."""
 
     path: bytes

@@ -6,7 +6,7 @@ the journal; if the branch had just been moved, the journal knows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dsv.errors import Conflict, NoRoom, Unsupported
 from dsv.model.ids import CommitId, Nonce
@@ -33,8 +33,7 @@ from dsv.worktree.workspace import Workspace
 ACTION = "sync"
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(msgspec.Struct, frozen=True):
     """What became of the changes. committed: None if they were none after all, and nothing was published.
 
     added, changed, removed: numbers of paths. problems: files that could not be read, and were left out.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry
@@ -19,14 +20,13 @@ from dsv.worktree.scan.problem import Problem
 from dsv.worktree.sync.file_saver import store_content
 
 
-@dataclass(slots=True)
-class Reuploaded:
+class Reuploaded(msgspec.Struct):
     """objects: how many contents, segments and nodes were stored again. lost: files whose content can't be, as they are
     not here as the base has them.
     """
 
     objects: int = 0
-    lost: list[bytes] = field(default_factory=list)
+    lost: list[bytes] = msgspec.field(default_factory=list)
 
 
 def reupload(

@@ -56,6 +56,9 @@ class Folders:
     staged: list[str] = field(default_factory=list)
     hit: bool = True
 
+    def elsewhere(self) -> tuple[str, ...]:
+        return ()
+
     def add(self, dataset: str, files: Mapping[str, str]) -> Path:
         root = self.folder / dataset.replace("/", "%2F")
         for name, content in files.items():

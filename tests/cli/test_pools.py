@@ -189,6 +189,23 @@ def test_the_default_pool(pets: Dsv) -> None:
     assert (last_run(pets)["pool"], last_run(pets)["engine"]) == ("here", "process")
 
 
+def test_a_repeated_run_does_not_go_to_the_default_pool(pets: Dsv) -> None:
+    pets.ok("run", "--name", "first", "pets@v1", "--", "true")
+    pets.ok("config", "pool", "b")
+    pets.ok("run", "--name", "again", "--again", "first")
+    repeated = pets.ok("runs", "again", "--json").json["items"][0]
+    assert (repeated["pool"], repeated["engine"]) == (None, "process")
+
+
+def test_a_cache_is_refused_beside_the_default_pool_too(pets: Dsv) -> None:
+    pets.ok("config", "pool", "b")
+    mine = str(pets.home / "mine")
+    refused = pets("run", "--cache", mine, "pets@v1", "--", "true")
+    assert refused.code == 2 and "a pool has its cache" in refused.err and "--on here" in refused.err
+    pets.ok("run", "--on", "here", "--cache", mine, "pets@v1", "--", "true")
+    assert not (pets.home / "cache-b").exists()
+
+
 def test_output_goes_to_the_folder_of_the_pool(pets: Dsv) -> None:
     pets.ok("config", "pools.a.out", str(pets.home / "results"))
     pets.ok("run", "pets@v1", "--on", "a", "--", "sh", "-c", 'echo 1 > "$DSV_OUT/model"')

@@ -21,7 +21,7 @@ from dsv.engines.base import Plan
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.model.names import Target
-from dsv.model.pool import DEFAULT_WAIT
+from dsv.model.pool import DEFAULT_WAIT, HERE
 from dsv.model.units import format_duration, parse_duration
 from dsv.runs.again import again
 from dsv.runs.life import RunResult, as_launch_error
@@ -104,8 +104,9 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
 
 
 def _placing(call: Call, typed: Typed, context: Context, cache: Path) -> Placing | None:
-    """None for this machine."""
-    pools = pools_to_try(call.settings, typed.on) if typed.on or "engine" not in typed.options else ()
+    """None for this machine. A repeated run has the engine that it had, unless a pool is named."""
+    default = typed.again is None and "engine" not in typed.options
+    pools = pools_to_try(call.settings, typed.on) if typed.on or default else ()
     if not pools:
         for flag, value in (("--prefer", typed.prefer), ("--wait", typed.wait)):
             if value is not None:
@@ -113,6 +114,10 @@ def _placing(call: Call, typed: Typed, context: Context, cache: Path) -> Placing
                     f"{flag} says how to choose a pool, and none is named", hint=f"--on A,B {flag} {value}"
                 )
         return None
+    if any(source.origin == "--cache" for source in call.settings.sources) and any(
+        pool.name != HERE for pool in pools
+    ):
+        raise UsageError("a pool has its cache", subject="--cache", hint=f"leave out --cache, or --on {HERE}")
     if typed.prefer not in (None, *Prefer):
         raise UsageError(
             f"--prefer is cached or order, not {typed.prefer}", subject=typed.prefer, hint="--prefer order"
@@ -141,8 +146,6 @@ def _check(call: Call, typed: Typed) -> None:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
     if typed.on is not None and "engine" in typed.options:
         raise UsageError("a pool has its engine", subject="--engine", hint="leave out --engine, or --on")
-    if typed.on is not None and any(source.origin == "--cache" for source in call.settings.sources):
-        raise UsageError("a pool has its cache", subject="--cache", hint="leave out --cache, or --on")
     if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
     if typed.again is not None and typed.target is not None:

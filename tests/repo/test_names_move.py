@@ -209,6 +209,62 @@ def test_who_opened_the_store_before_the_move_follows(
     assert followed > 5
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
+@pytest.mark.parametrize("moved", [False, True], ids=["taken back", "moved"])
+def test_who_opened_the_store_while_names_were_moving_waits_for_the_decision(
+    split: bool, moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes may come too late for the copy. It can read all the while."""
+    world = World(split)
+    mover, _ = world.mover()
+    mover.begin()
+    mover.copy()
+    during = world.repository()
+    newest = during.refs.head(PETS, MAIN)
+    waited: list[float] = []
+
+    def end(seconds: float) -> None:
+        waited.append(seconds)
+        if moved:
+            mover.decide()
+            mover.finish(ordered=True)
+        else:
+            world.mover()[0].take_back()
+
+    monkeypatch.setattr(names_place, "time", SimpleNamespace(monotonic=time.monotonic, sleep=end))
+    value = during.refs.set_tag(PETS, TagName.parse("late"), tag(b"late"))
+    assert len(waited) == 1
+    assert isinstance(during.refs.move(PETS, MAIN, newest, entry(b"late")), Moved)
+    there = world.repository()
+    assert there.refs.tag(PETS, TagName.parse("late")) == value
+    assert (there.refs.head(PETS, MAIN).number, there.refs.head(PETS, MAIN).commit) == (2, commit(b"late"))
+    world.check(world.new if moved else world.old)
+
+
+@pytest.mark.parametrize("again", ["memory://new", "memory://other"], ids=["to the same place", "elsewhere"])
+@pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
+def test_a_mover_does_not_decide_a_move_that_was_begun_anew(split: bool, again: str) -> None:
+    """It has copied nothing that was written after its own was taken back."""
+    world = World(split)
+    late, _ = world.mover()
+    late.begin()
+    late.copy()
+    world.mover()[0].take_back()
+    assert isinstance(move(world.repository(), MAIN, b"between"), Moved)
+    anew, _ = world.mover(target=again)
+    anew.begin()
+    with pytest.raises(Conflict, match="bob has taken back that the names move to memory://new"):
+        late.decide()
+    assert world.repository().refs.head(PETS, MAIN).commit == commit(b"between")
+    anew.copy()
+    anew.decide()
+    anew.finish(ordered=True)
+    with pytest.raises(Conflict, match="bob has taken back that the names move to memory://new"):
+        late.decide()
+    assert world.repository().refs.head(PETS, MAIN).commit == commit(b"between")
+    world.check(world.places[again])
+
+
 def test_a_writer_that_waits_in_vain_says_what_to_do() -> None:
     world = World()
     before = world.repository()
@@ -265,6 +321,7 @@ def test_a_late_copy_adds_nothing_that_does_not_follow() -> None:
     killed = world.repository()
     killed.refs.place = None
     fast, _ = world.mover()
+    fast.begin()
     fast.copy()
     for seed in (b"killed", b"killed too"):
         assert isinstance(killed.refs.move(PETS, MAIN, killed.refs.newest(PETS, MAIN), entry(seed)), Moved)

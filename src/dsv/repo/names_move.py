@@ -64,11 +64,15 @@ class NamesMove:
         self._new = new
         self._target = target
         self._stamp = stamp
+        self._decides: int | None = None
+        """The entry behind the one by which this move began. A move that was begun anew since then is another one, of
+        which this one has copied nothing."""
 
     def begin(self) -> None:
         """Says that the names are moving, if nobody has. Raises `Conflict` if somebody moves them to another place."""
         while not (log := self._log()).has(NAMES_MOVING):
             if self._is_decided(log):
+                self._decides = _decided_at(log)
                 return
             self._check_here(log)
             last = log.entries[-1]
@@ -76,10 +80,14 @@ class NamesMove:
             self._append(self._old, log, moving)
         if log.entries[-1].names != self._target:
             raise moves_elsewhere(self._old.url, log.entries[-1])
+        self._decides = len(log.entries)
         self._stir()
 
     def copy(self) -> int:
-        """Copies what is there, and gives the number of keys. Raises `Conflict` if the new place has others."""
+        """Copies what is there, and gives the number of keys. Raises `Conflict` if the new place has others.
+
+        After `begin`, as what is written before that must be in the copy.
+        """
         chains: dict[str, list[str]] = {}
         for prefix in _COPIED:
             for item in self._old.list(prefix):
@@ -91,8 +99,9 @@ class NamesMove:
 
     def decide(self) -> None:
         """The names have moved, from this write on. Raises `Conflict` if somebody else has taken the move back."""
+        assert self._decides is not None
         log = self._log()
-        if log.has(NAMES_MOVING):
+        if len(log.entries) == self._decides:
             last = log.entries[-1]
             what = NAMES_ELSEWHERE if self._old is self._data else NAMES_MOVED
             moved = replace(
@@ -100,9 +109,9 @@ class NamesMove:
             )
             self._append(self._old, log, moved)
             log = self._log()
-        if not self._is_decided(log):
+        if _decided_at(log) != self._decides:
             raise Conflict(
-                f"{log.entries[-1].author} has taken back that the names move to {self._target}",
+                f"{log.entries[self._decides].author} has taken back that the names move to {self._target}",
                 subject=self._target,
                 hint="the same command again begins anew",
             )
@@ -128,8 +137,8 @@ class NamesMove:
         return Format(tuple(read_format(self._old)))
 
     def _is_decided(self, log: Format) -> bool:
-        gone = log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE)
-        return gone and log.entries[-1].names == self._target
+        decided = _decided_at(log)
+        return decided is not None and log.entries[decided].names == self._target
 
     def _check_here(self, log: Format) -> None:
         if log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE):
@@ -176,6 +185,14 @@ def note_place(data: Store, target: str, stamp: Stamp) -> None:
     while (last := (log := read_format(data))[-1]).names != target:
         noted = stamp.put_on(replace(last, names=target))
         data.put_if_absent(keys.format_key(len(log)), noted.encode())
+
+
+def _decided_at(log: Format) -> int | None:
+    """The entry by which the names have left a place, which they do once. The data's log may have others behind it."""
+    for number, entry in enumerate(log.entries):
+        if any(one.name in (NAMES_MOVED, NAMES_ELSEWHERE) for one in entry.features):
+            return number
+    return None
 
 
 def moves_elsewhere(old: str, said: FormatEntry) -> Conflict:

@@ -4,6 +4,7 @@ A move has two entries in the format log of the place that the names leave: firs
 are copied; then that they have moved, or that they stay. The second one decides. So whoever has written a name asks for
 the next entry of that log afterwards. If there is none, what was written is in every copy that is made later. If there
 is one, it waits for the decision, looks in the new place for what it wrote, and writes it again there if it still may.
+Whoever has opened the store while the names were moving need not ask: the copy may be over.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class NamesPlace:
         return self._store if self._places is None else self._places.names
 
     def _changed(self) -> bool:
-        """Whether the log of the place that was written to has another entry."""
+        """Whether the names were moving when the log was read, or its place has another entry by now."""
+        if self.layout.has(NAMES_MOVING):
+            return True
         key = keys.format_key(len(self.layout.entries))
         try:
             self._names.get(key, RECORD_MAX)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.base import Ended, Job, Mount
-from dsv.engines.slurm import batch_of
+from dsv.engines.base import Ended, Facts, Job, Mount
+from dsv.engines.machine import Machine
+from dsv.engines.slurm import Slurm, batch_of
 from dsv.engines.slurm_capacity import read_capacity
 from dsv.engines.slurm_end import Left, ended, read_left
 from dsv.engines.slurm_options import SlurmOptions, contained
-from dsv.engines.slurm_program import Answer, Queued, read_queue
+from dsv.engines.slurm_program import Answer, Queued, SlurmProgram, read_queue
 from dsv.engines.slurm_script import MEETING, Batch, passing, render, sbatch_options
 from dsv.errors import UsageError
 from dsv.model.capacity import GpuCount, fit
@@ -117,7 +118,7 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> N
     [
         ("podman", "podman run --rm --cgroups=disabled --network=host --ipc=host --log-driver=none --mount "
          "type=bind,source=/c/x,target=/data,ro --mount type=bind,source=/o,target=/out --env A --workdir /code "
-         "--device nvidia.com/gpu=all team/x train 'a b'"),
+         "--device nvidia.com/gpu=all --env CUDA_VISIBLE_DEVICES team/x train 'a b'"),
         ("apptainer", "apptainer exec --no-home --bind /c/x:/data:ro --bind /o:/out:rw --pwd /code --nv "
          "docker://team/x train 'a b'"),
         ("enroot", "enroot start --mount /c/x:/data:none:x-create=auto,bind,ro --mount "
@@ -158,6 +159,7 @@ def test_a_controller_that_is_away_is_told_from_a_refusal() -> None:
 OOM = "attempt 1 on n1\nsrun: error: n1: task 0: Out Of Memory\n"
 FOR_ANOTHER = "DUE TO PREEMPTION "
 JOB_LOG = "attempt 1 on n1\nslurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T06:41:31 {}***\n"
+TAKEN_AWAY = JOB_LOG.format(FOR_ANOTHER)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +178,9 @@ JOB_LOG = "attempt 1 on n1\nslurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2
         (None, {"node__1__0": "n1 10 143 12\n", "slurm__log": JOB_LOG.format(FOR_ANOTHER)}, EndCause.PREEMPTED, 143),
         (None, {"node__1__0": "n1 10\n", "slurm__log": JOB_LOG.format("DUE TO TIME LIMIT ")}, EndCause.TIME_LIMIT, 124),
         (None, {"node__1__0": "n1 10 143 12\n", "slurm__log": JOB_LOG.format("")}, EndCause.CANCELLED, 143),
+        ("FAILED", {"node__1__0": "n1 10 125 12\n", "end": "125 1\n"}, EndCause.EXITED, 125),
+        ("FAILED", {"node__1__0": "n1 10 143 12\n", "end": "125 1\n"}, EndCause.LEASE_LOST, 125),
+        ("CANCELLED", {"node__1__0": "n1 10 143 12\n", "slurm__log": TAKEN_AWAY}, EndCause.CANCELLED, 143),
         (None, {"node__1__0": "n1 10 5 12\n", "node__2__0": "n2 20 0 22\n", "end": "0\n"}, EndCause.EXITED, 0),
         ("COMPLETED", {"node__1__0": "n1 10 0 12\n", "end": "0\n", "stopped": "me on vm\n"}, EndCause.CANCELLED, 0),
     ],
@@ -225,6 +230,48 @@ def test_a_job_whose_data_could_not_be_had_never_began(tmp_path: Path) -> None:
         "error: the cache has no room",
         EndCause.NOT_STARTED,
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({"node__1__0": "", "err__0": "task: line 9: exec: nope: not found\n", "end": "127 1\n"}, 127),
+        ({"node__1__0": "n1 10 143 12\n", "node__1__1": "", "end": "126 2\n"}, 126),
+    ],
+)
+def test_a_command_that_can_not_be_started_never_began(
+    tmp_path: Path, files: dict[str, str], code: int
+) -> None:
+    done = ended(queued("FAILED"), left(tmp_path, **files))
+    assert done is not None
+    assert (done.exit_code, done.launched, done.cause) == (code, False, EndCause.NOT_STARTED)
+
+
+def test_a_success_of_which_a_node_says_nothing_is_none(tmp_path: Path) -> None:
+    done = ended(None, left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n"))
+    assert done is not None and (done.exit_code, done.seen) == (125, False)
+
+
+def test_the_time_may_be_over_before_the_data_is_there(tmp_path: Path) -> None:
+    done = ended(queued("TIMEOUT"), left(tmp_path, slurm__log="attempt 1 on n1\n"))
+    assert done is not None
+    assert (done.exit_code, done.launched, done.cause, done.reason) == (
+        124,
+        False,
+        EndCause.TIME_LIMIT,
+        "its time was over before the data was there",
+    )
+
+
+def test_an_argument_may_be_any_bytes(tmp_path: Path) -> None:
+    plan = Slurm({}).plan(job(command=("cat", "\udcff")), Facts(Machine.read({})))
+    assert b"cat '\xff'" in plan.files[0].content
+
+
+def test_options_of_the_users_own_jobs_are_not_those_of_dsv() -> None:
+    given = {"SLURM_CONF": "/x", "SLURM_JOB_ID": "1", "SBATCH_EXPORT": "NONE", "SQUEUE_FORMAT": "%i"}
+    given |= {"SCANCEL_INTERACTIVE": "1", "PATH": "/bin"}
+    assert SlurmProgram(given).environ == {"SLURM_CONF": "/x", "PATH": "/bin"}
 
 
 NODE = (

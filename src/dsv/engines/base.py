@@ -165,7 +165,8 @@ class Ended:
 
     reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another
     cause than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the
-    engine doesn't tell any more. parts: of each node and attempt, if the engine saw to them itself.
+    engine doesn't tell any more. parts: of each node and attempt, if the engine saw to them itself. may_live: it could
+    not be ended, so it may still begin or run.
     """
 
     exit_code: int
@@ -176,6 +177,7 @@ class Ended:
     image: ImageIdentity | None = None
     usage: Usage | None = None
     parts: tuple[RunPart, ...] = ()
+    may_live: bool = False
 
 
 class ImageNotPulled(LaunchError):

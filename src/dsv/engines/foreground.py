@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Event, Lock, Thread
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, Plan
@@ -76,7 +77,13 @@ class Foreground:
             cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
         except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
             self._problem, reason = error, str(error)
-        if ref is not None:
-            self._engine.cancel(ref, 0)
-        self._ended = Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=cause)
+        ended = Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=cause)
+        if ref is not None and not self._is_gone(ref):
+            ended = replace(ended, seen=False, may_live=True)
+        self._ended = ended
         self._on_end()
+
+    def _is_gone(self, ref: JobRef) -> bool:
+        """Ends the job. Only one that its engine holds by itself may live on without an answer."""
+        left = self._engine.cancel(ref, 0)
+        return not self._engine.queues or (left is not None and not left.lives)

@@ -28,12 +28,13 @@ from dsv.engines.base import (
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.slurm_capacity import read_capacity
-from dsv.engines.slurm_end import read_left, status
+from dsv.engines.slurm_end import SCRIPT, read_left, status
 from dsv.engines.slurm_options import SlurmOptions, contained
 from dsv.engines.slurm_program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
-from dsv.engines.slurm_run import SCRIPT, SlurmRun, read_logs, send, tell_stopped
+from dsv.engines.slurm_run import SlurmRun, read_logs, send, tell_stopped
 from dsv.engines.slurm_script import MEETING, Batch, passing, render
 from dsv.errors import LaunchError, Unreachable, UsageError
+from dsv.fs.files import replace_file
 from dsv.model.capacity import Capacity
 from dsv.model.json_values import Json
 from dsv.model.node_env import meeting_port
@@ -95,7 +96,7 @@ class Slurm:
             where=facts.where,
             argv=("sbatch", str(path)),
             env=passing({name: value for name, value in job.env.items() if name not in _known(job)}),
-            files=(PrivateFile(path, script.encode()),),
+            files=(PrivateFile(path, script.encode("utf-8", "surrogateescape")),),
             script=script,
         )
 
@@ -104,7 +105,8 @@ class Slurm:
         folder = script.path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            script.path.write_bytes(script.content)
+            folder.chmod(0o700)
+            replace_file(script.path, script.content, mode=0o600)
         except OSError as error:
             raise LaunchError(
                 f"{script.path} can't be written: {error.strerror}", subject=str(script.path)
@@ -163,9 +165,15 @@ class Slurm:
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
         before = self.status(ref)
+        number, folder = job_id(ref), job_folder(ref)
+        if before is None and ref.engine == self.name and number and not self._elsewhere(ref):
+            tell_stopped(folder, "dsv stop")
+            if self._program.call("scancel", number).problem is not None:
+                return None
+            self._is_over(ref, _DYING)
+            return self.status(ref)
         if before is None or not before.lives:
             return before
-        number, folder = job_id(ref), job_folder(ref)
         tell_stopped(folder, "dsv stop")
         if grace > 0 and before.state is RunState.RUNNING:
             send(self._program, number, folder, 15)
@@ -267,7 +275,9 @@ def batch_of(job: Job, options: SlurmOptions) -> Batch:
 def _known(job: Job) -> dict[str, str]:
     """dsv's own variables, which hold no secret and may stand in the script; but parameters may hold one."""
     return {
-        name: value for name, value in job.env.items() if name.startswith("DSV_") and name != "DSV_PARAMS"
+        name: value
+        for name, value in job.env.items()
+        if name.startswith("DSV_") and (name != "DSV_PARAMS" or value == "{}")
     }
 
 

@@ -14,9 +14,11 @@ from dsv.engines.slurm_program import Queued
 from dsv.model.run import RunState
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal
 
+SCRIPT: Final = "job.sh"
 STOPPED: Final = "stopped"
 """The file that says that dsv was asked to end the job, and who asked."""
 _KILLED: Final = 137
+_NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
 _LAST: Final = 1 << 16
 _CAUSES: Final = (
     (EndCause.PREEMPTED, {"PREEMPTED"}, re.compile("CANCELLED AT .* DUE TO PREEMPTION")),
@@ -49,8 +51,8 @@ _SAID: Final = {
 class Left:
     """What a job left of its last attempt.
 
-    earlier: of the attempts before. end: its exit code, once it is over for good; stopped: who asked dsv to end it;
-    log: what Slurm said.
+    nodes: how many it had, which all have a part if all began; earlier: of the attempts before. end: its exit code,
+    once it is over for good; stopped: who asked dsv to end it; log: what Slurm said.
     """
 
     parts: tuple[RunPart, ...] = ()
@@ -58,10 +60,26 @@ class Left:
     end: int | None = None
     stopped: str | None = None
     log: str = ""
+    nodes: int = 1
 
     @property
     def begun(self) -> bool:
         return bool(self.parts)
+
+    @property
+    def succeeded(self) -> bool:
+        """The script says so, and every node."""
+        return (
+            self.end == 0
+            and len(self.parts) == self.nodes
+            and all(part.exit_code is not None for part in self.parts)
+        )
+
+    @property
+    def launcher(self) -> int | None:
+        """The exit code of dsv or bash on a node, in place of that of a command. None if a command's own decided."""
+        code = self.end if self.end in _NO_COMMAND else None
+        return None if any(part.exit_code == code for part in self.parts) else code
 
 
 def read_left(folder: Path) -> Left:
@@ -74,7 +92,7 @@ def read_left(folder: Path) -> Left:
             parts += [] if part is None else [replace(part, **_staged(staged))]
     parts.sort(key=lambda part: (part.attempt, part.node))
     last = max((part.attempt for part in parts), default=1)
-    end = re.fullmatch(r"([0-9]{1,3})\n", _text(folder / "end"))
+    end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
     return Left(
         parts=tuple(part for part in parts if part.attempt == last),
         earlier=tuple(part for part in parts if part.attempt != last),
@@ -82,7 +100,19 @@ def read_left(folder: Path) -> Left:
         stopped=_text(folder / STOPPED).strip() or None,
         log=_text(folder / "slurm.log")
         + ("" if parts else "".join(map(_text, sorted(folder.glob("err.*"))))),
+        nodes=nodes_of(folder) if end is None or end[2] is None else int(end[2]),
     )
+
+
+def nodes_of(folder: Path) -> int:
+    """How many nodes the job was to have, as its script says."""
+    try:
+        found = re.search(
+            r"^#SBATCH --nodes=([0-9]+)$", (folder / SCRIPT).read_text("utf-8", "replace"), re.MULTILINE
+        )
+    except OSError:
+        return 1
+    return 1 if found is None else int(found[1])
 
 
 def ended(job: Queued | None, left: Left) -> Ended | None:
@@ -102,29 +132,51 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     if (
         job is not None
         and job.lives
-        and (left.end is None or job.state in ("PENDING", "RUNNING"))
-        and left.end != 0
+        and (left.end in (None, 0) or job.state in ("PENDING", "RUNNING"))
+        and not left.succeeded
     ):
         return None  # with an end that it left, Slurm is about to say why
     cause, said = _cause(job, left)
     part = deciding_part(left.parts)
-    if left.end == 0 and cause not in _CUT_SHORT:
+    if left.succeeded and cause not in _CUT_SHORT:
         return Ended(exit_code=0, launched=True, cause=_or_stopped(None, left))
+    if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
+        reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes left word of that"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
     if job is None and left.end is None and cause is None and part is None:
         reason = "Slurm has no such job any more, and the job left no word of its end"
         return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
     if not left.begun:
-        told = _KILLED if cause is EndCause.CANCELLED or left.stopped is not None else CANNOT_LAUNCH
+        told = left.launcher or CANNOT_LAUNCH
+        if cause is EndCause.CANCELLED or left.stopped is not None:
+            told = _KILLED
+        elif cause is EndCause.TIME_LIMIT:
+            told, said = TIMED_OUT, "its time was over before the data was there"
         why = left.stopped or said or _last_words(left.log) or (job.reason if job is not None else None)
         return Ended(
             exit_code=told, launched=False, reason=why, cause=_or_stopped(cause, left, EndCause.NOT_STARTED)
         )
+    if left.launcher is not None and cause is None and left.stopped is None:
+        return _never_began(left) if len(left.parts) < left.nodes else _lease_lost(left)
     code = (
         part.exit_code if part is not None and part.exit_code else left.end or _CUT_SHORT.get(cause, _KILLED)
     )
     return Ended(
         exit_code=code, launched=True, reason=_reason(cause, said, part, left), cause=_or_stopped(cause, left)
     )
+
+
+def _never_began(left: Left) -> Ended:
+    """On one node of several, so that the others were ended."""
+    reason = "the command could not be started on every node"
+    return Ended(
+        exit_code=left.launcher or CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.NOT_STARTED
+    )
+
+
+def _lease_lost(left: Left) -> Ended:
+    reason = "the data was not held any more on a node"
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LEASE_LOST)
 
 
 def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCause.EXITED) -> EndCause:
@@ -142,12 +194,13 @@ def status(job: Queued | None, left: Left) -> JobStatus:
 
 
 def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
-    """Why Slurm ended it, and in which words."""
+    """Why Slurm ended it, and in which words. What it says itself comes before the log, which may be of an attempt
+    before the last if that one never began."""
     log = _last_attempt(left.log)
-    for cause, states, pattern in _CAUSES:
-        found = pattern.search(log)
-        if (job is not None and job.state in states) or found is not None:
-            return cause, None if found is None else _line_of(log, found.start())
+    found = [(cause, states, pattern.search(log)) for cause, states, pattern in _CAUSES]
+    known = [each for each in found if job is not None and job.state in each[1]]
+    for cause, _, said in known or [each for each in found if each[2] is not None]:
+        return cause, None if said is None else _line_of(log, said.start())
     return None, None
 
 

@@ -78,7 +78,7 @@ def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
         ]
     words += [word for name in passed for word in ("--env", name)]
     words += ["--workdir", job.workdir] if job.workdir else []
-    words += ["--device", "nvidia.com/gpu=all"] if job.gpus else []
+    words += ["--device", "nvidia.com/gpu=all", "--env", "CUDA_VISIBLE_DEVICES"] if job.gpus else []
     return (*words, str(job.image), *job.command)
 
 

@@ -24,6 +24,8 @@ CALL_SECONDS: Final = 30.0
 FRESH: Final = 1.0
 """Seconds for which what squeue said is as good as new."""
 
+_OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_")
+"""With these the names begin of variables that stand for options."""
 _FORMAT: Final = "%A|%T|%N|%r|%k"
 _ID: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _QUEUED: Final = {
@@ -138,8 +140,8 @@ class SlurmProgram:
     """environ: the caller's; PATH in it finds the programs, SLURM_CONF the cluster."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # Inside of a job, sbatch would take over the options of that job.
-        kept = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
+        # Inside of a job, sbatch would take over the options of that job. Those of the user's own are not dsv's.
+        kept = {name: value for name, value in environ.items() if not name.startswith(_OPTIONS)}
         self.environ = {**kept, **{name: environ[name] for name in ("SLURM_CONF",) if name in environ}}
         self._cluster: str | None = None
 

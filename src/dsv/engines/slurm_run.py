@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -16,13 +15,12 @@ from typing import Final
 from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
-from dsv.engines.slurm_end import STOPPED, ended, read_left
+from dsv.engines.slurm_end import STOPPED, ended, nodes_of, read_left
 from dsv.engines.slurm_program import SlurmProgram, job_folder, job_id
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef
 from dsv.model.run_end import EndCause
 
-SCRIPT: Final = "job.sh"
 _PAUSE: Final = (0.1, 1.0)
 """Seconds between two looks at the job's files: at first, and at most."""
 _ASK: Final = (0.5, 15.0)
@@ -169,17 +167,6 @@ class Follower:
         view = memoryview(data)
         while view:
             view = view[os.write(self.sink, view) :]
-
-
-def nodes_of(folder: Path) -> int:
-    """How many nodes the job was to have, as its script says."""
-    try:
-        found = re.search(
-            r"^#SBATCH --nodes=([0-9]+)$", (folder / SCRIPT).read_text("utf-8", "replace"), re.MULTILINE
-        )
-    except OSError:
-        return 1
-    return 1 if found is None else int(found[1])
 
 
 def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> Generator[bytes, None, None]:

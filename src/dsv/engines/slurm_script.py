@@ -5,9 +5,10 @@ What it leaves in the folder of the job says how the job went, as Slurm without 
 
     out.N, err.N   what the command on node N wrote, all attempts one after another
     slurm.log      what Slurm, srun and the script itself said
-    node.A.N       attempt A on node N: the node's name and the time, once it ended its exit code and the time of that
+    node.A.N       attempt A on node N: the node's name and the time, once it ended its exit code and the time of that;
+                   empty if the command can't be started there
     stage.A.N      what staging for attempt A said on node N
-    end            the last attempt is over: its exit code
+    end            the last attempt is over: its exit code, and how many nodes it had
 """
 
 from __future__ import annotations
@@ -93,12 +94,14 @@ def render(batch: Batch) -> str:
         f"folder={shlex.quote(str(batch.folder))}",
         f"retries={batch.retries}",
         _PREPARE,
+        _PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
         _nodes(batch),
         _STAGE.format(stage=shlex.join(batch.stage)) if batch.stage else "",
         _TASK.format(
             end=_delimiter(batch),
             variables=_exports(batch),
             workdir="" if batch.workdir is None else f"cd {shlex.quote(str(batch.workdir))} || exit 125",
+            program=shlex.quote(batch.command[0]),
             command=shlex.join(batch.command),
         ),
         _RUN.replace("HOLD ", shlex.join(batch.hold) + " " if batch.hold else ""),
@@ -141,10 +144,7 @@ def _delimiter(batch: Batch) -> str:
 def _exports(batch: Batch) -> str:
     known = [(name, value) for name, value in sorted(batch.known.items()) if name != "DSV_ATTEMPT"]
     lines = ['export DSV_ATTEMPT="$2"', *(f"export {name}={shlex.quote(value)}" for name, value in known)]
-    lines += [
-        f'if [ "${{{_PASSED}{name}+set}}" ]; then export {name}="${_PASSED}{name}"; fi'
-        for name in sorted(batch.passed)
-    ]
+    lines += [f'export {name}="${_PASSED}{name}"' for name in sorted(batch.passed)]
     lines += [f"unset {_PASSED}{name}" for name in sorted(batch.passed)]
     return "\n".join(lines)
 
@@ -164,7 +164,7 @@ told=
 trap 'told=yes' TERM
 
 finish() { # EXIT-CODE
-  echo "$1" >"$folder/end"
+  echo "$1 $SLURM_JOB_NUM_NODES" >"$folder/end"
   exit "$1"
 }
 
@@ -172,6 +172,13 @@ finish() { # EXIT-CODE
 if [ "$retries" -gt 0 ] && [ "$attempt" -gt "$retries" ]; then
   scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
 fi
+"""
+_PASSING = """\
+# sbatch got the variables of the job in its environment; an option of it may have kept them back.
+for name in {names}; do
+  each=DSV_JOB_$name
+  [ "${{!each+set}}" ] || {{ echo "error: sbatch did not pass $each on to the job"; finish 125; }}
+done
 """
 _MEETING = """\
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) || finish 125
@@ -203,6 +210,7 @@ printf -v begun '%(%s)T' -1
 set -m # a process group of its own; without it SIGINT would be ignored in what is started by &
 (
   echo "$SLURMD_NODENAME $begun" >"$own"
+  type -P -- {program} >/dev/null || : >"$own"
   exec {command}
 ) 2>&3 3>&- &
 command=$!
@@ -211,7 +219,7 @@ while wait "$command" || :; kill -0 "$command"; do :; done 2>&-
 wait "$command"
 code=$?
 printf -v ended '%(%s)T' -1
-echo "$SLURMD_NODENAME $begun $code $ended" >"$own"
+if [ ! -e "$own" ] || [ -s "$own" ]; then echo "$SLURMD_NODENAME $begun $code $ended" >"$own"; fi
 exit "$code"
 {end}
 """
@@ -224,13 +232,26 @@ code=$?
 
 # It succeeded only if every command did: srun doesn't know of those that it stopped waiting for.
 for ((node = 0; code == 0 && node < SLURM_JOB_NUM_NODES; node++)); do
+  own=
   read -r _ _ own _ <"$folder/node.$attempt.$node"
   code=${own:-137}
 done
 
+# What dsv or bash says instead of a command: the data is not held any more, or a command can't be started. It would go
+# the same way again, unless a command itself ended so.
+again=yes
+if [ "$code" -ge 125 ] && [ "$code" -le 127 ]; then
+  again=
+  for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+    own=
+    read -r _ _ own _ <"$folder/node.$attempt.$node"
+    [ "$own" != "$code" ] || again=yes
+  done
+fi
+
 # An attempt that failed is followed by another, unless somebody ended the job. Slurm itself begins one again that it
 # preempted, or that lost a node.
-if [ "$attempt" -le "$retries" ] && [ ! -e "$folder/stopped" ]; then
+if [ "$attempt" -le "$retries" ] && [ ! -e "$folder/stopped" ] && [ "$again" ]; then
   [ -z "$told" ] || exit "$code"
   [ "$code" -eq 0 ] || { scontrol requeue "$SLURM_JOB_ID" && sleep infinity; }
 fi

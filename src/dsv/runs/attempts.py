@@ -31,6 +31,7 @@ def execute(
     supervision: Supervision,
 ) -> Executed:
     """Runs the job until an attempt succeeds, must not be repeated, or was the last. output: made anew for each."""
+    may_live = False
     try:
         make_folder(launch.scratch)
         make_folder(launch.out)
@@ -44,14 +45,16 @@ def execute(
             this = replace(launch, attempt=len(parts) + 1)
             end = _End()
             outcome = _attempt(this, begun, end, output(), supervision)
+            may_live = outcome.ended.may_live
             parts.append(_part(this, begun, end, outcome, records))
             left = 0 if "retries" in launch.chosen.engine.gives else launch.spec.retries - len(parts) + 1
-            if left <= 0 or not may_try_again(parts[-1]):
+            if left <= 0 or may_live or not may_try_again(parts[-1]):
                 break
             supervision.note(_said_of_failure(parts[-1], left))
             begun.record = replace(begun.record, parts=tuple(parts))
     finally:
-        remove_scratch(launch.scratch)
+        if not may_live:
+            remove_scratch(launch.scratch)
     metrics = salvaged(lambda: metrics_of(launch, before), lambda problem: Metrics(problem=problem))
     kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
     usage = usage_of(outcome.ended, end.gpus)

@@ -98,7 +98,7 @@ def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord
     """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
     ended, lost = done.outcome.ended, done.outcome.lost
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
-    if lost is not None or not ended.seen:
+    if lost is not None or not ended.seen or ended.cause is EndCause.LEASE_LOST:
         state = RunState.CUT_OFF
     record = replace(
         done.first,
@@ -117,6 +117,8 @@ def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord
         metrics_error=done.metrics.problem,
         log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
     )
+    if ended.may_live:
+        return record, None  # whoever finds the supervisor gone ends the job, and then the record
     try:
         records.finish(record, None if done.log is None else done.log.data)
     except NoRoom as problem:

@@ -1,0 +1,152 @@
+"""What dsv does with Slurm, and its script on the nodes, with stand-ins for the programs of Slurm."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from dsv.engines.base import Ended, Facts, Job
+from dsv.engines.foreground import Foreground
+from dsv.engines.machine import Machine
+from dsv.engines.output import Output
+from dsv.engines.slurm import Slurm
+from dsv.engines.slurm_end import read_left
+from dsv.engines.slurm_script import Batch, render
+from dsv.model.run import JobRef
+from tests.waiting import until
+
+RUN = "20261122-070000-0a1b2c3d"
+SRUN = """
+while [ "${1#--}" != "$1" ]; do
+  case $1 in --error=*) err=${1#*=} ;; esac
+  shift
+done
+code=0
+for node in $NODES; do
+  SLURM_NODEID=$node SLURMD_NODENAME=n$node "$@" 2>>"${err//%n/$node}" || code=$?
+done
+exit $code
+"""
+SCONTROL = """
+echo "$*" >>"$CALLS"
+case $1 in
+  requeue) exit 1 ;;
+  show) printf 'ClusterName = c\\nSlurmctldHost[0] = h\\n' ;;
+  release) echo 'slurm_update error: Unable to contact slurm controller' >&2; exit 1 ;;
+esac
+"""
+AWAY = """
+echo "${0##*/} $*" >>"$CALLS"
+[ ! -e "$CALLS.away" ] || { echo 'error: Unable to contact slurm controller' >&2; exit 1; }
+"""
+
+
+def programs(folder: Path, **scripts: str) -> dict[str, str]:
+    """An environment with these programs in front of all others."""
+    (folder / "bin").mkdir()
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{script.strip()}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "CALLS": str(folder / "calls"),
+        "SLURM_CONF": str(folder),
+    }
+
+
+def run_script(tmp_path: Path, batch: Batch, nodes: str = "0", **more: str) -> tuple[int, str]:
+    """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task."""
+    batch.folder.mkdir()
+    env = programs(
+        tmp_path, srun=SRUN, scontrol=SCONTROL, hold='shift; exec "$@"', lost='shift; "$@"; exit 125'
+    )
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.nodes)}
+    done = subprocess.run(
+        ["bash", "-c", render(batch)], env={**env, "NODES": nodes, **more}, timeout=60, capture_output=True
+    )
+    calls = tmp_path / "calls"
+    return done.returncode, calls.read_text() if calls.exists() else ""
+
+
+def batch(tmp_path: Path, *command: str, **more: object) -> Batch:
+    return replace(Batch(run=RUN, name="x", folder=tmp_path / "job", command=command), **more)  # type: ignore[arg-type]
+
+
+def test_a_node_that_never_began_fails_the_job(tmp_path: Path) -> None:
+    code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=3), nodes="0 2")
+    assert code == 137 and read_left(tmp_path / "job").end == 137
+    assert [part.exit_code for part in read_left(tmp_path / "job").parts] == [0, 0]
+
+
+def test_a_success_is_one_of_every_node(tmp_path: Path) -> None:
+    code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=2), nodes="0 1")
+    assert code == 0 and read_left(tmp_path / "job").succeeded
+
+
+@pytest.mark.parametrize(
+    ("command", "hold", "code", "again"),
+    [
+        (("sh", "-c", "exit 3"), (), 3, True),
+        (("sh", "-c", "exit 125"), ("hold", "--"), 125, True),
+        (("sh", "-c", "exit 127"), (), 127, True),
+        (("no-such-command",), (), 127, False),
+        (("/etc/passwd",), ("hold", "--"), 126, False),
+        (("sh", "-c", "exit 143"), ("lost", "--"), 125, False),
+    ],
+)
+def test_only_what_a_command_says_is_tried_again(
+    tmp_path: Path, command: tuple[str, ...], hold: tuple[str, ...], code: int, again: bool
+) -> None:
+    found, calls = run_script(tmp_path, batch(tmp_path, *command, hold=hold, retries=1))
+    assert (found, "requeue 7" in calls) == (code, again)
+    assert read_left(tmp_path / "job").end == code
+
+
+def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
+    it = batch(tmp_path, "sh", "-c", 'exit "$TOKEN"', passed=("TOKEN",))
+    assert run_script(tmp_path, it)[0] == 125
+    (tmp_path / "other").mkdir()
+    it = replace(it, folder=tmp_path / "other" / "job")
+    assert run_script(tmp_path / "other", it, DSV_JOB_TOKEN="3")[0] == 3
+
+
+def test_the_script_is_for_its_owner_alone(tmp_path: Path) -> None:
+    engine = Slurm(programs(tmp_path, sbatch="echo 7", scontrol=SCONTROL))
+    (tmp_path / "job").mkdir(mode=0o755)
+    plan = engine.plan(
+        Job(run=RUN, name="x", command=("true",), scratch=tmp_path / "job"), Facts(Machine.read({}))
+    )
+    engine.submit(plan, Output(None, None, None), Event())
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "job", tmp_path / "job" / "job.sh")]
+    assert modes == [0o700, 0o600]
+
+
+def test_a_job_whose_release_got_no_answer_is_cancelled_or_may_live(tmp_path: Path) -> None:
+    """The controller is gone from the release on: nobody knows whether the job begins."""
+    line = f"echo '7|PENDING||JobHeldUser|dsv:{RUN}:{tmp_path / 'job'}'"
+    env = programs(
+        tmp_path,
+        sbatch="echo 7",
+        scontrol=SCONTROL.replace("release)", 'release) touch "$CALLS.away";'),
+        squeue=f"{AWAY}\n{line}",
+        scancel=AWAY,
+    )
+    engine = Slurm(env)
+    plan = engine.plan(
+        Job(run=RUN, name="x", command=("true",), scratch=tmp_path / "job"), Facts(Machine.read({}), "c@h")
+    )
+    refs: list[JobRef] = []
+    handle = Foreground(engine, plan, Output(None, None, None), lambda: None, refs.append)
+    until(lambda: handle.ended, "the end")
+    assert handle.ended == Ended(
+        exit_code=125, launched=False, seen=False, may_live=True,
+        reason="Slurm does not let the job begin: slurm_update error: Unable to contact slurm controller",
+    )  # fmt: skip
+    assert "scancel 7" in (tmp_path / "calls").read_text() and (tmp_path / "job" / "stopped").exists()

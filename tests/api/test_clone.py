@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.clone import clone
+from dsv.api.clone import CloneRequest, Differing, clone
+from dsv.api.init import init
 from dsv.errors import Conflict, NotFound
-from dsv.model.names import Target
+from dsv.model.names import DatasetName, Target
 from dsv.store.faulty import Crash, Fault, Faulty, Kind
 from dsv.store.memory import MemoryStore
 from tests.api.people import Files, Person, every_store_is, read_folder
+from tests.cli.runner import write_files
 
 FILES: Files = {
     "a/one.txt": b"1\n",
@@ -100,3 +102,38 @@ def test_a_clone_that_dies_at_any_call_is_continued(tmp_path: Path) -> None:
             clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
             assert bob.files() == FILES
             assert not bob.sync().any_change
+
+
+def test_what_the_commit_does_not_have_is_never_overwritten(ann: Person, tmp_path: Path) -> None:
+    ann.write({"labels.csv": b"l", "val/1.txt": b"1", "same": b"s"})
+    ann.sync()
+    for name, there in (
+        ("folder for a file", {"labels.csv/deep/thesis.tex": b"precious"}),
+        ("file for a folder", {"val": b"precious"}),
+    ):
+        other = tmp_path / name
+        write_files(other, there | {"same": b"otherwise"})
+        with pytest.raises(Conflict, match="in the way"):
+            clone(
+                ann.context(tmp_path),
+                Target.parse("scans"),
+                other,
+                CloneRequest(differing=Differing.OVERWRITE),
+            )
+        assert read_folder(other) == there | {"same": b"otherwise"}
+    good = tmp_path / "good"
+    write_files(good, {"labels.csv": b"mine", "extra": b"e"})
+    clone(ann.context(tmp_path), Target.parse("scans"), good, CloneRequest(differing=Differing.OVERWRITE))
+    assert read_folder(good) == {"labels.csv": b"l", "val/1.txt": b"1", "same": b"s", "extra": b"e"}
+
+
+def test_no_folder_of_a_cache_becomes_a_workspace(ann: Person, tmp_path: Path) -> None:
+    ann.write(FILES)
+    ann.sync()
+    inside = tmp_path / "cache" / "scans" / "commit"
+    write_files(tmp_path / "cache", {"dsv-cache.toml": b"", "scans/commit/empty": b""})
+    with pytest.raises(Conflict, match="lies in the cache"):
+        clone(ann.context(tmp_path), Target.parse("scans"), inside)
+    with pytest.raises(Conflict, match="lies in the cache"):
+        init(ann.context(inside), inside, DatasetName.parse("more"))
+    assert read_folder(inside) == {"empty": b""}

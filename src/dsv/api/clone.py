@@ -13,6 +13,7 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.nearby_caches import lending
 from dsv.api.sparse_lines import chosen_by
+from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, UsageError
 from dsv.fs.errors import about
 from dsv.model.ids import CommitId
@@ -24,7 +25,7 @@ from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import open_baseline
 from dsv.worktree.checkout.check_equal import check_equal
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.settle import ALWAYS, NEVER, Settlement
+from dsv.worktree.checkout.settle import ALWAYS, NEVER, OverwritePolicy, Settlement
 from dsv.worktree.checkout.tree_writer import Made
 from dsv.worktree.last_answer import note_answer
 from dsv.worktree.open_workspace import OpenWorkspace
@@ -32,6 +33,7 @@ from dsv.worktree.unfinished import read_begun
 from dsv.worktree.workspace import DOT_FOLDER, Workspace, is_vacant
 
 COMMAND = "dsv clone"
+_HINT = "move them away, or remove them"
 
 
 class Differing(Enum):
@@ -42,6 +44,9 @@ class Differing(Enum):
     KEEP = "keep"
     """They stay, as local changes."""
     OVERWRITE = "overwrite"
+
+
+_HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as your changes, --force overwrites them"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +133,31 @@ def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made
                 COMMAND,
                 tree.commit_id,
                 changes,
-                "move them away, or remove them; --keep keeps them as your changes, --force overwrites them",
-                may_overwrite=ALWAYS if differing is Differing.OVERWRITE else NEVER,
+                _HINTS.get(differing, _HINT),
+                may_overwrite=_policy(tree, workspace.root) if differing is Differing.OVERWRITE else NEVER,
                 settlement=Settlement(ALWAYS if differing is Differing.KEEP else NEVER),
             ),
         )
 
 
+def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
+    """A file goes for the one that the commit has in its place. What the commit does not have stays, and with it the
+    folders that it is in."""
+
+    def may_overwrite(path: bytes) -> bool:
+        place = root / os.fsdecode(path)
+        if not os.path.lexists(place):
+            return True
+        return (place.is_symlink() or not place.is_dir()) and tree.entry(path) is not None
+
+    return may_overwrite
+
+
 def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, request: CloneRequest) -> None:
-    """Raises `Conflict` for a folder that has something, and nothing by a name that the commit has."""
+    """Raises `Conflict` for a folder that has something, and nothing by a name that the commit has, and for one in a
+    cache, whose files are everybody's and go when nobody uses them."""
+    elsewhere = f"dsv clone {dataset} OTHER-DIR"
+    check_no_cache(root, elsewhere)
     if (root / DOT_FOLDER).exists() or not (root.is_symlink() or root.exists()) or is_vacant(root):
         return
     names: list[bytes] = []
@@ -146,10 +167,12 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, req
     if request.differing is Differing.REFUSE:
         names = [path for path, found in find_paths(tree, names) if found.entry is not None or found.below]
     if not names:
+        if not root.is_dir():
+            raise Conflict(f"{root} is there already, and is no folder", subject=str(root), hint=elsewhere)
         raise Conflict(
             f"{root} is there already and not empty",
             subject=str(root),
-            hint=f"dsv clone {dataset} OTHER-DIR",
+            hint=f"{elsewhere}; --keep makes a workspace of it as it is",
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from dsv.api.context import Context
+from dsv.api.workspaces import check_no_cache
 from dsv.errors import Conflict, Unsupported, UsageError
 from dsv.model.ids import Nonce
 from dsv.model.names import MAIN, DatasetName
@@ -45,6 +46,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             subject=str(folder),
             hint=f"to bind the files to something else: rm -r {inside.dot}, then dsv init again",
         )
+    check_no_cache(folder, "copy what is to be a dataset to a folder outside of the cache")
     choice = context.settings.store()
     called = choice.called  # raises before a store is made that no workspace could be bound to
     with context.store(create=True) as store:

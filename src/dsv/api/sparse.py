@@ -184,5 +184,5 @@ def _check_unchanged(baseline: Baseline, paths: list[bytes]) -> None:
         f"nothing was removed, as {format_count(len(paths), 'path')} of these in {baseline.scan.root} "
         "would be lost, or changes of yours with them:" + "".join(f"\n  {line}" for line in lines),
         subject=show(paths[0]),
-        hint="publish them with dsv sync, or give them up with dsv restore PATH",
+        hint="publish them with dsv sync, give changes up with dsv restore PATH, or move new files away",
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from dsv.api.context import Context, check_binding, noting_branch
 from dsv.api.nearby_caches import lending
+from dsv.cache.layout import SETTINGS_FILE
+from dsv.errors import Conflict
 from dsv.model.names import BranchName, Rev, Target
 from dsv.worktree.copies import NO_COPIES
 from dsv.worktree.open_workspace import OpenWorkspace
@@ -43,3 +46,10 @@ def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
         lending(context, repository, workspace.dataset) as copies,
     ):
         yield OpenWorkspace(workspace, repository, lock, context.writer, context.progress, copies=copies)
+
+
+def check_no_cache(folder: Path, hint: str) -> None:
+    """Raises `Conflict` if it lies in a cache: files there are everybody's, and go when nobody uses them."""
+    for above in (folder.resolve(), *folder.resolve().parents):
+        if (above / SETTINGS_FILE).exists():
+            raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)

@@ -138,6 +138,15 @@ class Index:
                     location_at(self._view, at, self.packs),
                 )
 
+    def erased(self) -> Iterator[tuple[ObjectKind, Id]]:
+        """Every row that says that an object was erased, by id and kind."""
+        where = bytes(self.row_bytes[33::ROW_SIZE])
+        row = where.find(ERASED)
+        while row >= 0:
+            at = self._start + row * ROW_SIZE
+            yield ObjectKind(self._view[at + 32]), Id(self._view[at : at + 32])
+            row = where.find(ERASED, row + 1)
+
     def _load(self, bucket: int) -> array[int]:
         first, end = self._fanout[bucket - 1] if bucket else 0, self._fanout[bucket]
         start = self._start + 1  # behind the byte that makes the bucket
@@ -159,14 +168,18 @@ def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
             return Location(packs[pack], offset, stored, length, _CODECS[codec], tail)
         except IndexError:  # only in a copy that was not verified
             raise damaged("index", "a row names a pack or codec that there is not") from None
-    object_id = rows[at : at + 32].hex()
     if where == ERASED:
-        raise NotFound(f"object {object_id} was erased from the store", subject=object_id)
+        raise was_erased(Id(rows[at : at + 32]))
+    object_id = rows[at : at + 32].hex()
     raise Unsupported(
         f"object {object_id} lies outside the store, which this dsv can't read",
         subject=object_id,
         hint="install a newer dsv",
     )
+
+
+def was_erased(object_id: Id) -> NotFound:
+    return NotFound(f"object {object_id} was erased from the store", subject=str(object_id))
 
 
 def merge(indexes: Iterable[Index]) -> bytes:

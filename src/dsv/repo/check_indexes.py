@@ -14,8 +14,8 @@ from dsv.model.index import Index
 from dsv.model.index_filter import FILTER_MAX, encode_filter
 from dsv.model.index_merge import MERGE_MAX, IndexMerge
 from dsv.repo.damage import put_back, read_record
-from dsv.repo.merge_indexes import stands_elsewhere
 from dsv.repo.repository import Repository
+from dsv.repo.standing_rows import StandingRows
 from dsv.store.base import StoreMissing, TooLargeError
 
 # Of more index files, so many are read, chosen by chance.
@@ -48,8 +48,10 @@ def check_indexes(repository: Repository) -> IndexReport:
     faults = [*_of_records(repository)]
     for index_id in chosen:
         faults += _of_file(repository, index_id)
+    standing = StandingRows(indexes, index.MAX_ROWS)
     for index_id in sorted(listed.standing.replaced & set(chosen)):
-        if indexes.whole(index_id) is not None and not stands_elsewhere(repository, index_id):
+        found = indexes.proved(index_id, index.FILE_MAX)
+        if found is not None and standing.lack_any(found):
             record = listed.records[max(listed.records)][0]
             text = f"{keys.index_key(index_id)} has rows that no other index file has, and {record} says otherwise"
             faults.append(Fault(text, f"remove {record}: without it all index files are read"))

@@ -39,13 +39,21 @@ class Indexes:
         self._loaded: dict[IndexId, AnyIndex] = {}
         self._copies: dict[IndexId, memoryview] = {}
         self._search: list[AnyIndex] | None = None
+        self._erased = set[tuple[ObjectKind, Id]]()
+        self._gone = set[IndexId]()  # files of which parts were read, and that nobody can read any more
         self.listed = ListedIndexes.of_none()
         """What the store had when it was last asked."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, absent: Container[PackId] = ()) -> Location | None:
         """Where the object lies, outside the packs in `absent`; None is a miss in what was loaded so far."""
+        found = self._find(kind, object_id, absent)
+        return self._find(kind, object_id, absent) if found is None and self._replace_gone() else found
+
+    def _find(self, kind: ObjectKind, object_id: Id, absent: Container[PackId]) -> Location | None:
         hidden = False
-        for one in self._arranged():
+        files = self._arranged()
+        self._refuse_erased(kind, object_id)
+        for one in files:
             found = one.find(kind, object_id)
             if found is not None:
                 if found.pack not in absent:
@@ -57,20 +65,16 @@ class Indexes:
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
         """Every place that the files loaded so far give: where one is damaged, another may do. May repeat itself."""
+        files = self._arranged()
+        self._refuse_erased(kind, object_id)
         for one in chain(
-            self._arranged(), [*self._loaded.values()]
+            files, [*self._loaded.values()]
         ):  # merging in memory keeps one place for each object
             found = one.find(kind, object_id)
             if found is not None:
                 yield found
-
-    def standing_places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
-        """The places that the files give which stand for all. May be empty."""
-        for index_id in self.listed.standing.files:
-            one = self._loaded.get(index_id)
-            found = None if one is None else one.find(kind, object_id)
-            if found is not None:
-                yield found
+        if self._replace_gone():
+            yield from self.places(kind, object_id)
 
     def packs(self) -> int:
         """About how many packs the files loaded so far name."""
@@ -114,6 +118,7 @@ class Indexes:
         """Makes known what this process has just written."""
         self._metadata.put("index", str(index_id), encoded)
         added = self._loaded[index_id] = Index.parse(encoded, str(index_id))
+        self._erased.update(added.erased())
         if self._search is not None:
             self._search = _arrange([added, *self._search])
 
@@ -124,6 +129,57 @@ class Indexes:
             return found.whole()
         return found if found is not None else self._read(index_id)
 
+    def is_remote(self, index_id: IndexId) -> bool:
+        """Whether it is a large file that is not here."""
+        return isinstance(self._loaded.get(index_id), RemoteIndex)
+
+    def proved(self, index_id: IndexId, most_bytes: int) -> Index | None:
+        """All of a file that was listed, as the store has it now; None if that is damaged, or has gone.
+
+        Of a large one that is here, the store's hash is compared with that of the copy. Else the store's bytes are
+        read; None also if it is large and has more than `most_bytes`.
+        """
+        size, name = self.listed.sizes.get(index_id, 0), str(index_id)
+        if size >= FILTERED_BYTES:
+            copy = self._copy(index_id)
+            if copy is not None and self._hash(index_id, size) == self._copies[index_id][-index.HASH_SIZE :]:
+                return copy
+            if size > most_bytes:
+                return None
+        encoded = self._get(index_id)
+        try:
+            parsed = None if encoded is None else Index.parse(encoded, name)
+        except (IntegrityError, Unsupported):
+            return None
+        if encoded is not None:
+            self._metadata.put("index", name, encoded)
+        return parsed
+
+    def _hash(self, index_id: IndexId, size: int) -> memoryview | None:
+        """The hash at the end of the store's file, if that is as large as when it was listed."""
+        try:
+            return self._store.get_range(keys.index_key(index_id), size - index.HASH_SIZE, index.HASH_SIZE)
+        except StoreMissing:
+            raise
+        except (NotFound, IntegrityError):
+            return None
+
+    def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
+        """What one file says of that counts more than the places that others give."""
+        if self._erased and (kind, object_id) in self._erased:
+            raise index.was_erased(object_id)
+
+    def _replace_gone(self) -> bool:
+        """If files have gone of which only parts were here, loads what stands for them, and says so."""
+        gone, self._gone = self._gone, set()
+        if not gone:
+            return False
+        for index_id in gone:
+            self._forget(index_id)
+        self.refresh()
+        self._search = _arrange(list(self._loaded.values()))
+        return True
+
     def _arranged(self) -> list[AnyIndex]:
         if self._search is None:
             self.refresh()
@@ -131,7 +187,7 @@ class Indexes:
         return self._search
 
     def _forget(self, index_id: IndexId) -> None:
-        del self._loaded[index_id]
+        self._loaded.pop(index_id, None)
         self._copies.pop(index_id, None)
 
     def _load_all(self, wanted: list[IndexId]) -> None:
@@ -139,6 +195,8 @@ class Indexes:
         for index_id, one in zip(wanted, loaded, strict=True):
             if one is not None:
                 self._loaded[index_id] = one
+                if isinstance(one, Index):
+                    self._erased.update(one.erased())
         if wanted or self._search is None:
             self._search = _arrange(list(self._loaded.values()))
 
@@ -151,7 +209,13 @@ class Indexes:
         return self._read(index_id)
 
     def _remote(self, index_id: IndexId, size: int, file: MergedFile | None) -> RemoteIndex:
-        return RemoteIndex(self._store, self._metadata, index_id, size, file, self._read)
+        return RemoteIndex(self._store, self._metadata, index_id, size, file, self._read_later)
+
+    def _read_later(self, index_id: IndexId) -> Index | None:
+        found = self._read(index_id)
+        if found is None:
+            self._gone.add(index_id)
+        return found
 
     def _read(self, index_id: IndexId) -> Index | None:
         """The whole file: a copy, or from the store; None if it is not there any more."""

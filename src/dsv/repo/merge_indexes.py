@@ -16,7 +16,7 @@ from itertools import accumulate
 import msgspec
 
 from dsv.errors import Denied, DsvError, NotFound
-from dsv.model import keys
+from dsv.model import index, keys
 from dsv.model.ids import IndexId
 from dsv.model.index import ROW_SIZE, Index
 from dsv.model.index_merge import (
@@ -35,6 +35,7 @@ from dsv.repo.damage import read_record
 from dsv.repo.listed_indexes import ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
+from dsv.repo.standing_rows import StandingRows
 from dsv.store.together import together
 
 MOST_UNITS = 24
@@ -113,8 +114,9 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
 def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None, most_rows: int) -> int:
     """Deletes files that a merge of long ago has replaced, and the records before that merge. Returns how many files.
 
-    Each is compared with what stands for it before: a record that is wrong must not cost a row. The comparison of more
-    than `most_rows` rows is left to later merges. Who may not delete leaves it to others.
+    Each is compared before with what stands for it in the store: a record that is wrong, or a file that is damaged,
+    must not cost a row. The comparison of more than `most_rows` rows is left to later merges. Who may not delete leaves
+    it to others.
     """
     store = session.repository.store
     number = _settled(session, listed, record)
@@ -127,7 +129,10 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     candidates = sorted(replaced & listed.standing.replaced, key=lambda one: (listed.sizes[one], one))
     sums = accumulate(listed.sizes[one] // ROW_SIZE for one in candidates)
     taken = [one for one, rows in zip(candidates, sums, strict=True) if rows <= most_rows] or candidates[:1]
-    safe = [index_id for index_id in taken if stands_elsewhere(session.repository, index_id)]
+    indexes = session.repository.objects.indexes
+    standing = StandingRows(indexes, most_rows * _SHARE_COMPARED)
+    read = ((index_id, indexes.proved(index_id, index.FILE_MAX)) for index_id in taken)
+    safe = [index_id for index_id, found in read if found is not None and standing.have_all(found)]
     with suppress(Denied):
         for first in safe[:1]:
             _delete(session, first)  # alone: if it is refused, so would be all others
@@ -148,18 +153,6 @@ def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int
             if all(now - store.modified(key) >= GRACE_SECONDS for key in listed.records[number]):
                 return number
     return None
-
-
-def stands_elsewhere(repository: Repository, index_id: IndexId) -> bool:
-    """Whether every row of a file is in another that stands. One with rows of a kind not known here is left alone."""
-    indexes = repository.objects.indexes
-    found = indexes.whole(index_id)
-    if found is None:
-        return False
-    rows = list(found.rows())
-    if len(rows) < len(found):
-        return False
-    return all(place in indexes.standing_places(kind, object_id) for kind, object_id, place in rows)
 
 
 def _delete(session: Session, index_id: IndexId) -> None:

@@ -316,7 +316,12 @@ class Uploader:
     def _present(self, kind: ObjectKind, object_id: Id) -> Location:
         found = self._catalog.find(kind, object_id)
         if found is None:
-            places = list(self._session.repository.objects.indexes.places(kind, object_id))
+            indexes = self._session.repository.objects.indexes
+            places = list(indexes.places(kind, object_id))
+            if not places and indexes.refresh():  # another has merged or written index files since
+                places = list(indexes.places(kind, object_id))
+                if (found := self._catalog.find(kind, object_id)) is not None:
+                    return found
             if places and not any(place.pack in self._session.condemned for place in places):
                 return places[0]  # lost, and not here to be uploaded again: the base is no better
             if places:
@@ -330,6 +335,7 @@ class Uploader:
                 f"{kind.name.lower()} {object_id} of the base commit is in no index of "
                 f"{self._session.repository.store.url}",
                 subject=str(object_id),
+                hint="put the missing keys below index/ back from a copy of the store",
             )
         return found
 

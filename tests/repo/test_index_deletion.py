@@ -1,0 +1,160 @@
+"""Index files that a merge has replaced: what is proved before they are deleted, and who still finds their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from dsv.errors import IntegrityError, NotFound
+from dsv.model import keys
+from dsv.model.codec import Codec
+from dsv.model.ids import ChunkId, Id, PackId
+from dsv.model.index import ERASED, EXTERNAL, FIXED_SIZE, Index, IndexBuilder
+from dsv.model.index_merge import IndexMerge
+from dsv.model.location import Location, ObjectKind
+from dsv.repo import indexes as indexes_module
+from dsv.repo import session as session_module
+from dsv.repo.check_indexes import check_indexes
+from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
+from dsv.repo.session import Session
+from dsv.store.counting import Counting
+from dsv.transfer.upload import Uploader
+from tests.repo.test_merge_indexes import (
+    Clocked,
+    add,
+    found_by,
+    found_by_old_version,
+    index_files,
+    reopened,
+    store_record,
+)
+from tests.repo.worlds import WRITER, create
+
+
+@pytest.fixture
+def filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Index files have filters from a size on that tests reach."""
+    monkeypatch.setattr(indexes_module, "FILTERED_BYTES", 4_000)
+    monkeypatch.setattr(session_module, "FILTERED_BYTES", 4_000)
+
+
+def reserved(object_id: Id, where: int) -> bytes:
+    """An index file with one row, that says of the object that it is in no pack."""
+    builder = IndexBuilder()
+    builder.add(ObjectKind.CHUNK, object_id, Location(PackId.random(), 8, 1, 1, Codec.RAW))
+    encoded = bytearray(builder.finish())
+    encoded[FIXED_SIZE + 16 + 33] = where
+    encoded[-32:] = blake3(encoded[:-32]).digest()
+    return bytes(encoded)
+
+
+def damage(store: Clocked, key: str, at: int) -> None:
+    data = bytearray(store.get(key))
+    data[at] ^= 1
+    store.delete(key)
+    store.put_if_absent(key, bytes(data))
+
+
+@pytest.mark.parametrize("at", [-1, 3000])
+def test_a_run_that_is_damaged_in_the_store_stands_for_nothing(tmp_path: Path, at: int) -> None:
+    """Whoever merged has a good copy, of which the store knows nothing."""
+    store = Clocked()
+    rows = add(create(store), 40)
+    merge_indexes(reopened(store, tmp_path), WRITER)
+    (run,) = IndexMerge.decode(store.get(store_record(store))).files
+    damage(store, keys.index_key(run.id), at)
+    store.now += 2 * GRACE_SECONDS
+    assert merge_indexes(reopened(store, tmp_path), WRITER).deleted == 0
+    store.delete(keys.index_key(run.id))
+    assert found_by(reopened(store), rows) and found_by_old_version(store, rows)
+
+
+@pytest.mark.usefixtures("filtered")
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_large_run_is_compared_with_the_store(tmp_path: Path, gone: bool) -> None:
+    store = Clocked()
+    rows = add(create(store), 60)
+    merge_indexes(reopened(store, tmp_path), WRITER)
+    (run,) = IndexMerge.decode(store.get(store_record(store))).files
+    store.now += 2 * GRACE_SECONDS
+    one = reopened(store, tmp_path)
+    one.objects.indexes.refresh()
+    if gone:
+        store.delete(keys.index_key(run.id))
+    else:
+        damage(store, keys.index_key(run.id), -1)
+    assert merge_indexes(one, WRITER).deleted == 0
+    assert found_by_old_version_without(store, run.id, rows)
+
+
+def found_by_old_version_without(store: Clocked, run: Id, rows: dict[Id, Location]) -> bool:
+    store.delete(f"index/{run}")
+    return found_by_old_version(store, rows)
+
+
+@pytest.mark.usefixtures("filtered")
+def test_a_writer_finds_what_was_in_a_large_file_that_is_gone(tmp_path: Path) -> None:
+    """It has read some rows of the file, and what stands for it by now appeared later."""
+    memory = Clocked()
+    store = Counting(memory)
+    rows = add(create(store), 60)
+    merge_indexes(reopened(store), WRITER)
+    with Session.open(reopened(store), WRITER) as session:
+        indexes = session.repository.objects.indexes
+        assert indexes.find(ObjectKind.CHUNK, next(iter(rows))) is not None
+        for count, start in ((60, 1000), (130, 5000)):
+            add(reopened(store), count, start)
+            merge_indexes(reopened(store), WRITER)
+            memory.now += 2 * GRACE_SECONDS
+        before = store.counts
+        assert all(indexes.find(ObjectKind.CHUNK, one) == place for one, place in rows.items())
+        asked = store.counts - before
+        assert asked.lists == 1 and asked.gets < 8
+        assert [*indexes.places(ObjectKind.CHUNK, next(iter(rows)))]
+
+
+def test_an_upload_looks_again_before_it_says_that_the_base_is_lost() -> None:
+    store = Clocked()
+    create(store)
+    with Session.open(reopened(store), WRITER) as session, Uploader(session) as uploader:
+        session.repository.objects.indexes.refresh()
+        (object_id, place), *_ = add(reopened(store), 1).items()
+        assert uploader._present(ObjectKind.CHUNK, object_id) == place
+        with pytest.raises(IntegrityError, match="is in no index of") as failure:
+            uploader._present(ObjectKind.CHUNK, ChunkId.hash(b"none"))
+        assert failure.value.hint
+
+
+@pytest.mark.parametrize("where", [ERASED, EXTERNAL])
+def test_a_reserved_row_of_one_object_keeps_no_other_file(where: int) -> None:
+    store = Clocked()
+    repository = create(store)
+    rows = add(repository, 30)
+    object_id = next(iter(rows))
+    with Session.open(repository, WRITER) as session:
+        session.put_index(reserved(object_id, where))
+        session.close()
+    merge_indexes(reopened(store), WRITER)
+    store.now += 2 * GRACE_SECONDS
+    assert merge_indexes(reopened(store), WRITER).deleted == {ERASED: 31, EXTERNAL: 30}[where]
+    assert check_indexes(reopened(store)).faults == ()
+    del rows[object_id]
+    assert found_by(reopened(store), rows)
+
+
+def test_an_erased_row_wins_over_a_larger_file() -> None:
+    store = Clocked()
+    repository = create(store)
+    rows = add(repository, 30)
+    merge_indexes(repository, WRITER)
+    object_id = next(iter(rows))
+    with Session.open(repository, WRITER) as session:
+        session.put_index(reserved(object_id, ERASED))
+        session.close()
+    for one in (repository, reopened(store)):
+        with pytest.raises(NotFound, match="was erased"):
+            one.objects.indexes.find(ObjectKind.CHUNK, object_id)
+    assert len(index_files(store)) == 32
+    assert [*Index.parse(reserved(object_id, ERASED)).erased()] == [(ObjectKind.CHUNK, object_id)]

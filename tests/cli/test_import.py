@@ -133,6 +133,29 @@ def test_a_tar_and_a_folder_are_imported(pets: Dsv) -> None:
     assert content(outside, "pets:one/2") == "2"
 
 
+def test_what_is_no_file_is_named_and_not_opened(pets: Dsv) -> None:
+    outside = pets.at(pets.cwd.parent)
+    source = outside.cwd / "src"
+    write_files(source, {"x/1": b"1", "2": b"2"})
+    os.mkfifo(source / "pipe")
+    (source / "folder").symlink_to("x")
+    (source / "nothing").symlink_to("none")
+    (source / "file").symlink_to("x/1")
+    url = f"file://{source}"
+    refused = outside("import", url, "pets:src")
+    assert refused.code == 9 and "--skip-unsupported" in refused.err, refused
+    for line in (
+        "'src/pipe': it is a named pipe",
+        "'src/folder': it is a symlink to a folder",
+        "'src/nothing': it is a symlink to something that is no file",
+    ):
+        assert line in refused.err
+    assert outside("ls", "pets:src").code == 3
+    outside.ok("import", url, "pets:src", "--skip-unsupported")
+    assert outside.ok("ls", "pets:src").lines == ["src/2", "src/file", "src/x/1"]
+    assert content(outside, "pets:src/file") == "1"
+
+
 @pytest.mark.parametrize(
     ("url", "target", "code", "message"),
     [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.local_files import Source
+from dsv.worktree.scan.problem import Problem
 
 Path_ = str | bytes
 """A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""
@@ -73,11 +74,15 @@ class MoveAll:
 
 @dataclass(frozen=True, slots=True)
 class PutSources:
-    """Adds or replaces files below a path, given in tree order. mirror: whatever else lies there goes."""
+    """Adds or replaces files below a path, given in tree order. mirror: whatever else lies there goes.
+
+    problems: what lies beside them and can't be stored, by its path from there.
+    """
 
     path: Path_
     sources: Sequence[tuple[bytes, Source]]
     mirror: bool = False
+    problems: Sequence[Problem] = ()
 
 
 Edit = Put | Remove | RemoveAll | Move | MoveAll | PutSources

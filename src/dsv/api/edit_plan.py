@@ -140,6 +140,7 @@ class _Planner:
 
     def _put_sources(self, edit: PutSources) -> None:
         to = _clean(edit.path)[0]
+        self.problems += [Problem(_join(to, each.path), each.reason) for each in edit.problems]
         found = {_join(to, name): source for name, source in edit.sources}
         self.tree.look_up_below(to, found)
         if edit.mirror:

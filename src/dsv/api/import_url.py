@@ -51,13 +51,13 @@ def import_url(
     with context.store() as store:
         reach = options or context.store_options(context.settings.store())
         remote = Remote(url, reach)
-        files = remote.files()
+        files, problems = remote.files()
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         folder = context.metadata / "stores" / str(repository.id) / "imports"
         importing = _Importing(ImportJournal(folder, url.rstrip("/")), remote, files)
         with importing.ahead:
             editing = Editing(context, repository, store, target, request, importing.stored)
-            edited = editing.run([PutSources(target.path or b"", importing.sources, mirror)])
+            edited = editing.run([PutSources(target.path or b"", importing.sources, mirror, problems)])
         if not request.dry_run:
             importing.journal.save()
         return Imported(edited, len(files), importing.known, importing.read, importing.read_bytes)

@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from dsv.api.remote_fs import open_place, version_of
 from dsv.errors import Conflict, NotFound
 from dsv.model.entry import sort_key
 from dsv.store.options import StoreOptions
+from dsv.worktree.scan.problem import Problem, what_it_is
 
 SMALL = 8 << 20
 """Bytes of the largest file that is read at once, and ahead."""
@@ -42,14 +44,15 @@ class Remote:
         self.fs, self.root = self.place.fs, self.place.root
         self.jobs = 1 if self.place.takes_turns else JOBS
 
-    def files(self) -> list[RemoteFile]:
-        """Every file, in tree order. Raises `NotFound` if there is none."""
+    def files(self) -> tuple[list[RemoteFile], list[Problem]]:
+        """Every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither."""
         with self.place.at_work("read"):
             if self.fs.protocol in ("http", "https") or "http" in self.fs.protocol:
                 found = {self.root: self.fs.info(self.root)}
             else:
                 found = self.fs.find(self.root, detail=True)
-        files = []
+        files: list[RemoteFile] = []
+        problems: list[Problem] = []
         for key, info in found.items():
             size = info.get("size")
             if key.endswith("/") or info.get("type") == "directory":
@@ -57,10 +60,27 @@ class Remote:
             inside = key.strip("/").removeprefix(self.root.strip("/")).strip("/")
             name = inside or key.rstrip("/").rpartition("/")[2].partition("?")[0]
             path = name.encode("utf-8", "surrogateescape")
+            reason = self._no_file(key, info)
+            if reason is not None:
+                problems.append(Problem(path, reason))
+                continue
             files.append(RemoteFile(path, key, None if size is None else int(size), version_of(info)))
-        if not files:
+        if not files and not problems:
             raise NotFound(f"there is no file at {self.url}", subject=self.url)
-        return sorted(files, key=lambda file: sort_key(file.path))
+        return sorted(files, key=lambda file: sort_key(file.path)), problems
+
+    def _no_file(self, key: str, info: dict[str, Any]) -> str | None:
+        """Why something that is listed among the files is none: to open a named pipe would wait for its writer."""
+        if info.get("type") not in ("other", "link"):
+            return None
+        with self.place.at_work("read"):
+            if self.fs.isfile(key):
+                return None  # a link to a file is read as the file
+            if info.get("islink") or info["type"] == "link":
+                return "it is a symlink to " + (
+                    "a folder" if self.fs.isdir(key) else "something that is no file"
+                )
+        return what_it_is(int(info.get("mode", 0)))
 
     def open(self, file: RemoteFile) -> Callable[[memoryview], int]:
         """Reads a file from its start, piece by piece."""

@@ -51,7 +51,7 @@ def import_(
     ] = False,
     allow_removals: AllowRemovals = False,
     skip_unsupported: Annotated[
-        bool, typer.Option("--skip-unsupported", help="Leave out files whose names no dataset can hold.")
+        bool, typer.Option("--skip-unsupported", help="Leave out what can't be stored, such as sockets.")
     ] = False,
     profile: Annotated[
         str | None, typer.Option("--source-profile", metavar="NAME", help="AWS profile for an s3:// URL.")

@@ -12,7 +12,7 @@ from dsv.engines.base import Ended, Facts, Job, Mount
 from dsv.engines.machine import Machine
 from dsv.engines.slurm import Slurm, batch_of
 from dsv.engines.slurm_capacity import read_capacity
-from dsv.engines.slurm_end import Left, ended, read_left
+from dsv.engines.slurm_end import Left, ended, read_left, status
 from dsv.engines.slurm_options import SlurmOptions, contained
 from dsv.engines.slurm_program import Answer, Queued, SlurmProgram, read_queue
 from dsv.engines.slurm_script import MEETING, Batch, passing, render, sbatch_options
@@ -250,6 +250,17 @@ def test_a_command_that_can_not_be_started_never_began(
 def test_a_success_of_which_a_node_says_nothing_is_none(tmp_path: Path) -> None:
     done = ended(None, left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n"))
     assert done is not None and (done.exit_code, done.seen) == (125, False)
+
+
+def test_a_folder_that_shows_no_end_yet_is_looked_at_again(tmp_path: Path) -> None:
+    """What Slurm calls a success is never called a failure."""
+    for state, seen in (("COMPLETED", False), ("FAILED", True)):
+        assert ended(queued(state), Left()) is None
+        assert status(queued(state), Left()).lives
+        done = ended(queued(state), Left(), settled=True)
+        assert done is not None and (done.exit_code, done.seen) == (125, seen)
+    half = left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n")
+    assert ended(queued("COMPLETED"), half) is None and ended(queued("COMPLETING"), half) is None
 
 
 def test_the_time_may_be_over_before_the_data_is_there(tmp_path: Path) -> None:

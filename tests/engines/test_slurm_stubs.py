@@ -128,6 +128,26 @@ def test_the_script_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert modes == [0o700, 0o600]
 
 
+def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
+    """The folder, on a file server, shows what the job left there only after Slurm has said that it is over."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    env = programs(
+        tmp_path,
+        scontrol=SCONTROL,
+        squeue=f"{AWAY}\necho '7|COMPLETED|n1|None|dsv:{RUN}:{folder}'",
+    )
+    over = Event()
+    handle = Slurm(env).attach(JobRef("slurm", RUN, "c@h", f"7:{folder}"), Output(None, None, None), over.set)
+    until(lambda: (tmp_path / "calls").read_text().count("squeue") > 2, "a further look")
+    assert handle.ended is None
+    (folder / "node.1.0").write_text("n1 10 0 12\n")
+    (folder / "end").write_text("0 1\n")
+    assert over.wait(60)
+    assert handle.ended is not None and (handle.ended.exit_code, handle.ended.seen) == (0, True)
+    assert sorted(path.name for path in folder.iterdir()) == ["end", "node.1.0"]
+
+
 def test_a_job_whose_release_got_no_answer_is_cancelled_or_may_live(tmp_path: Path) -> None:
     """The controller is gone from the release on: nobody knows whether the job begins."""
     line = f"echo '7|PENDING||JobHeldUser|dsv:{RUN}:{tmp_path / 'job'}'"

@@ -319,6 +319,15 @@ def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
     assert (site.folder / "copied").read_bytes() == (site.folder / "data" / "part0.npy").read_bytes()
 
 
+def test_the_nodes_make_sure_of_the_code_and_hold_it(site: Site) -> None:
+    (site.folder / "code").mkdir()
+    (site.folder / "code" / "train.sh").write_text(
+        '[ "$DSV_DATA_CODE" = "$DSV_CODE" ] && echo "the code is held"\n'
+    )
+    words = ("run", "digits", "--on", "a", "--code", "code", "--", "sh", "train.sh")
+    assert "the code is held" in site.dsv(*words)
+
+
 def test_a_job_that_can_never_run_says_why(site: Site) -> None:
     assert "no machine of it has more than 2 such GPUs" in site.dsv(*run_of("--gpus", "9"), code=125)
     assert (

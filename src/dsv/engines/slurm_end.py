@@ -115,9 +115,18 @@ def nodes_of(folder: Path) -> int:
     return 1 if found is None else int(found[1])
 
 
-def ended(job: Queued | None, left: Left) -> Ended | None:
-    """None while the job lives. job: None if Slurm doesn't know it any more."""
-    done = _ended(job, left)
+def is_late(job: Queued | None, left: Left) -> bool:
+    """Whether the script has ended, as Slurm says, and this machine does not see all yet that it left: what a file
+    server told of a folder may be believed for a minute."""
+    if job is None or job.state not in ("COMPLETED", "FAILED"):
+        return False
+    return left.end is None or (left.end == 0 and not left.succeeded)
+
+
+def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
+    """None while the job lives, and while its end can't be told yet. job: None if Slurm doesn't know it any more.
+    settled: the folder was looked at for so long that nothing more will be seen in it."""
+    done = None if is_late(job, left) and not settled else _ended(job, left)
     if done is None or not done.launched:
         return done
     cause = (done.cause or EndCause.EXITED) if done.seen else EndCause.LOST_SIGHT
@@ -187,7 +196,7 @@ def status(job: Queued | None, left: Left) -> JobStatus:
     done = ended(job, left)
     if done is None:
         assert job is not None  # one that Slurm doesn't know has ended
-        return JobStatus(job.run_state)
+        return JobStatus(RunState.RUNNING if not job.lives else job.run_state)
     if not done.seen:
         return JobStatus(RunState.CUT_OFF)
     return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
-from dsv.engines.slurm_end import STOPPED, ended, nodes_of, read_left
+from dsv.engines.slurm_end import STOPPED, ended, is_late, nodes_of, read_left
 from dsv.engines.slurm_program import SlurmProgram, job_folder, job_id
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef
@@ -25,6 +26,8 @@ _PAUSE: Final = (0.1, 1.0)
 """Seconds between two looks at the job's files: at first, and at most."""
 _ASK: Final = (0.5, 15.0)
 """Seconds between two questions to the controller."""
+LATE: Final = 60.0
+"""Seconds for which the folder is looked at again if it lacks what a job must have left there."""
 _PIECE: Final = 1 << 16
 
 
@@ -86,7 +89,7 @@ class SlurmRun:
         self._on_end()
 
     def _until_end(self, step: Callable[[], int]) -> Ended:
-        pause, interval, asked = _PAUSE[0], _ASK[0], 0.0
+        pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0
         while True:
             moved = step()
             left = read_left(self._folder)
@@ -97,9 +100,13 @@ class SlurmRun:
                 asked = monotonic()
                 job, answer = self._program.find(self._id, fresh=min(interval, pause))
                 interval = min(interval * 1.3, _ASK[1])
-                if answer.problem is None and (done := ended(job, left)) is not None:
+                if answer.problem is None and is_late(job, left):
+                    late, interval = late or monotonic() + LATE, _ASK[0]
+                    _look_afresh(self._folder)
+                settled = 0 < late <= monotonic()
+                if answer.problem is None and (done := ended(job, left, settled=settled)) is not None:
                     return done
-                if answer.is_away and left.end == 0:
+                if answer.is_away and left.succeeded:
                     return Ended(exit_code=0, launched=True, cause=EndCause.EXITED)
                 if job is not None and job.never_begins:
                     self._program.call("scancel", self._id)
@@ -167,6 +174,12 @@ class Follower:
         view = memoryview(data)
         while view:
             view = view[os.write(self.sink, view) :]
+
+
+def _look_afresh(folder: Path) -> None:
+    """A change makes a file server's client drop what it remembers of the folder."""
+    with suppress(OSError), NamedTemporaryFile(dir=folder):
+        pass
 
 
 def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> Generator[bytes, None, None]:

@@ -194,11 +194,22 @@ class Launch:
             return {}
         targets = {name: self._exactly(name, each) for name, each in self.staged.items()}
         further = [word for name in self.further for word in ("--data", f"{name}={targets[name]}")]
+        if self.staged_code is not None:
+            code = self._code_name()
+            targets[code] = f"{self.staged_code.dataset}@{self.staged_code.commit.hex()}"
+            further += ["--data", f"{code}={targets[code]}"]
         found = (*self.elsewhere, "--quiet")
         return {
             "stage": ("cache", *found, "--json", "--hold", STAGED_FOR, *targets.values()),
             "hold": ("with", *found, targets[""], *further, "--"),
         }
+
+    def _code_name(self) -> str:
+        """A name that no further data has, as those held have one each."""
+        name = "code"
+        while data_variable(name) in map(data_variable, self.further):
+            name += "_"
+        return name
 
     def _exactly(self, name: str, staged: Staged) -> str:
         path = self._run_data(name, staged).path

@@ -93,7 +93,7 @@ def test_two_users_of_a_group_with_different_umasks(crew: Crew, lake: Path) -> N
         found = path.lstat()
         mode = stat.S_IMODE(found.st_mode)
         assert found.st_gid == GROUP, path
-        if path.is_dir():
+        if stat.S_ISDIR(found.st_mode):
             assert mode & 0o2770 == 0o2770, (path, oct(mode))
         elif path.is_file():
             assert mode & 0o440 == 0o440, (path, oct(mode))

@@ -87,6 +87,17 @@ def test_while_it_is_erased_a_reader_finds_the_head_or_the_tombstone(deleted: in
         list(refs.history(head))
 
 
+def test_a_head_that_was_listed_and_went_with_its_dataset_is_no_damage() -> None:
+    store = world(MemoryStore())
+    refs = Repository.open(store, None).refs
+    refs.expect(DATASET, MAIN)
+    bury(store)
+    for key in moves(store):
+        store.delete(key)
+    with pytest.raises(NotFound, match="was erased"):
+        refs.head(DATASET, MAIN)
+
+
 def test_without_a_tombstone_a_gap_is_still_damage() -> None:
     store = world(MemoryStore())
     for key in moves(store)[:3]:

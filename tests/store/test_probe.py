@@ -6,11 +6,15 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from dsv.errors import Denied, NotFound
+from dsv.errors import Denied, NotFound, Unreachable
+from dsv.store import races
 from dsv.store.base import Buffer, Item, Put
+from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
@@ -168,3 +172,11 @@ def test_a_server_that_answers_ranges_with_the_whole(lax_bucket: Bucket) -> None
     store = open_store(f"s3://{lax_bucket.name}/p", StoreOptions.from_environment(lax_bucket.server.env))
     store.put_if_absent("ranges", b"0123456789")
     assert store.get_range("ranges", 3, 4) == b"3456"
+
+
+def test_a_race_whose_processes_hang_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(races, "_SECONDS", 0.0)
+    with closing(DirectoryStore(tmp_path)) as store:
+        with pytest.raises(Unreachable, match=r"the test of .* took more than 0 s"):
+            races.race(store, StoreOptions(), keys=1)
+        assert list(store.list("")) == []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.api.init import prove_names
 from dsv.errors import Conflict
-from dsv.model import keys
 from dsv.model.records import FormatEntry
 from dsv.repo.layout import DATA_ELSEWHERE, NAMES_ELSEWHERE, NAMES_MOVING, Format, read_format, read_layout
 from dsv.repo.names_move import NamesMove, Stamp, moves_elsewhere, note_place
@@ -60,14 +59,25 @@ def move_names(context: Context, place: str) -> MovedNames:
             copied = 0
             if found.going is None:
                 if not log.has(NAMES_MOVING):
-                    _check_free(new)
-                move.begin()
-                copied = move.copy()
+                    move.check_free()
+                copied = _copied(move)
                 move.decide()
             move.finish(ordered=proof.ordered)
             setting = f"stores.{choice.name or 'NAME'}.names"
             value = None if target.startswith(BELOW) else target
             return MovedNames(new.url, old.url, copied, configure=(setting, value))
+
+
+def _copied(move: NamesMove) -> int:
+    """How many keys. A place that can't take them holds nobody up: what was begun here is taken back."""
+    first = move.begin()
+    try:
+        return move.copy()
+    except Conflict:
+        if first:
+            with suppress(Conflict):  # somebody else has decided it
+                move.take_back()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +148,8 @@ def _stay(context: Context, places: SplitStore, found: _Found) -> MovedNames:
         if (
             noted is not None
         ):  # they have moved before, and whoever moved them may have been killed before it was noted
-            note_place(places.data, old.url, _stamp(context))
+            note_place(places.data, old, old.url, _stamp(context))
     return MovedNames(old.url, old.url, taken_back=began)
-
-
-def _check_free(new: Store) -> None:
-    if any(keys.parse_format_key(item.key) is not None for item in new.list(keys.FORMAT_PREFIX)):
-        raise Conflict(
-            f"{new.url} has the names of a store already",
-            subject=new.url,
-            hint="dsv store move-names PLACE, with a place where none have been",
-        )
 
 
 def _stamp(context: Context) -> Stamp:

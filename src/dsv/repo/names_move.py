@@ -35,7 +35,7 @@ from dsv.repo.layout import (
     read_format,
     with_features,
 )
-from dsv.store.base import Put, Store
+from dsv.store.base import Put, Store, StoreMissing
 from dsv.store.together import together
 
 _AT_ONCE: Final = 256
@@ -68,20 +68,31 @@ class NamesMove:
         """The entry behind the one by which this move began. A move that was begun anew since then is another one, of
         which this one has copied nothing."""
 
-    def begin(self) -> None:
-        """Says that the names are moving, if nobody has. Raises `Conflict` if somebody moves them to another place."""
+    def check_free(self) -> None:
+        """Raises `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
+        if any(keys.parse_format_key(item.key) is not None for item in self._new.list(keys.FORMAT_PREFIX)):
+            raise self._taken("the names of a store already")
+        found = [item.key for prefix in _COPIED for item in self._new.list(prefix)]
+        for begin in range(0, len(found), _AT_ONCE):
+            together([partial(self._check_copied, key) for key in found[begin : begin + _AT_ONCE]])
+
+    def begin(self) -> bool:
+        """Says that the names are moving, and whether this was the first to say so. Raises `Conflict` if somebody moves
+        them to another place."""
+        first = False
         while not (log := self._log()).has(NAMES_MOVING):
             if self._is_decided(log):
                 self._decides = _decided_at(log)
-                return
+                return False
             self._check_here(log)
             last = log.entries[-1]
             moving = replace(last, names=self._target, features=with_features(last, NAMES_MOVING))
-            self._append(self._old, log, moving)
+            first = self._append(self._old, log, moving) is Put.WON
         if log.entries[-1].names != self._target:
             raise moves_elsewhere(self._old.url, log.entries[-1])
         self._decides = len(log.entries)
         self._stir()
+        return first
 
     def copy(self) -> int:
         """Copies what is there, and gives the number of keys. Raises `Conflict` if the new place has others.
@@ -117,9 +128,10 @@ class NamesMove:
             )
 
     def take_back(self) -> None:
-        """The names stay. Raises `Conflict` if it has been decided that they have moved."""
+        """The names stay. Raises `Conflict` if it has been decided that they have moved. Of a move that this has begun
+        itself only that one is taken back."""
         log = self._log()
-        if log.has(NAMES_MOVING):
+        if log.has(NAMES_MOVING) and self._decides in (None, len(log.entries)):
             last = log.entries[-1]
             stay = replace(last, names=None, features=with_features(last, without=frozenset((NAMES_MOVING,))))
             self._append(self._old, log, stay)
@@ -131,7 +143,7 @@ class NamesMove:
         made = self._stamp.put_on(log.entries[-1])
         make_names(self._new, Format((made,)), ordered=ordered, nonce=made.nonce, time_ms=made.time_ms)
         if self._old is not self._data:
-            note_place(self._data, self._target, self._stamp)
+            note_place(self._data, self._new, self._target, self._stamp)
 
     def _log(self) -> Format:
         return Format(tuple(read_format(self._old)))
@@ -164,25 +176,44 @@ class NamesMove:
         for key in chain:
             try:
                 data = self._old.get(key)
+            except StoreMissing:
+                raise
             except NotFound:
-                if _numbered(key) is None:
-                    continue  # a session's, which may be deleted when it is over
+                if key.startswith(keys.SESSIONS_PREFIX):
+                    continue  # it may be deleted when it is over
                 raise IntegrityError(
                     f"{key} is gone from {self._old.url}", subject=key, hint=put_back(key)
                 ) from None
             if self._new.put_if_absent(key, data) is Put.LOST:
                 if self._is_decided(self._log()):
                     return  # somebody else has finished this move, and others have gone on there
-                raise Conflict(
-                    f"{self._new.url} has another {key} than {self._old.url}, so the names can't move there",
-                    subject=key,
-                    hint="dsv store move-names PLACE, with an empty place; nothing has changed where the names are",
-                )
+                raise self._taken(f"another {key} than {self._old.url}")
+
+    def _check_copied(self, key: str) -> None:
+        there = self._new.get(key)
+        try:
+            same = self._old.get(key) == there
+        except StoreMissing:
+            raise
+        except NotFound:
+            same = key.startswith(keys.SESSIONS_PREFIX)  # it may have been deleted since an earlier copy
+        if not same:
+            raise self._taken(f"another {key} than {self._old.url}")
+
+    def _taken(self, what: str) -> Conflict:
+        return Conflict(
+            f"{self._new.url} has {what}, so the names can't move there",
+            subject=self._new.url,
+            hint="dsv store move-names PLACE, with a place where none have been; if a move there was begun: "
+            f"dsv store move-names {self._old.url} takes it back",
+        )
 
 
-def note_place(data: Store, target: str, stamp: Stamp) -> None:
-    """Writes into the data's log where the names are, if it does not say so already."""
+def note_place(data: Store, place: Store, target: str, stamp: Stamp) -> None:
+    """Writes into the data's log where the names are, if it does not say so already, and they have not left since."""
     while (last := (log := read_format(data))[-1]).names != target:
+        if Format(tuple(read_format(place))).has(NAMES_MOVED):  # asked after the data's log was read
+            return
         noted = stamp.put_on(replace(last, names=target))
         data.put_if_absent(keys.format_key(len(log)), noted.encode())
 

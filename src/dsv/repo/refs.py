@@ -301,7 +301,7 @@ class Refs(Tags):
         )
         if entry is None:
             key = keys.branch_key(dataset, branch, number)
-            raise IntegrityError(
+            raise self.erased(dataset) or IntegrityError(
                 f"the head of branch {branch} of {dataset} is listed, but cannot be read: {key}",
                 subject=key,
                 hint="run the same command again; if it stays so, look at the store's own tools",

@@ -10,6 +10,7 @@ import json
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -78,18 +79,30 @@ def _run(url: str, options: StoreOptions, names: Sequence[str]) -> dict[str, lis
             stack.callback(racer.kill)
             task = {"url": url, "options": asdict(options), "names": names, "me": str(number)}
             _send(racer, json.dumps(task))
+        late = threading.Event()
+        end = threading.Timer(_SECONDS, _end, (late, racers))  # whatever waits for a racer then sees its end
+        stack.callback(end.cancel)
+        end.start()
         for racer in racers:
             cast("IO[str]", racer.stdout).readline()  # it is ready
         for racer in racers:
             _send(racer, "go")
-        for racer in racers:
-            out, err = racer.communicate(timeout=_SECONDS)
+        said_by_all = [racer.communicate() for racer in racers]
+        if late.is_set():
+            raise Unreachable(f"the test of {url} took more than {_SECONDS:.0f} s", subject=url)
+        for racer, (out, err) in zip(racers, said_by_all, strict=True):
             if racer.returncode:
                 said = err.strip().rpartition("\n")[2] or "it was killed"
                 raise Unreachable(f"a writer of the test of {url} failed: {said}", subject=url)
             for name, who in json.loads(out):
                 won.setdefault(name, []).append(who)
     return won
+
+
+def _end(late: threading.Event, racers: Sequence[subprocess.Popen[str]]) -> None:
+    late.set()
+    for racer in racers:
+        racer.kill()
 
 
 def _send(racer: subprocess.Popen[str], line: str) -> None:

@@ -1,0 +1,78 @@
+"""Names that can't move, and movers who come late."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.model import keys
+from dsv.model.ids import SessionId
+from dsv.model.names import MAIN, DatasetName, TagName
+from dsv.repo.layout import read_format
+from dsv.repo.names_move import NamesMove, Stamp
+from tests.repo.moving_world import PETS, World, run
+
+
+def test_a_place_with_other_keys_is_refused_before_anything_is_said() -> None:
+    key, session = keys.tag_key(PETS, TagName.parse("v1")), SessionId.random()
+    for other in (key, keys.branch_key(DatasetName.parse("dogs"), MAIN, 0), keys.gc_condemned_key(0)):
+        world = World(True)
+        world.new.put_if_absent(other, b"another's")
+        mover, _ = world.mover()
+        with pytest.raises(Conflict, match=f"memory://new has another {other} than memory://old") as raised:
+            mover.check_free()
+        assert "dsv store move-names memory://old takes it back" in str(raised.value.hint)
+    world = World(True)
+    world.new.put_if_absent(key, world.old.get(key))  # as an earlier copy has left it
+    world.new.put_if_absent(keys.session_open_key(session), b"deleted since")
+    mover, _ = world.mover()
+    mover.check_free()
+    run(mover)
+    with pytest.raises(Conflict, match="has the names of a store already"):
+        world.mover()[0].check_free()
+    world.check(world.new)
+
+
+def test_a_mover_takes_back_only_what_it_has_begun_itself() -> None:
+    world = World(True)
+    one, two = world.mover()[0], world.mover()[0]
+    assert one.begin()
+    assert not two.begin()
+    one.take_back()
+    anew, _ = world.mover(target="memory://other")
+    assert anew.begin()
+    one.take_back()
+    assert read_format(world.old)[-1].names == "memory://other"
+    run(anew)
+    world.check(world.places["memory://other"])
+
+
+def test_a_tag_that_is_gone_is_not_left_behind() -> None:
+    world = World(True)
+    mover, _ = world.mover()
+    mover.begin()
+    key, get = keys.tag_key(PETS, TagName.parse("v1")), world.old.get
+
+    def gone(asked: str, *limit: int) -> bytes:
+        if asked == key:
+            raise NotFound(f"there is no {key}", subject=key)
+        return get(asked, *limit)
+
+    world.old.get = gone  # type: ignore[method-assign]
+    with pytest.raises(IntegrityError, match=f"{key} is gone from memory://old"):
+        mover.copy()
+
+
+def test_who_finishes_late_does_not_lead_back_to_a_place_that_was_left() -> None:
+    world = World(True)
+    late, _ = world.mover()
+    late.begin()
+    late.copy()
+    late.decide()
+    world.mover()[0].finish(ordered=True)
+    other = "memory://other"
+    stamp = Stamp("bob", "dsv test", lambda: 1)
+    run(NamesMove(world.data, world.new, world.places[other], other, stamp))
+    late.finish(ordered=True)
+    assert [one.names for one in read_format(world.data)[-2:]] == ["memory://new", other]
+    world.check(world.places[other])

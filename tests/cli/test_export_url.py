@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -142,6 +143,40 @@ def test_a_file_that_was_changed_there_is_refused(things: Dsv, tmp_path: Path) -
     done = things("export", "things", url)
     assert done.code == 4 and "big" in done.err
     assert (tmp_path / "out/big").read_bytes() == BIG[::-1]
+
+
+@pytest.mark.parametrize("options", [(), ("--force",)], ids=["plain", "forced"])
+def test_a_folder_where_a_file_is_to_be_is_refused_and_the_reverse(
+    dsv: Dsv, things: Dsv, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    things.ok("export", "things", f"file://{tmp_path}/old")
+    shutil.rmtree(dsv.cwd / "d")
+    write_files(dsv.cwd, {"d": b"a file now", "a.txt": b"2"})
+    dsv.ok("sync", "--allow-removals")
+    things.ok("export", "things", f"file://{tmp_path}/new")
+    things.ok("export", "things", f"file://{tmp_path}/new")
+    for target, place, listed in (("things", "old", "old/d/\n"), ("things@main~1", "new", "new/d\n")):
+        before = folder(tmp_path / place)
+        done = things("export", target, f"file://{tmp_path}/{place}", *options)
+        assert done.code == 4 and listed in done.err and "remove what is listed" in done.err, done
+        assert folder(tmp_path / place) == before
+
+
+def test_nothing_is_written_through_a_link(things: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path, {"outside/b.bin": b"keep", "out/none": b""})
+    (tmp_path / "out/d").symlink_to("../outside")
+    done = things("export", "things", f"file://{tmp_path}/out", "--force")
+    assert done.code == 4 and "out/d\n" in done.err, done
+    assert folder(tmp_path / "outside") == {"b.bin": b"keep"} and not (tmp_path / "out/a.txt").exists()
+
+
+def test_a_named_pipe_in_the_way_is_not_opened(things: Dsv, tmp_path: Path) -> None:
+    (tmp_path / "out/d/e").mkdir(parents=True)
+    os.mkfifo(tmp_path / "out/d/e/c")
+    done = things("export", "things", f"file://{tmp_path}/out")
+    assert done.code == 4 and "out/d/e/c" in done.err, done
+    things.ok("export", "things", f"file://{tmp_path}/out", "--force")
+    assert folder(tmp_path / "out") == FILES
 
 
 def test_a_damaged_content_never_gets_its_name(things: Dsv, tmp_path: Path) -> None:

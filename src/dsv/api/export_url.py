@@ -14,7 +14,7 @@ from dsv.api.context import Context
 from dsv.api.export import Found, contents_of, found_entries
 from dsv.api.import_journal import ImportJournal
 from dsv.api.remote_fs import open_place, version_of
-from dsv.api.remote_writes import RemoteWrites, is_version
+from dsv.api.remote_writes import RemoteWrites, is_plain, is_version
 from dsv.errors import Conflict
 from dsv.fs.errors import about
 from dsv.fs.lock import Lock
@@ -75,8 +75,9 @@ def export_url(
     """Writes the target's files below the URL, each checked before it is there under its name.
 
     options: how to reach an s3:// URL; None: as the store. force: replaces what others have put there in the way, and
-    leaves alone what is not. Raises `Conflict` with nothing written if there is something of others, or if
-    another export writes there, and `Unsupported` if a package is missing or the server can't be written to.
+    leaves alone what is not. Raises `Conflict` with nothing written if there is something of others, if a folder is
+    where a file is to be or the reverse, or if another export writes there, and `Unsupported` if a package is missing
+    or the server can't be written to.
     """
     reach = options or context.store_options(context.settings.store())
     writes = RemoteWrites(open_place(url, reach))
@@ -89,6 +90,9 @@ def export_url(
         with _alone(journal.path, writes.place.shown), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
             there = writes.found()
             plan = _planned(files, there, journal, writes)
+            clashing = writes.clashes((writes.key(name) for name, _, _ in plan.write), there)
+            if clashing:
+                raise _clash(writes.place.shown, clashing)
             _look_into(plan, pool, writes, journal, there)
             plan.write.sort(key=lambda each: sort_key(each[1].path))  # as they lie in the store
             if plan.foreign and not force:
@@ -142,7 +146,7 @@ def _planned(
             plan.write.append(each)
         elif noted is not None:
             plan.known += 1
-        elif info.get("size") == entry.size:
+        elif info.get("size") == entry.size and is_plain(info):
             plan.read.append(each)
         else:
             plan.foreign.append(key)
@@ -237,12 +241,24 @@ def _stored(entry: Entry) -> Stored:
 
 
 def _occupied(shown: str, keys: list[str]) -> Conflict:
-    some = sorted(keys)
-    more = [f"and {len(some) - _SHOWN:,} more"] if len(some) > _SHOWN else []
-    listed = "".join(f"\n  {key}" for key in [*some[:_SHOWN], *more])
     return Conflict(
-        f"nothing was written, as {shown} has {format_count(len(some), 'file')} that no dsv export from here has "
-        f"written:{listed}",
+        f"nothing was written, as {shown} has {format_count(len(keys), 'file')} that no dsv export from here has "
+        f"written:{_listed(keys)}",
         subject=shown,
         hint="name an empty place; --force replaces those that are in the way, and leaves the others",
     )
+
+
+def _clash(shown: str, keys: list[str]) -> Conflict:
+    return Conflict(
+        f"nothing was written, as {shown} has a folder where a file is to be written, or a file or a link where a "
+        f"folder is to be:{_listed(keys)}",
+        subject=shown,
+        hint="remove what is listed, or name an empty place; --force replaces no folder and follows no link",
+    )
+
+
+def _listed(keys: list[str]) -> str:
+    some = sorted(keys)
+    more = [f"and {len(some) - _SHOWN:,} more"] if len(some) > _SHOWN else []
+    return "".join(f"\n  {key}" for key in [*some[:_SHOWN], *more])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +51,17 @@ class RemoteWrites:
                 continue
             files["/" + key.lstrip("/") if self.place.root.startswith("/") else key] = info
         return files
+
+    def clashes(self, keys: Iterable[str], there: Collection[str]) -> list[str]:
+        """What is there and keeps files with these keys from being written: a folder that has the name of one (told
+        with a slash at its end), and a file or a link where one needs a folder. An object store has no such thing.
+        """
+        if self._whole:
+            return []
+        keys, root = list(keys), self.place.root
+        folders = _folders_above(there, root)
+        clashing = {f"{key}/" for key in keys if key in folders}
+        return sorted(clashing.union(_folders_above(keys, root).intersection(there)))
 
     def prepare(self, path: bytes) -> None:
         """Makes the folders above a file, if there are such things. For one thread."""
@@ -124,6 +135,22 @@ def is_version(written: str, info: dict[str, Any]) -> bool:
     if written.startswith(_MD5):
         return str(info.get("ETag", "")).strip('"') == written.removeprefix(_MD5)
     return version_of(info) == written
+
+
+def is_plain(info: dict[str, Any]) -> bool:
+    """Whether it is a file that can be read to compare it: to open a named pipe would wait for its writer."""
+    return info.get("type") not in ("other", "link")
+
+
+def _folders_above(keys: Iterable[str], root: str) -> set[str]:
+    """The folders of these keys, the root among them."""
+    folders: set[str] = set()
+    for key in keys:
+        folder = key.rpartition("/")[0]
+        while folder and len(folder) >= len(root) and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return folders
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from threading import Event
 
 import pytest
 
-from dsv.engines.base import JobStatus, Plan
+from dsv.engines.base import Handle, JobStatus, Plan
+from dsv.engines.foreground import Foreground
 from dsv.engines.guardian import processes_of
 from dsv.engines.output import Output
 from dsv.engines.process import Process
@@ -20,6 +21,7 @@ from dsv.repo.run_spool import Spool
 from dsv.runs.jobs import find_job
 from dsv.runs.life import RunResult, run
 from dsv.runs.marks import Mark, Marks, record_cut_off
+from dsv.runs.place import run_folder
 from dsv.runs.records import RunRecords
 from tests.run.shop import SCANS, STORE, Shop
 
@@ -79,6 +81,32 @@ def test_a_run_is_shown_as_submitted_until_its_engine_has_the_job(
     monkeypatch.setattr(Process, "submit", watched)
     assert start(shop, "true").record.state is RunState.ENDED
     assert seen == [RunState.SUBMITTED]
+
+
+def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster gave no answer when the job should begin, and none when it should be ended."""
+
+    def unanswered(self: Process, *_: object) -> Handle:
+        raise LaunchError("no answer")
+
+    def not_known(self: Foreground, ref: JobRef) -> bool:
+        Process(shop.environ).cancel(ref, 0)
+        return False
+
+    monkeypatch.setattr(Process, "attach", unanswered)
+    monkeypatch.setattr(Foreground, "_is_gone", not_known)
+    result = start(shop, "true")
+    assert result.exit_code == 125 and result.error is not None
+    assert "nor whether it did: no answer" in result.error.message
+    marks = Marks(shop.place.state, STORE)
+    (known,) = marks.known()
+    assert (known.run, known.state, known.job is not None) == (result.record.run, RunState.RUNNING, True)
+    scratch = run_folder(shop.place.state, SCANS, known.run) / "scratch"
+    assert scratch.is_dir()
+    monkeypatch.setattr(Mark, "is_dead", lambda self: True)
+    (cut,) = record_cut_off(marks, shop.spool, shop.runs, Engines(shop.environ), lambda _: None)
+    assert (cut.run, cut.state.is_terminal) == (known.run, True)
+    assert marks.known() == [] and not scratch.exists()
 
 
 def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,9 @@ def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:
         return LaunchError(
             f"how run {launch.run} ended is not known, nor whether it did: {_masked(launch, outcome.ended.reason)}",
             subject=launch.run,
-            hint=f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
+            hint="dsv runs"
+            if engine.queues
+            else f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
         )
     if outcome.ended.launched or outcome.signal is not None:
         return None

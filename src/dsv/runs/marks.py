@@ -239,9 +239,12 @@ def _with_end(begun: RunRecord, found: str | Ended) -> RunRecord:
         return replace(
             begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=found, end=EndCause.LOST_SIGHT
         )
+    state = RunState.ENDED if found.launched else RunState.NOT_LAUNCHED
+    if not found.seen or found.cause is EndCause.LEASE_LOST:
+        state = RunState.CUT_OFF
     return replace(
         begun,
-        state=RunState.ENDED if found.launched else RunState.NOT_LAUNCHED,
+        state=state,
         exit_code=found.exit_code,
         error=found.reason,
         end=found.cause,

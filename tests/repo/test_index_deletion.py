@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from blake3 import blake3
 
+from dsv.api import index_files as index_files_module
+from dsv.api.context import Context
+from dsv.api.doctor import State
+from dsv.api.index_files import examine_indexes
 from dsv.errors import IntegrityError, NotFound
 from dsv.model import keys
 from dsv.model.codec import Codec
-from dsv.model.ids import ChunkId, Id, PackId
+from dsv.model.ids import ChunkId, Id, IndexId, PackId
 from dsv.model.index import ERASED, EXTERNAL, FIXED_SIZE, Index, IndexBuilder
-from dsv.model.index_merge import IndexMerge
+from dsv.model.index_merge import IndexMerge, MergedFile
 from dsv.model.location import Location, ObjectKind
 from dsv.repo import indexes as indexes_module
 from dsv.repo import session as session_module
-from dsv.repo.check_indexes import check_indexes
-from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
+from dsv.repo.check_indexes import IndexReport, check_indexes
+from dsv.repo.merge_indexes import GRACE_SECONDS, Merged, merge_indexes
+from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.counting import Counting
 from dsv.transfer.upload import Uploader
@@ -31,6 +39,8 @@ from tests.repo.test_merge_indexes import (
     store_record,
 )
 from tests.repo.worlds import WRITER, create
+
+PACK = PackId.random()
 
 
 @pytest.fixture
@@ -158,3 +168,57 @@ def test_an_erased_row_wins_over_a_larger_file() -> None:
             one.objects.indexes.find(ObjectKind.CHUNK, object_id)
     assert len(index_files(store)) == 32
     assert [*Index.parse(reserved(object_id, ERASED)).erased()] == [(ObjectKind.CHUNK, object_id)]
+
+
+@pytest.mark.usefixtures("filtered")
+def test_the_newest_run_is_asked_first() -> None:
+    """What is replaced is mostly in the run of the last merge: older ones, which are large, are not read for it."""
+    memory = Clocked()
+    store = Counting(memory)
+    repository = create(store)
+    old, new = made("old", 1000), made("new", 100)
+    with Session.open(repository, WRITER) as session:
+        ids = [session.put_index(one) for one in (old, new, made("new", 10))]
+        runs = [
+            (MergedFile(one, *Index.parse(data).bounds),)
+            for one, data in zip(ids[:2], (old, new), strict=True)
+        ]
+        record = IndexMerge.of(runs, ids[2:], 0, "test")
+        store.put_if_absent(keys.index_merge_key(0, IndexId.random()), record.encode())
+        session.close()
+    memory.now += 2 * GRACE_SECONDS
+    before = store.counts
+    assert merge_indexes(reopened(store), WRITER, most_rows=8 * 100) == Merged(0, 2, 1)
+    asked = store.counts - before
+    assert asked.bytes_down < len(old) / 4
+
+
+def made(name: str, rows: int) -> bytes:
+    builder = IndexBuilder()
+    for number in range(rows):
+        object_id = ChunkId.hash(b"%s %d" % (name.encode(), number))
+        builder.add(ObjectKind.CHUNK, object_id, Location(PACK, 8 + number, 1, 1, Codec.RAW))
+    return builder.finish()
+
+
+def test_a_check_that_fails_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = create(Clocked())
+
+    def fail(_: Repository) -> IndexReport:
+        raise NotFound("index/x is gone")
+
+    class Opened:
+        @contextmanager
+        def repository(self) -> Iterator[Repository]:
+            yield repository
+
+    class Absent:
+        @contextmanager
+        def repository(self) -> Iterator[Repository]:
+            raise NotFound("there is no store")
+            yield
+
+    monkeypatch.setattr(index_files_module, "check_indexes", fail)
+    (found,) = examine_indexes(cast(Context, Opened()))
+    assert (found.state, found.text) == (State.FAIL, "index/x is gone")
+    assert [*examine_indexes(cast(Context, Absent()))] == []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
 from dsv.api.context import Context
 from dsv.api.init import prove_names
-from dsv.errors import Conflict, UsageError
+from dsv.errors import Conflict, DsvError, UsageError
 from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Nonce
@@ -16,6 +17,7 @@ from dsv.model.records import RefEntry
 from dsv.repo.layout import Format, make_names, read_data_layout
 from dsv.repo.lost_names import FoundCommit, find_heads
 from dsv.repo.metadata import MetadataCache
+from dsv.repo.names_move import Stamp, note_place
 from dsv.repo.objects import Objects
 from dsv.repo.refs import LostRace, Refs
 from dsv.store.base import Store
@@ -49,6 +51,7 @@ def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
                 hint="dsv config stores.NAME.names PLACE",
             )
         layout = read_data_layout(split.data)
+        _check_lost(split, layout)
         objects = Objects(split.data, MetadataCache(context.metadata_folder(layout.store_id)))
         found = find_heads(_commits(split.data, objects))
         if not dry_run:
@@ -91,6 +94,29 @@ def _make(context: Context, split: SplitStore, layout: Format, found: list[Found
     for dataset, branch, commit_id in heads:
         _place(context, refs, dataset, branch, commit_id)
     make_names(split.names, layout, ordered=proof.ordered, nonce=Nonce.random(), time_ms=context.clock())
+    if (
+        layout.entries[-1].names is not None
+    ):  # they had moved, and the data's log would lead to where they were
+        stamp = Stamp(context.writer.author, context.writer.tool, context.clock)
+        note_place(split.data, split.names, split.names.url, stamp)
+
+
+def _check_lost(split: SplitStore, layout: Format) -> None:
+    """Raises `Conflict` if the names can be read where the data's log says that they have moved to."""
+    place = layout.entries[-1].names
+    if place is None:
+        return
+    try:
+        with closing(split.open_names(place)) as noted:
+            found = noted.url if _is_taken(noted) else None
+    except DsvError:
+        return  # it is lost, or out of reach
+    if found is not None and found != split.names.url:
+        raise Conflict(
+            f"the names of {split.data.url} are not lost: they have moved to {found}",
+            subject=found,
+            hint=f"dsv config stores.NAME.names {found}",
+        )
 
 
 def _is_taken(names: Store) -> bool:

@@ -188,7 +188,7 @@ def test_the_newest_run_is_asked_first() -> None:
         session.close()
     memory.now += 2 * GRACE_SECONDS
     before = store.counts
-    assert merge_indexes(reopened(store), WRITER, most_rows=8 * 100) == Merged(0, 2, 1)
+    assert merge_indexes(reopened(store), WRITER, most_rows=8 * 1000) == Merged(0, 2, 1)
     asked = store.counts - before
     assert asked.bytes_down < len(old) / 4
 

@@ -10,7 +10,9 @@ from dsv.model.ids import SessionId
 from dsv.model.names import MAIN, DatasetName, TagName
 from dsv.repo.layout import read_format
 from dsv.repo.names_move import NamesMove, Stamp
-from tests.repo.moving_world import PETS, World, run
+from dsv.repo.refs import Moved
+from dsv.repo.repository import Repository
+from tests.repo.moving_world import PETS, World, move, run
 
 
 def test_a_place_with_other_keys_is_refused_before_anything_is_said() -> None:
@@ -61,6 +63,21 @@ def test_a_tag_that_is_gone_is_not_left_behind() -> None:
     world.old.get = gone  # type: ignore[method-assign]
     with pytest.raises(IntegrityError, match=f"{key} is gone from memory://old"):
         mover.copy()
+
+
+def test_what_is_asked_ahead_of_a_place_that_was_left_is_asked_again() -> None:
+    """A move that came too late for the copy is still listed there."""
+    world = World(True)
+    killed = world.repository()
+    mover, _ = world.mover()
+    mover.begin()
+    mover.copy()
+    killed.refs.place = None  # it does not come to ask
+    assert isinstance(move(killed, MAIN, b"killed"), Moved)
+    mover.decide()
+    mover.finish(ordered=True)
+    repository = Repository.open(world.opened(), None, ahead=lambda refs: refs.expect(PETS, MAIN))
+    assert repository.refs.head(PETS, MAIN).number == 1
 
 
 def test_who_finishes_late_does_not_lead_back_to_a_place_that_was_left() -> None:

@@ -33,7 +33,7 @@ from dsv.repo.objects import Objects, get_commit
 from dsv.repo.protection import refused_move
 from dsv.repo.refs import Refs
 from dsv.store.base import Put, Store
-from dsv.store.split import split_of
+from dsv.store.split import places_of, split_of
 from dsv.store.together import both
 
 Clock = Callable[[], int]
@@ -80,11 +80,15 @@ class Repository:
         Raises `NotFound` where there is no store, `Unsupported` where it is of a newer kind.
         """
         refs = Refs(store)
+        places = places_of(store)
+        named = None if places is None else places.names
         look = partial(get_commit, store, commit) if commit is not None else lambda: None
         layout, (_, found) = both(
             partial(read_layout, store), partial(both, partial(_unless_away, store, ahead, refs), look)
         )
         layout.check(store.url, writing=False)
+        if places is not None and places.names is not named:
+            refs.forget()  # what was asked ahead may be of a place that the names have left
         if layout.has(UNORDERED_LISTING):
             store.ordered_listing = False
         if layout.has(UNCONDITIONAL_WRITES):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dsv.api.merge import Merged, MergeRequest, merge
 from dsv.errors import NotFound, Unsupported, UsageError
@@ -312,7 +313,7 @@ def test_what_is_not_there_is_said(scans: Dataset) -> None:
     with pytest.raises(NotFound, match="no branch other"):
         bring(scans, "main", into=BranchName.parse("other"))
     with pytest.raises(UsageError, match="names no dataset"):
-        merge(scans.context, MergeRequest(replace(scans.target("main"), dataset=None)))
+        merge(scans.context, MergeRequest(structs.replace(scans.target("main"), dataset=None)))
 
 
 def test_a_merge_reads_and_writes_only_segments_that_changed(tmp_path: Path) -> None:

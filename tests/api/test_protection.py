@@ -237,7 +237,8 @@ class Asked(Wrapper):
 
 
 def test_a_store_without_rules_is_asked_nothing_more(world: World) -> None:
-    """One that has them: for the third and fourth entry of its format, the newest rule, and what may follow it."""
+    """One that has them: for the third and fourth entry of its format, the newest rule, and what may follow it. Both
+    are asked once more whether the log of the format goes on, after the branch has moved."""
 
     def asked(content: bytes) -> Asked:
         store = Asked(world.store)
@@ -248,7 +249,7 @@ def test_a_store_without_rules_is_asked_nothing_more(world: World) -> None:
     protect(world)
     ruled = asked(b"ruled")
     assert [each.count("rule") for each in (plain, ruled)] == [0, 2]
-    assert [each.count("format/") for each in (plain, ruled)] == [2, 4]
+    assert [each.count("format/") for each in (plain, ruled)] == [3, 5]
     for each in (plain, ruled):  # one listing; the head, what may follow it, and what was written read back
         assert sum(key.endswith("/") for key in each.keys if key.startswith("refs/")) == 1
         assert each.count("refs/", "/f") <= 4

@@ -93,7 +93,10 @@ def _run(url: str, options: StoreOptions, names: Sequence[str]) -> dict[str, lis
         for racer, (out, err) in zip(racers, said_by_all, strict=True):
             if racer.returncode:
                 said = err.strip().rpartition("\n")[2] or "it was killed"
-                raise Unreachable(f"a writer of the test of {url} failed: {said}", subject=url)
+                kind = (
+                    Denied if said.startswith(f"{Denied.__module__}.{Denied.__qualname__}:") else Unreachable
+                )
+                raise kind(f"a writer of the test of {url} failed: {said}", subject=url)
             for name, who in json.loads(out):
                 won.setdefault(name, []).append(who)
     return won

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +16,13 @@ from tests.cache import filler
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import make_root, place, publish
 from tests.cache.test_fill_shared import FILES, PART, plenty, until
+from tests.waiting import PATIENCE
 
 from dsv.cache.claims.leases import Lease
 from dsv.cache.eviction.ensure_room import ensure_room
-from dsv.cache.fill_state import room
+from dsv.cache.fill_state import plan, room
 from dsv.cache.fill_state.room import Need
+from dsv.cache.fill_state.workers import Heartbeat, read_workers
 from dsv.cache.filling.context import FillRequest
 from dsv.cache.filling.fill import fill
 from dsv.cache.layout import Place
@@ -25,6 +30,7 @@ from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits
 from dsv.cache.usage import used_until
 from dsv.errors import NoRoom
+from dsv.fs.system import FileSystem
 from dsv.model.ids import CommitId
 
 MB = 1 << 20
@@ -143,6 +149,59 @@ def test_limits_are_looked_at_while_filling(
     assert not root.visible(request_for(commit).place).exists()
     assert room.reservations(root) == []
     assert not list(root.fill(request_for(commit).place).parent.glob("*"))
+
+
+def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_up(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither has left yet when both are refused: each sees the other at work."""
+    monkeypatch.setattr("dsv.cache.filling.participant._ROOM_EVERY", 0.0)
+    (tmp_path / "cache").mkdir()
+    root, commit = CacheRoot(tmp_path / "cache"), world.commit(FILES)
+    place = request_for(commit).place
+    refused, leaving = threading.Barrier(2), threading.Barrier(2)
+    stop = Heartbeat.stop
+
+    def leave(heartbeat: Heartbeat) -> None:
+        leaving.wait(PATIENCE)
+        stop(heartbeat)
+
+    def limit(need: Need) -> None:
+        if root.fill(place).is_dir():
+            refused.wait(PATIENCE)
+            raise NoRoom("others fill the disk")
+
+    monkeypatch.setattr(Heartbeat, "stop", leave)
+    monkeypatch.setattr(plan, "PART_BYTES", PART)
+
+    def fill_it() -> None:
+        fill(root, request_for(commit), FakeSource(world.folder, str(commit)), ensure_room=limit)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(fill_it)
+        until(lambda: root.fill(place).is_dir())
+        other = pool.submit(fill_it)
+        for ended in (one, other):
+            with pytest.raises(NoRoom, match="others fill the disk"):
+                ended.result()
+    assert list(root.room.iterdir()) == []
+    assert not root.fill(place).exists()
+
+
+def test_a_worker_can_leave_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").mkdir()
+    root = CacheRoot(tmp_path / "cache")
+    root.prepare()
+    heartbeat = Heartbeat(root, FileSystem(remote=True, sync_each=True))
+    heartbeat.enlist(root.trash)
+
+    def full(path: Path) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(root, "put_name", full)
+    heartbeat.stop()
+    (worker,) = read_workers(root.trash).values()
+    assert worker.left and worker.heard > 0
 
 
 def publish_world(root: CacheRoot, world: World, files: list[File]) -> Place:

@@ -76,6 +76,7 @@ class Heartbeat:
         self._sync = kind.remote
         self._period = HEARTBEAT_REMOTE if kind.remote else HEARTBEAT_LOCAL
         self._descriptor = -1
+        self._heard = 0.0
         self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
     def enlist(self, folder: Path) -> None:
@@ -117,9 +118,11 @@ class Heartbeat:
 
     def _write(self, *, left: bool) -> None:
         tally = self.tally
+        if not left:  # who leaves needs no time, which a full disk may refuse to tell
+            self._heard = self._root.time_in(self._folder)
         worker = Worker(
             owner=self.owner,
-            heard=self._root.time_in(self._folder),
+            heard=self._heard,
             left=left,
             entries=tally.entries,
             bytes=tally.bytes,

@@ -145,18 +145,29 @@ def _take_part(
 def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
     if participant.published:
         clear(directory)
-    elif participant.hopeless and not give_up(directory):
+        return
+    hopeless = participant.hopeless or (participant.out_of_room and _is_deserted(directory))
+    if hopeless and not give_up(directory):
         finalize(directory)
+
+
+def _is_deserted(directory: FillDirectory) -> bool:
+    """Whether nobody works on a fill any more. Asked by who has left it: of several who leave at the same moment, the
+    last one sees that all others have.
+    """
+    try:
+        now, workers = directory.root.now(), read_workers(directory.workers).values()
+    except OSError:
+        return False
+    return all(worker.gone(now) for worker in workers)
 
 
 def _give_up_if_alone(root: CacheRoot, place: Place) -> None:
     """A half fill that nobody works on would keep a full disk full."""
     with contextlib.suppress(OSError):
         directory = join(root, place)
-        if directory is not None and directory.is_open():
-            now, workers = root.now(), read_workers(directory.workers).values()
-            if all(worker.gone(now) for worker in workers):
-                give_up(directory)
+        if directory is not None and directory.is_open() and _is_deserted(directory):
+            give_up(directory)
 
 
 def _begin(context: FillContext, heartbeat: Heartbeat) -> FillDirectory | None:

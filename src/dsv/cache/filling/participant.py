@@ -37,7 +37,8 @@ class FillParticipant:
     """`run` it once.
 
     fetched, linked: what this process and its helpers did. published: this process made it visible. hopeless: no
-    process can or will continue it, so it should be given up. The caller acts on both when all of its files are closed.
+    process can or will continue it, so it should be given up. out_of_room: it should be unless others work on it, as a
+    half fill keeps a full disk full. The caller acts on these when all of its files are closed.
     """
 
     def __init__(self, context: FillContext, directory: FillDirectory, heartbeat: Heartbeat) -> None:
@@ -54,6 +55,7 @@ class FillParticipant:
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
         self.hopeless = False
+        self.out_of_room = False
 
     @property
     def fetched(self) -> int:
@@ -83,11 +85,11 @@ class FillParticipant:
             if error.errno in GONE and not directory.is_open():
                 raise FillEnded from error
             if error.errno in FULL:
-                self._give_up_if_alone()
+                self.out_of_room = True
                 raise self._no_room(error) from error
             raise
         except NoRoom:
-            self._give_up_if_alone()
+            self.out_of_room = True
             raise
         except Lost:
             self.hopeless = True
@@ -224,18 +226,6 @@ class FillParticipant:
         if not self.published:
             self.hopeless = self._directory.is_open()  # an earlier fill is visible; nobody needs this one
             raise FillEnded
-
-    def _give_up_if_alone(self) -> None:
-        """A half fill that nobody works on would keep a full disk full."""
-        self._stop_helpers(now=True)
-        self.hopeless = self._is_alone()
-
-    def _is_alone(self) -> bool:
-        try:
-            now = self._context.root.now()
-            return all(one.gone(now) for one in self._others())
-        except OSError:
-            return False
 
     def _no_room(self, error: OSError) -> NoRoom:
         size, files = self._directory.plan.need_bytes, self._directory.plan.need_files

@@ -29,7 +29,7 @@ from tests.labs.machine import MissingError
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
 from tests.labs.slurm import SlurmNodes
-from tests.scheduling import Scheduling, hosts_of
+from tests.scheduling import EXCLUSIVE, Scheduling, shared_by
 from tests.store.servers_on_moto import ServerOnMoto
 
 # A busy machine is no failure of the code; pytest's own timeout ends what hangs. And the same examples each time, as
@@ -96,8 +96,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & REAL:
             item.add_marker(pytest.mark.real)
-        if "nfs_hosts" in fixtures and hosts_of(item.nodeid) is None:
-            raise pytest.UsageError(f"{item.nodeid} boots hosts: name its file test_nfs*.py")
+        for name in fixtures & EXCLUSIVE.keys():
+            if not (shared_by(item.nodeid) or "").startswith(name):
+                raise pytest.UsageError(f"{item.nodeid} uses {name} alone: name its file {EXCLUSIVE[name]}")
 
 
 def pytest_collection_finish() -> None:

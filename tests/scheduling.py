@@ -8,19 +8,28 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Hosts have numbers. Those of tests/nfs have the upper ones, and stay up from test to test; the others boot the lower
 # ones. Their tests last longest and wait most of the time: two workers begin with them, so both sets go on at once.
-_HOSTS = {
-    "hosts that stay up": re.compile(r"tests/nfs/"),
-    "hosts of one test": re.compile(r"tests/(labs/|\w+/test_nfs)"),
+# A test takes nodes away from a cluster, and ends every job that the test before it left there: one at a time.
+_SHARED = {
+    "slurm_nodes": re.compile(r"tests/\w+/test_slurm"),
+    "kubernetes": re.compile(r"tests/\w+/test_kubernetes"),
+    "nfs_hosts, which stay up": re.compile(r"tests/nfs/"),
+    "nfs_hosts": re.compile(r"tests/(labs/|\w+/test_nfs)"),
 }
+EXCLUSIVE = {
+    "nfs_hosts": "test_nfs*.py",
+    "slurm_nodes": "test_slurm*.py",
+    "kubernetes": "test_kubernetes*.py",
+}
+"""The fixtures that only one test may use at a time, with the files that such tests lie in."""
 
 
-def hosts_of(nodeid: str) -> str | None:
-    """Which set of hosts a test is for, by its file; None: for none."""
-    return next((name for name, files in _HOSTS.items() if files.match(nodeid)), None)
+def shared_by(nodeid: str) -> str | None:
+    """The hosts or the cluster that a test has for itself while it runs, told by its file; None: none."""
+    return next((name for name, files in _SHARED.items() if files.match(nodeid)), None)
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Each test goes to any worker that is free, but all of one set of hosts to one worker."""
+    """Each test goes to any worker that is free, but all of one set of hosts or of one cluster to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return hosts_of(nodeid) or nodeid
+        return shared_by(nodeid) or nodeid

@@ -22,6 +22,7 @@ import hypothesis
 import pytest
 
 import dsv
+from tests.labs import dsv_image as dsv_images
 from tests.labs import shelf
 from tests.labs.docker_engine import ContainerEngine
 from tests.labs.kubernetes import Kubernetes
@@ -44,7 +45,16 @@ OWN_SHELF = pytest.StashKey[Path]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS")
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
-REAL = {"ceph_s3", "docker_engine", "podman", "nfs_hosts", "slurm_nodes", "kubernetes", "azurite"}
+REAL = {
+    "ceph_s3",
+    "docker_engine",
+    "podman",
+    "nfs_hosts",
+    "slurm_nodes",
+    "kubernetes",
+    "dsv_image",
+    "azurite",
+}
 WITHOUT_REAL_PARTS = "not real"
 FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")
 
@@ -159,6 +169,12 @@ def kubernetes(kubernetes_cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) 
     for name, value in kubernetes_cluster.env.items():
         monkeypatch.setenv(name, value)
     return kubernetes_cluster
+
+
+@pytest.fixture(scope="session")
+def dsv_image(kubernetes_cluster: Kubernetes, docker_engine: ContainerEngine) -> str:
+    """The image of dsv for clusters, of this checkout, which every node of the Kubernetes lab has."""
+    return dsv_images.give(kubernetes_cluster, docker_engine)
 
 
 @pytest.fixture(scope="session")

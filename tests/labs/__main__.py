@@ -3,7 +3,8 @@
 python -m tests.labs up NAME DIR     start one (ceph-rgw, docker-engine, kubernetes, nfs-hosts, podman, slurm);
                                      prints the exports that reach it. With DSV_LABS=DIR the tests use what runs
                                      there.
-python -m tests.labs image           make the Python image's files now, so that later runs are fast
+python -m tests.labs image           make the files of the Python image and of the dsv image's base now, so that later
+                                     runs are fast
 python -m tests.labs kubernetes      build Kubernetes' programs now, so that later runs are fast
 python -m tests.labs down DIR        stop all that runs there and remove the folder
 python -m tests.labs keep DIR PID    wait for that process's end, then do the same
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
                 print(f"export {variable}={shlex.quote(value)}")
             print(f"export DSV_LABS={shlex.quote(str(Path(folder).resolve()))}")
         case ["image"]:
-            print(images.python_tar())
+            print(images.debian_tar(), images.python_tar(), sep="\n")
         case ["kubernetes"]:
             print(kubernetes_programs.programs_folder())
         case ["down", folder]:

@@ -23,6 +23,7 @@ PYTHON = "dsv-labs/python:latest"
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 SUITE = "bookworm"
+BASE_SUITE = "trixie"  # that of the Containerfile
 PACKAGES = ("python3-numpy", "python3-pil", "python3-sklearn")  # each brings python3 along
 NOT_IN_THE_IMAGE = (
     "./var/cache/apt",
@@ -92,23 +93,32 @@ def archive(
 
 def python_tar() -> Path:
     """Debian with Python, NumPy, Pillow and scikit-learn (about 0.9 GB), made once per machine."""
-    require("the Python image", {"debootstrap": "debootstrap"})
-    recipe = hashlib.sha256(repr((SUITE, PACKAGES, NOT_IN_THE_IMAGE)).encode()).hexdigest()[:12]
-    target = cache_folder() / f"python-{recipe}.tar"
-    with (target.parent / "python.lock").open("w") as lock:
+    return _debian_tar("python", SUITE, PACKAGES)
+
+
+def debian_tar() -> Path:
+    """A Debian with nothing but what has to be there, as the dsv image is made of; once per machine."""
+    return _debian_tar("debian", BASE_SUITE, ("ca-certificates",))
+
+
+def _debian_tar(kind: str, suite: str, packages: tuple[str, ...]) -> Path:
+    require(f"the {kind} image", {"debootstrap": "debootstrap"})
+    recipe = hashlib.sha256(repr((suite, packages, NOT_IN_THE_IMAGE)).encode()).hexdigest()[:12]
+    target = cache_folder() / f"{kind}-{recipe}.tar"
+    with (target.parent / f"{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _make_python_tar(target)
+            _make_debian_tar(target, suite, packages)
     return target
 
 
-def _make_python_tar(target: Path) -> None:
-    root = Path(tempfile.mkdtemp(prefix="python-root-", dir=target.parent))
+def _make_debian_tar(target: Path, suite: str, packages: tuple[str, ...]) -> None:
+    root = Path(tempfile.mkdtemp(prefix=f"{target.stem}-root-", dir=target.parent))
     log = target.with_suffix(".log")
     log.unlink(missing_ok=True)
     try:
-        options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        call(["debootstrap", *options, SUITE, str(root)], log=log, timeout=1200)
+        options = ["--variant=minbase", f"--include={','.join(packages)}"]
+        call(["debootstrap", *options, suite, str(root)], log=log, timeout=1200)
         partial = target.with_suffix(".partial")
         leave_out = [f"--exclude={path}/*" for path in NOT_IN_THE_IMAGE]
         call(["tar", "-C", str(root), *leave_out, "-cf", str(partial), "."], log=log, timeout=600)

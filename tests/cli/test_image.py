@@ -1,0 +1,88 @@
+"""The image of dsv as a cluster runs it: any user in group 0, no rights, and nothing in it that can be written."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv.model.ids import CommitId
+from dsv.model.names import DatasetName
+from dsv.model.node_order import NodeOrder, OrderedData
+from dsv.model.run import RunId, RunRecord, RunState
+from dsv.repo.runs import RunStore
+from dsv.store.directory import DirectoryStore
+from tests.cli.runner import Dsv
+from tests.labs import dsv_image
+from tests.labs.docker_engine import ContainerEngine
+
+USER = "1000650000:0"  # as OpenShift gives one to a namespace
+OTHER = "1000660000:0"
+RUN = RunId.parse("20261120-132145-1f2e3d4c")
+NO_RIGHTS = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none", "--rm")
+Inside = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def image(docker_engine: ContainerEngine) -> str:
+    return dsv_image.build(docker_engine)
+
+
+@pytest.fixture
+def inside(pets: Dsv, docker_engine: ContainerEngine, image: str, tmp_path: Path) -> Inside:
+    """Runs dsv in the image; the store, the cache and the folder of outputs can be written by group 0."""
+    store = Path(pets.ok("config", "store").out.strip())
+    folders = {"store": store, "cache": tmp_path / "shared", "out": tmp_path / "out"}
+    for folder in folders.values():
+        folder.mkdir(exist_ok=True)
+    subprocess.run(["chmod", "-R", "g=u", store], check=True)
+    for folder in folders.values():
+        folder.chmod(0o2775)
+    mounts = [f"--volume={folder}:/{name}" for name, folder in folders.items()]
+
+    def run(*arguments: str, user: str = USER, options: tuple[str, ...] = ()) -> str:
+        given = ["--env=DSV_STORE=/store", "--env=DSV_CACHE=/cache", f"--user={user}"]
+        return docker_engine.call("run", *NO_RIGHTS, *given, *mounts, *options, image, *arguments)
+
+    return run
+
+
+def test_users_of_group_0_share_a_cache_and_need_nothing_else(inside: Inside) -> None:
+    """No home, no /tmp; and what one user has cached, another one reads, leases and evicts."""
+    data = inside("cache", "pets@v2").strip()
+    assert inside("with", "pets@v2", "--", "sh", "-c", 'cat "$DSV_DATA/a.txt"; id -u', user=OTHER) == (
+        "beta\n1000660000\n"
+    )
+    assert inside("cache", "pets@v2", user=OTHER).strip() == data
+    inside("evict", "pets@v2", user=OTHER)
+    assert inside("cache", "pets@v2", user=OTHER).strip() == data
+
+
+def test_a_node_does_its_part_of_a_run(inside: Inside, pets: Dsv, tmp_path: Path) -> None:
+    commit = pets.ok("resolve", "pets").out.strip()
+    name = DatasetName.parse("pets")
+    start = RunRecord(
+        run=RUN, dataset=name, commit=CommitId.parse(commit), target="pets", data=(), state=RunState.RUNNING,
+        engine="kubernetes", params={}, out="/out", host="a", user="ada", started_ms=1,
+    )  # fmt: skip
+    store = Path(pets.ok("config", "store").out.strip())
+    runs = RunStore(DirectoryStore(store))
+    runs.write(name, RUN, "start", start.encode())
+    subprocess.run(["chmod", "-R", "g=u", store], check=True)
+    order = NodeOrder(run=RUN, data=(OrderedData(dataset="pets", commit=commit),), out="/out")
+    (tmp_path / "out" / "order.json").write_bytes(order.encode())
+    script = 'cat "$DSV_DATA/a.txt"; cp "$DSV_DATA/a.txt" "$DSV_OUT"'
+    inside("node", "/out/order.json", "--", "sh", "-c", script, options=("--tmpfs=/tmp",))
+    assert (tmp_path / "out" / "a.txt").read_text() == "beta\n"
+    record = runs.read(runs.listing(name, RUN)[0])
+    assert (record.state, record.exit_code) == (RunState.ENDED, 0)
+    assert [part.node for part in record.parts] == [0]
+
+
+def test_nothing_in_the_image_has_to_be_written_for_python(inside: Inside) -> None:
+    """What dsv imports was compiled when the image was built: each start would compile it again."""
+    listed = "import dsv.api.cache as each; print(each.__cached__)"
+    compiled = inside("-c", listed, options=("--entrypoint=python",)).strip()
+    assert inside(compiled, options=("--entrypoint=ls",)).strip() == compiled

@@ -232,7 +232,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     os.close(answers[1])
     _, told = process.communicate(timeout=60)
     assert process.returncode == 125
-    assert told == "error: the data is not held any more, and the command is ended: pets was evicted\n"
+    assert told == "error: the data is no longer held, so the command is ended: pets was evicted\n"
     assert lines(heard)[1:] == ["SIGTERM"]
 
 

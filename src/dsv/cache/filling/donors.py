@@ -1,4 +1,4 @@
-"""Which files of a commit other cached commits already have: compared by their trees, without touching a file."""
+"""Find the files of a commit that other cached commits have, by comparing trees. No file is touched."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OTHERS = 3
 assert _OWN + _OTHERS <= MAX_DONORS
 _SAMPLES = 8
 
-# What makes two files the same thing: the kind (executable or not, large or not), then the file id.
+# Two files are the same if these are: the kind (executable or not, large or not), then the file id.
 Content = bytes
-_LARGE = 16  # it has a recipe
+_LARGE = 16  # the file has a recipe
 _KIND = tuple(bytes((kind,)) for kind in range(256))
-OPEN = bytes((FETCH, *range(CHUNKS, CHUNKS + MAX_DONORS)))  # codes of what a further donor may have
+OPEN = bytes((FETCH, *range(CHUNKS, CHUNKS + MAX_DONORS)))  # codes of entries that a further donor may have
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -82,8 +82,8 @@ class Matching(msgspec.Struct):
     """What each entry of the wanted tree can be taken from.
 
     codes: the source map, one byte per entry. starts: the first entry of each segment, and the number of all.
-    sizes: of the entries of each segment that had to be read; the others are linked whole.
-    moves: for an entry with a MOVED code, the donor's path of it. samples: of each donor, some paths that are linked.
+    sizes: the sizes of the entries of each segment that had to be read; the other segments are linked whole.
+    moves: for each entry with a MOVED code, its path in the donor. samples: some linked paths of each donor.
     """
 
     codes: bytearray
@@ -104,9 +104,9 @@ class Matching(msgspec.Struct):
         return cls(bytearray(starts[-1]), starts)
 
     def add(self, donor: int, tree: Tree, theirs: Tree, selection: PathSet) -> bool:
-        """Uses donor number `donor` for what is still to be fetched; False if it gave nothing.
+        """Use donor number `donor` for what is still to be fetched; False if it had nothing of it.
 
-        `selection`: what of `theirs` is there.
+        selection: the part of `theirs` that is cached.
         """
         self.samples[donor] = []
         missing = self._same_paths(donor, tree, theirs, selection)
@@ -117,7 +117,7 @@ class Matching(msgspec.Struct):
     def _same_paths(
         self, donor: int, tree: Tree, theirs: Tree, selection: PathSet
     ) -> dict[Content, list[int]]:
-        """Links what has the same path; returns what is left of the files, by content."""
+        """Link the files that have the same path; returns the entries that are left, by content."""
         shared: set[SegmentId] = set()
         if selection.whole:
             shared = {leaf.id for leaf in theirs.leaves()} & {leaf.id for leaf in tree.leaves()}
@@ -153,7 +153,7 @@ class Matching(msgspec.Struct):
         theirs = list(map(known.get, segment.paths))
         same = bytes(map(operator.eq, ours, theirs))
         codes = self.codes[start : start + len(segment)]
-        if not codes.strip(b"\0") and all(segment.sizes):  # as it mostly is: nothing decided yet, files alone
+        if not codes.strip(b"\0") and all(segment.sizes):  # usually: all are files, none decided
             codes = bytearray(same.translate(bytes.maketrans(b"\1", bytes((LINK + donor,)))))
             first = same.find(1)
             if first >= 0:
@@ -176,7 +176,7 @@ class Matching(msgspec.Struct):
     def _other_paths(
         self, donor: int, theirs: Tree, selection: PathSet, missing: dict[Content, list[int]]
     ) -> None:
-        """Links what the donor has under another path."""
+        """Link the files that the donor has under another path."""
         for located in theirs.segments():
             segment = located.segment
             column = contents(segment)
@@ -205,10 +205,10 @@ class Matching(msgspec.Struct):
 
 
 class _PathWindow:
-    """Path -> content of a donor's tree, for runs of paths asked for in tree order; keeps no more than it must."""
+    """Path -> content of a donor's tree, asked for in tree order. Only the segments that are needed next are held."""
 
     def __init__(self, tree: Tree, selection: PathSet, skip: Container[object]) -> None:
-        """`skip`: ids of segments that need not be read: what they hold was found already."""
+        """skip: ids of segments that need not be read, because both trees share them."""
         leaves = [leaf for leaf in tree.leaves() if leaf.id not in skip or not selection.whole]
         self._segments = tree.segments(leaves)
         self._selection = selection
@@ -237,7 +237,7 @@ class _PathWindow:
 
 
 def contents(segment: Segment) -> list[Content]:
-    """Of each entry; empty for what is no file."""
+    """The content of each entry; empty if it is not a file."""
     ids = cut(segment.file_ids, 32)
     kinds = segment.kinds
     if segment.recipe_ids:
@@ -250,7 +250,7 @@ def contents(segment: Segment) -> list[Content]:
 
 
 def match(source: Source, tree: Tree, found: Sequence[Candidate]) -> tuple[Matching, list[Candidate]] | None:
-    """Compares the tree with the candidates in their order; None if nothing of it is in any of them."""
+    """Compare the tree with the candidates in their order; None if none of them has any of its files."""
     matching = Matching.of(tree)
     used: list[Candidate] = []
     for candidate in found:
@@ -261,7 +261,7 @@ def match(source: Source, tree: Tree, found: Sequence[Candidate]) -> tuple[Match
             if matching.add(len(used), tree, theirs, candidate.selection):
                 used.append(candidate)
         except (NotFound, IntegrityError):
-            continue  # the store has lost that commit; what is linked from it so far is checked anyway
+            continue  # the store has lost that commit; files that are linked from it are verified anyway
     return (matching, used) if used else None
 
 

@@ -1,4 +1,4 @@
-"""Making the plan of a fill: what is wanted, what others have of it, how it is shared, and the room it takes."""
+"""Make the plan of a fill: what is wanted, what other commits have of it, how it is shared, and the room it takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dsv.repo.trees import Leaf
 class Planned(msgspec.Struct, frozen=True):
     """A plan with its larger pieces. source_map: a byte per entry; moves: see `Matching.encoded_moves`.
 
-    folders: how many it makes, each of which needs an inode; 0 if the disk has plenty, as they are not counted then.
+    folders: how many the fill makes, as each needs an inode; 0 if the disk has so many inodes that nobody counted.
     """
 
     plan: Plan
@@ -74,7 +74,7 @@ def make_plan(
 ) -> Planned:
     """Reads the tree's nodes, and its segments if there is something to compare or to select.
 
-    without: cached commits that nothing is to be taken from, as they may have to go.
+    without: cached commits to take nothing from, as they may be evicted to make room.
     Raises `NotFound` if a selected path is not in the tree, `Conflict` if the file system would mix up two of
     its paths, `OSError`.
     """
@@ -128,7 +128,7 @@ def room_needed(tree: Tree, selection: PathSet) -> tuple[int, int]:
 def _whole(
     number: int, leaf: Leaf, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> Load:
-    """A segment of which all is wanted; its node knows its sums."""
+    """A segment that is wanted whole. Its node holds its sums, so it is not read."""
     child = leaf.child
     sums.files += child.files
     sums.bytes += child.bytes
@@ -139,14 +139,14 @@ def _whole(
         return Load(number, child.entries, child.bytes, child.bytes)
     codes = matching.codes[matching.starts[number] : matching.starts[number + 1]]
     sizes = matching.sizes.get(number)
-    if sizes is None:  # all of it is some donors': their code is the same for every file
+    if sizes is None:  # a donor has the whole segment, so all its entries have one code
         if not _copied(codes[0], donors):
             return Load(number, child.entries, child.bytes, 0)
         sums.need_files += child.entries
         sums.need_bytes += estimated_room(child.files, child.bytes)
         return Load(number, child.entries, child.bytes, child.bytes)
     if all(donor.way != "copy" for donor in donors):
-        codes = codes.translate(_LINKED_AS_ONE)  # they take no room, so they need not be looked at
+        codes = codes.translate(_LINKED_AS_ONE)  # linked files take no room
     heavy = sum(
         _count(code, size, donors, sums) for code, size in zip(codes, sizes, strict=True) if code != _NO_ROOM
     )
@@ -160,7 +160,7 @@ def _selected(
     donors: Sequence[DonorPlan],
     sums: _Sums,
 ) -> list[Load]:
-    """The segments that hold selected paths are read and counted."""
+    """Read the segments that hold selected paths, and count those paths."""
     loads: list[Load] = []
     start = 0
     starts = [start := start + leaf.child.entries for leaf in tree.leaves()]
@@ -208,7 +208,7 @@ def _overlapping(
 
 
 def _count(code: int, size: int, donors: Sequence[DonorPlan], sums: _Sums) -> int:
-    """Adds one entry's room; returns the bytes that somebody has to move for it."""
+    """Add the room of one entry; returns the bytes that have to be written for it."""
     if code == NOTHING:
         sums.need_files += 1
     elif code in OPEN or _copied(code, donors):
@@ -225,7 +225,7 @@ def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
 
 
 def _donor(root: CacheRoot, candidate: Candidate, samples: Sequence[bytes]) -> DonorPlan:
-    """Tries on some files how they can be shared, as that decides how much room is needed."""
+    """Try on some files how they can be shared, which decides how much room the fill needs."""
     top = os.fsencode(root.visible(candidate.place))
     ways = [way for way in (_try(root, top + b"/" + path) for path in samples) if way is not None]
     way = max(ways, key=("link", "reflink", "copy").index, default="link")
@@ -233,7 +233,7 @@ def _donor(root: CacheRoot, candidate: Candidate, samples: Sequence[bytes]) -> D
 
 
 def _try(root: CacheRoot, path: bytes) -> str | None:
-    """None if that file says nothing about others."""
+    """How a file can be shared; None if it can't for a reason of its own."""
     draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
     try:
         os.link(path, draft, follow_symlinks=False)
@@ -267,13 +267,13 @@ def _clones(path: bytes, draft: bytes) -> bool:
 
 
 def _inodes_may_run_out(root: CacheRoot, entries: int) -> bool:
-    """Whether folders have to be counted, for which the whole tree is read."""
+    """Whether folders have to be counted. That reads the whole tree."""
     disk = os.statvfs(root.path)
     return disk.f_files > 0 and disk.f_favail < _PLENTY * (entries + 1)
 
 
 def _folders(tree: Tree, selection: PathSet) -> int:
-    """Paths are sorted by components, so a folder's lie together: each that the path before is not in is a new one."""
+    """Paths are sorted by components, so each folder that does not hold the path before is a new one."""
     count = 0
     before: list[bytes] = []
     for located in tree.segments():
@@ -291,7 +291,7 @@ def _folders(tree: Tree, selection: PathSet) -> int:
 
 
 def _folds(folder: Path) -> bool:
-    """Whether names that differ in case or in Unicode's form only are one name here."""
+    """Whether two names that differ only in case, or only in the form of Unicode, are one name in this folder."""
     probe = folder / f".fold-{os.urandom(8).hex()}-\u00e9"
     probe.mkdir(0o700)
     try:

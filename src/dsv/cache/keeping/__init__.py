@@ -1,1 +1,1 @@
-"""Data that is held for exactly as long as a process lives: who renews the leases, and who waits for a command."""
+"""Hold data for exactly as long as a process lives: one process renews the leases, one waits for the command."""

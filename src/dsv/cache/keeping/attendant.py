@@ -1,9 +1,9 @@
 """`python -m dsv.cache.keeping.attendant`: starts a command and stays with it; what `dsv with` becomes by `execve`.
 
 The command has this process's terminal, descriptors and process group, as though it had been started without dsv.
-So what the terminal sends (Ctrl-C) reaches it by itself, and only what is sent to this process is passed on. Which of
-the two a signal is shows in the signal itself, and only to a process without other threads: so it is a program of its
-own, and of the standard library alone.
+So a signal of the terminal (Ctrl-C) reaches the command by itself, and only a signal to this process alone is passed
+on. `sigtimedwait` tells the two apart, but not in a process with other threads. So this is a program of its own, and
+it imports little.
 
     argv: KEEPER COMMANDS ANSWERS ORDER CMD...: the keeper's pid and the ends of its pipes (0 0 0 for none), its order
 """
@@ -33,9 +33,9 @@ PASSED_ON = (
 CANNOT_LAUNCH, CANNOT_INVOKE, NO_SUCH_COMMAND = 125, 126, 127
 GRACE = 20.0
 """Seconds that a command whose data is lost gets to end."""
-_RELEASED_WITHIN = 10.0  # seconds: on a file server that is away it takes for ever
+_RELEASED_WITHIN = 10.0  # seconds; while a file server is away, a release would wait for ever
 _TICK = 1.0
-_TRIES = 5  # to start the keeper again
+_TRIES = 5  # starts of a new keeper in a row
 
 
 class Hold:
@@ -65,7 +65,7 @@ class Hold:
                 self._tries = _TRIES
                 self._order = self._order.after(said)
             elif not said and not self._start_again():
-                return "what renewed its lease was killed, and does not start again"
+                return "the process that renewed its lease was killed, and a new one does not start"
         return None
 
     def _start_again(self) -> bool:
@@ -116,18 +116,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _attend(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
-    """The command's wait status, and whether it was ended as its data could not be held."""
+    """The command's wait status, and whether it was ended because its data is no longer held."""
     lost = False
     deadline: float | None = None
     while (status := _reap(child)) is None:
         found = signal.sigtimedwait(awaited, _TICK)
-        # A positive code is the kernel's: the terminal has sent it to the whole group, the command included.
+        # A positive code is the kernel's: the terminal sent the signal to the whole group, so the command has it too.
         if found is not None and found.si_signo != signal.SIGCHLD and found.si_code <= 0:
             os.kill(child, found.si_signo)
         if not lost and (problem := hold.problem()) is not None:
             lost = True
             deadline = time.monotonic() + GRACE
-            _complain(f"the data is not held any more, and the command is ended: {problem}")
+            _complain(f"the data is no longer held, so the command is ended: {problem}")
             os.kill(child, signal.SIGTERM)
         if deadline is not None and time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
@@ -135,7 +135,7 @@ def _attend(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
 
 
 def _reap(child: int) -> int | None:
-    """The command's wait status, None while it lives. Takes others' too: as process 1 of a container one gets them."""
+    """The command's wait status, None while it lives. Process 1 of a container has other children to reap too."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -155,7 +155,7 @@ def _not_started(command: str, error: OSError) -> int:
 
 
 def _die_of(number: int) -> int:
-    """Ends as the command did, so that a script that is interrupted knows it; as process 1 one does not die of it."""
+    """End by the same signal, so that an interrupted script stops. As process 1, which survives it, return the code."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         signal.signal(number, signal.SIG_DFL)

@@ -19,11 +19,11 @@ _TICK = 0.5  # seconds
 
 
 def main() -> int:
-    # What ends the watched process may be sent to all of its host's processes, or to all of its job's. This one ends
-    # after it, and not before.
+    # A signal that ends the watched process may go to every process of its host or of its job. The keeper must outlive
+    # the watched process, so it ignores these.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")  # keeps no file system from being unmounted
+    os.chdir("/")  # so that any file system can be unmounted meanwhile
     commands = _Commands()
     line = commands.next(None)
     if not line:
@@ -70,7 +70,7 @@ def _keep(order: Order, held: list[Lease], commands: _Commands) -> int:
 
 
 class _Commands:
-    """Lines on stdin. Its end says nothing: the parent may have died, and what is watched lives."""
+    """Lines on stdin. Its end means nothing: the parent may be dead while the watched process lives."""
 
     def __init__(self) -> None:
         self._unread = b""

@@ -1,8 +1,8 @@
 """How a keeper is started and spoken to: a process that holds places of a cache for as long as another lives.
 
-It is a process of its own, in a session of its own, so that it goes on renewing while the one that it watches is
-stopped, and survives the terminal, whatever becomes of the process that started it. Standard library only: what
-waits for a command imports this, and nothing else.
+It is a process in a session of its own. So it goes on renewing while the watched process is stopped, and it survives
+the terminal and the process that started it. This module imports little, as the attendant imports it: that process
+lives as long as the command.
 
     to it:      its order, one line of JSON; then `watch PID`, to watch another process instead; `done`, to end
     from it:    `held ID...`; or `gone PLACE`, if a commit was evicted first, or `failed ERRNO PATH`; later
@@ -48,11 +48,11 @@ class Order(msgspec.Struct, frozen=True):
         return cls(**fields)
 
     def after(self, held: str) -> Self:
-        """What another keeper is told if the one that said this is killed."""
+        """The order for a new keeper if the one that answered this line is killed."""
         return replace(self, replaces=(*self.replaces, *held.split()[1:]))
 
     def watching(self, pid: int) -> Self:
-        """The same for a child of this process that was not waited for, so that its number is still its own."""
+        """The same for a child of this process that is not reaped yet, so that no other process has its pid."""
         return replace(self, pid=pid, start=0)
 
 
@@ -66,7 +66,7 @@ class Keeper(msgspec.Struct):
 
     @classmethod
     def start(cls, order: Order) -> Self:
-        """Raises `OSError`. What it answers is still to be read."""
+        """Raises `OSError`. The answer to the order is still to be read."""
         process = subprocess.Popen(
             # -P: what lies in the folder where the command was given is data, whatever its name.
             [sys.executable, "-P", "-m", PROGRAM],
@@ -79,12 +79,12 @@ class Keeper(msgspec.Struct):
         keeper = cls(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()))
         process.stdin.close()
         process.stdout.close()
-        process.returncode = 0  # it is for this class to wait for, or for nobody
+        process.returncode = 0  # no warning of Popen about a process that it did not wait for
         keeper.tell(order.encode())
         return keeper
 
     def tell(self, line: str) -> None:
-        """That it has gone shows in what it answers."""
+        """Send a line. If the keeper is gone, `answer` says so."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.commands, line.encode() + b"\n")
 
@@ -101,6 +101,6 @@ class Keeper(msgspec.Struct):
         return line.decode(errors="replace")
 
     def close(self) -> None:
-        """Leaves it to itself."""
+        """Close the pipes; the keeper goes on."""
         os.close(self.commands)
         os.close(self.answers)

@@ -47,7 +47,7 @@ def release(
     job: str | None = None,
     every: bool = False,
 ) -> list[ClaimItem]:
-    """Ends holds of this user: those of these ids, or the one that there is of each target.
+    """Ends holds of this user: those of these ids, or the only one of each target.
 
     job: those that were taken in this batch job. every: all of a target's, or all in the cache without a target.
     Nothing is ended unless all of it can be. Raises `NotFound` if there is none, `Conflict` if a target has several
@@ -157,7 +157,7 @@ def _the_hold(root: CacheRoot, start: str) -> Hold:
         raise NotFound(
             f"there is no hold {start} in {root.path}: it was released, or it has expired",
             subject=start,
-            hint="dsv cached shows the holds that there are",
+            hint="dsv cached shows all holds",
         )
     if len(found) > 1:
         raise UsageError(

@@ -35,7 +35,7 @@ class Context:
 
     offline: no store is asked, and what `open_offline` opens is read. offline_hint: the command line to tell of if the
     store can't be reached and the same could be read offline.
-    override: why protected branches are moved whatever their rules say; None: their rules are kept to.
+    override: why protected branches are moved against their rules; None: the rules are kept.
     moved: told of a store whose names have moved from the place that was named for them: its URL, that place, and where
     they are.
     """

@@ -39,7 +39,7 @@ Changes = Callable[[], Iterator[Change]]
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """What a merge changes in ours. merged: files of which the content was put together from both sides."""
+    """What a merge changes in ours. merged: files whose content comes from both sides."""
 
     added: int = 0
     changed: int = 0

@@ -29,7 +29,7 @@ class SyncRequest:
     new_branch: `branch` is made by this sync, and must not exist yet. Without it `branch` must exist.
     reupload: everything that the base refers to is looked for in the store, and stored again if it is not there.
     jobs: processes that read small files; None for a number that suits the work and the machine.
-    rehash: reads contents again, whatever sizes and times say.
+    rehash: reads contents again, even if sizes and times are unchanged.
     """
 
     paths: tuple[bytes, ...] = ()

@@ -108,7 +108,7 @@ def _gone(changes: Iterable[Change]) -> dict[bytes, Entry]:
 
 
 def _of_equal_size(changed: dict[bytes, ChangedPath], old: dict[bytes, Entry]) -> Iterator[ChangedPath]:
-    """Files of which only the mode may have changed, or nothing."""
+    """Files whose mode may have changed, and nothing else."""
     for path, each in changed.items():
         was, now = old.get(path), each.entry
         if was is not None and now is not None and was.is_file and was.size == now.size:

@@ -52,7 +52,7 @@ class Session:
     command: str = ""
     arguments: tuple[str, ...] = ()
     told_moved: set[str] = field(default_factory=set)
-    """Stores of which was told that their names have moved."""
+    """Stores whose moved names were reported already."""
     announce: Callable[[str, Path, Path], None] | None = None
     """In the process of a detached run: tells the one that has started it of the run."""
 

@@ -133,7 +133,7 @@ def _lines(before: bytes, after: bytes) -> list[str] | None:
 
 
 def _painted(text: str, ink: Ink) -> str:
-    """Tabs stay; whatever else a terminal would act on is shown as an escape."""
+    """Text with control characters escaped, all but tabs."""
     safe = "\t".join(printable(part) for part in text.split("\t"))
     style = _STYLES.get(text[:1])
     return safe if style is None else ink.paint(style, safe)

@@ -102,7 +102,7 @@ def read_list(call: Call, name: str, columns: int) -> list[list[str]]:
 
 
 def one_dataset(words: Sequence[str]) -> tuple[Target, list[bytes]]:
-    """Targets in one branch, of which all but the first may leave out the dataset; and their paths."""
+    """Targets in one branch, and their paths. All but the first may leave out the dataset."""
     targets = [Target.parse(word) for word in words]
     first = targets[0]
     for target, word in zip(targets, words, strict=True):

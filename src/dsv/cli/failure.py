@@ -69,7 +69,7 @@ _LIMITS: dict[int, tuple[str, str]] = {
     errno.EFBIG: ("larger than a file may be here", "ulimit -f shows how large a file may be"),
     errno.ENOMEM: ("no memory", "ulimit -v shows how much memory a process may have"),
 }
-"""What the process or the machine had no more of, whatever was being done; and how to see the limit."""
+"""What the process or the machine ran out of, and how to see its limit."""
 
 _BY_ERRNO: dict[int, tuple[str, int, str]] = {
     errno.EACCES: ("denied", 8, "permission denied"),
@@ -175,5 +175,5 @@ def _name(filename: object) -> str:
 
 
 def _line(text: str) -> str:
-    """One line, whatever a name in it contains; a list of paths in a message keeps its own lines."""
+    """A message with control characters escaped, so that no name breaks a line. Lists of paths keep their lines."""
     return "\n".join(printable(part) for part in text.splitlines()) or text

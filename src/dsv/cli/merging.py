@@ -94,7 +94,7 @@ def source_target(call: Call, typed: str) -> Target:
 
 
 def into_name(typed: str | None) -> BranchName | None:
-    """The branch of --into, of which the dataset is known."""
+    """The branch of --into in a known dataset."""
     return None if typed is None else BranchName.parse(typed.removeprefix("@"))
 
 

@@ -36,7 +36,7 @@ def not_given(engine: Engine | type[Engine], wanted: Resources) -> tuple[str, ..
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
-    """Raises `UsageError` if the engine can't give what the job asks for, on whatever machine."""
+    """Raises `UsageError` if the engine can't give what the job asks for on any machine."""
     missing = not_given(engine, wanted)
     if missing:
         raise UsageError(

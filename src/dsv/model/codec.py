@@ -46,7 +46,7 @@ class Compressor:
         return Codec.ZSTD, packed
 
     def pack_next(self, data: Buffer) -> tuple[Codec, Buffer]:
-        """`pack`, of one of many contents in tree order, of which neighbours are alike."""
+        """`pack` one of many contents that come in tree order, in which neighbours are alike."""
         if self._in_vain >= _IN_A_ROW and self._in_vain % _ONE_OF:
             self._in_vain += 1
             return Codec.RAW, data

@@ -167,7 +167,7 @@ def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
         try:
             return Location(packs[pack], offset, stored, length, _CODECS[codec], tail)
         except IndexError:  # only in a copy that was not verified
-            raise damaged("index", "a row names a pack or codec that there is not") from None
+            raise damaged("index", "a row names a pack or codec that does not exist") from None
     if where == ERASED:
         raise was_erased(Id(rows[at : at + 32]))
     object_id = rows[at : at + 32].hex()

@@ -42,7 +42,7 @@ class _Mark(enum.Enum):
 
 
 _Token = int | _Mark
-"""A set of bytes, of which one is taken, or a mark."""
+"""A set of bytes, one of which matches, or a mark."""
 _FOLDERS: list[_Token] = [_Mark.MAYBE, _Mark.STARS, 1 << _SLASH]  # `**/`
 
 

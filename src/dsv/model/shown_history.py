@@ -1,4 +1,4 @@
-"""A history of which only some commits are shown, as if there were no others."""
+"""A history that shows only some of its commits, as if there were no others."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def strip_header(data: Buffer, kind: str, version: int = 1) -> memoryview:
 
 
 def version_of(data: Buffer) -> int | None:
-    """The version that the header line gives, of whatever kind; None if there is no such line."""
+    """The version in the header line of a record of any kind; None without such a line."""
     match = _HEADER.match(bytes(memoryview(data)[:_MAX_HEADER]))
     return None if match is None else int(match[2])
 

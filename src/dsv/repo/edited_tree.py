@@ -43,7 +43,7 @@ class EditedTree(Generic[Source]):
     def __init__(self, base: TreeReader | None) -> None:
         self._base = base
         self._found: dict[bytes, Found] = {}
-        self._void: set[bytes] = set()  # folders of which the base has nothing
+        self._void: set[bytes] = set()  # folders that the base does not have
         self._placed: dict[bytes, Placed[Source]] = {}
         self._gone: set[bytes] = set()  # paths of the base that go, or are replaced
         self._filled: Counter[bytes] = Counter()  # how many placed paths lie below each folder

@@ -165,12 +165,12 @@ class Indexes:
             return None
 
     def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
-        """What one file says of that counts more than the places that others give."""
+        """Raises if a file says that the object was erased, although other files have a place for it."""
         if self._erased and (kind, object_id) in self._erased:
             raise index.was_erased(object_id)
 
     def _replace_gone(self) -> bool:
-        """If files have gone of which only parts were here, loads what stands for them, and says so."""
+        """Whether partly read files are gone from the store. If so, loads the files that replaced them."""
         gone, self._gone = self._gone, set()
         if not gone:
             return False

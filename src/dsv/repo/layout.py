@@ -222,7 +222,7 @@ def with_features(
 
 
 def _names_log(split: SplitStore) -> list[FormatEntry] | None:
-    """None if the place of the names can't be reached. From then on whatever asks for one is told so at once."""
+    """None if the place of the names can't be reached. From then on each request for a name fails at once."""
     try:
         return read_format(split.names)
     except Unreachable as error:

@@ -240,7 +240,7 @@ def _numbered(key: str) -> tuple[DatasetName, BranchName, int] | None:
 
 
 def _chain_of(key: str) -> str:
-    """The same for all keys of which each follows another one."""
+    """The same for keys that each follow another one."""
     numbered = _numbered(key)
     if numbered is None:
         return key

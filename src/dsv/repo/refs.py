@@ -70,7 +70,7 @@ class Refs(Tags):
         self._rules: dict[tuple[DatasetName, BranchName], BranchRule] = {}
         self.refused: Refused | None = None
         self.override: str | None = None
-        """Why protected branches are moved whatever their rules say; None: they are not."""
+        """Why protected branches are moved against their rules; None: they are not."""
 
     def forget(self) -> None:
         for known in (self._listed, self._seen, self._rules):

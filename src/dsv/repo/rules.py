@@ -14,7 +14,7 @@ from dsv.store.together import both
 
 
 def newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
-    """The last rule of a branch, from one on that is there, whatever a listing says."""
+    """The last rule of a branch, searched by number from one that exists. Needs no listing."""
     rule, later = both(
         partial(read_rule, store, dataset, branch, number),
         partial(rule_or_none, store, dataset, branch, number + 1),

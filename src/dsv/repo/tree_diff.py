@@ -97,7 +97,7 @@ def _pick(located: LocatedSegment, rows: list[int]) -> Iterator[Located]:
 
 
 class _Rows:
-    """The entries of segments, one after the other, of which whole segments may be taken too."""
+    """The entries of segments in their order. A whole segment can be taken at once."""
 
     def __init__(self, segments: Iterator[LocatedSegment]) -> None:
         self._segments = segments

@@ -77,7 +77,7 @@ def parse_data(texts: Iterable[str]) -> dict[str, Target]:
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """`K=V` or `K`, as given with `-e`: K alone passes the caller's value.
 
-    Also returns the names of which the caller has no value, and which so stay unset. Raises `UsageError`.
+    Also returns the names for which the caller has no value; they stay unset. Raises `UsageError`.
     """
     env: dict[str, str] = {}
     unset = []

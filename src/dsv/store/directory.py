@@ -318,7 +318,7 @@ def _look(folder: int, name: str) -> os.stat_result | None:
 
 
 def _names(folder: int, begins: str) -> list[str]:
-    """All names that begin so, sorted. There may be millions, of which a few are wanted: nothing is done to each."""
+    """All names that begin so, sorted. There may be millions, so no work is done for each one."""
     readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
     try:
         names = os.listdir(readable)  # noqa: PTH208 (a descriptor)

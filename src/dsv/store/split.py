@@ -101,13 +101,13 @@ class SplitStore:
 
 
 def split_of(store: Store) -> SplitStore | None:
-    """The two places of a store, below whatever wraps it; None for a store in one place."""
+    """The two places of a store, found below its wrappers; None for a store in one place."""
     found = places_of(store)
     return found if found is not None and found.is_split else None
 
 
 def places_of(store: Store) -> SplitStore | None:
-    """The one or two places of a store, below whatever wraps it; None for one that was not opened as such."""
+    """The one or two places of a store, found below its wrappers; None if it was not opened as such."""
     found: object = store
     while not isinstance(found, SplitStore):
         found = getattr(found, "inner", None)

@@ -1,4 +1,4 @@
-"""What every wrapper of a store shares: it passes on whatever it does not change."""
+"""The base of every wrapper of a store. It passes on all calls that it does not change."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Uploader:
         return Stored(size, file_id, recipe_id, location)
 
     def add_unsized(self, readinto: Callable[[memoryview], int]) -> Stored:
-        """Stores a content of which nobody knows how large it is; `readinto` is as that of `add_stream`."""
+        """Stores a content of unknown size; `readinto` is as in `add_stream`."""
         start = bytearray(SINGLE_CHUNK_MAX + 1)
         view, size = memoryview(start), 0
         while size < len(start) and (count := readinto(view[size:])):

@@ -35,7 +35,7 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
 
 
 def emptied(scan: WorkspaceScan) -> list[bytes]:
-    """Top-level folders of which the base has something, and the disk nothing."""
+    """Top-level folders that are in the base and missing on disk."""
     tops = {path.split(b"/", 1)[0] for path in scan.missing if b"/" in path}
     if not tops:
         return []

@@ -153,7 +153,7 @@ class Writer:
                 waiting.sort(key=lambda each: each.count(b"/"))
 
     def clear(self, path: bytes, *, everything: bool) -> bool:
-        """Removes what is at the path: an empty folder, or with `everything` whatever it is."""
+        """Removes an empty folder at the path, or with `everything` anything there."""
         above, name = split(path)
         with about(path):
             try:
@@ -171,7 +171,7 @@ class Writer:
             return True
 
     def _expected(self, path: bytes, expected: bytes | None) -> bool:
-        """Whether what is at the path is still what it was when the plan was made; None: whatever it is."""
+        """Whether the path is unchanged since the plan was made; None: anything may be there."""
         above, name = split(path)
         try:
             now = os.stat(name, dir_fd=self._descent.at(above), follow_symlinks=False)

@@ -191,5 +191,5 @@ def blocks(size: int) -> int:
 
 
 def estimated_room(files: int, size: int) -> int:
-    """Bytes of disk for files of which only the number and the sum are known: half a block more for each."""
+    """Bytes of disk for files if only their number and sum are known: half a block more for each."""
     return size + files * BLOCK // 2 + BLOCK

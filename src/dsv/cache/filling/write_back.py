@@ -25,7 +25,7 @@ class Lost(Unreachable):
 
 
 def lost(directory: FillDirectory, error: OSError) -> DsvError:
-    """Gives up the fill of which a sync told this error; returns what is to be raised."""
+    """Give up the fill whose data could not be synced to disk; returns the error to raise."""
     with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
         end_unpublished(directory)
     told: DsvError
@@ -60,7 +60,7 @@ class WriteBack:
     def advance(self, written: int) -> None:
         """Has the disk begin, if there is something worth it and it is not at work yet. Raises `Lost`, `NoRoom`.
 
-        written: bytes so far in files of which nothing was sent to the disk when they were written.
+        written: bytes so far in files that were left in memory when they were written.
         """
         self.check()
         if written - self._begun_at >= STEP and not self._syncer.busy:

@@ -15,7 +15,7 @@ from dsv.cli.declare import command
     unused=["--store", "--cache", "-C"],
     examples=[
         ("dsv demo", "the whole tour, in seconds, with nothing but this machine"),
-        ("dsv demo --engine process", "without a container, whatever is installed"),
+        ("dsv demo --engine process", "without a container, even if an engine is installed"),
     ],
     result={"items.command": "a command as it was typed", "items.output": "what it printed"},
 )

@@ -18,7 +18,7 @@ from dsv.model.names import Target
     "release",
     examples=[
         ("dsv release chest-xray@v1", "end your hold of it, if it is the only one"),
-        ("dsv release --id 3f9c2a7b41d0", "end this hold, whatever else you hold"),
+        ("dsv release --id 3f9c2a7b41d0", "end this hold, and no other"),
         ("dsv release chest-xray@v1 --job $SLURM_JOB_ID", "those that this batch job took"),
         ("dsv release chest-xray@v1 --all", "all that you hold of it"),
     ],

@@ -26,7 +26,7 @@ ACTIONS = ("list", "add", "remove")
     result={
         "workspace": "the workspace's folder",
         "sparse": "whether it has only a part of its dataset",
-        "only": "its patterns, of which the last that matches a path or a folder above it decides; "
+        "only": "its patterns; the last one that matches a path or a folder above it decides; "
         "one that begins with ! leaves out; none if it is not sparse",
         "created": "how many paths came",
         "removed": "how many files and symlinks went",

@@ -77,7 +77,7 @@ def status(
         bool, typer.Option("-a", "--all", help="On a terminal, list every path, however many there are.")
     ] = False,
     rehash: Annotated[
-        bool, typer.Option("--rehash", help="Read contents again, whatever sizes and times say.")
+        bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
     ] = False,
     fetch: Annotated[bool, typer.Option("--fetch", help="Ask the store where the branch is now.")] = False,
 ) -> int:

@@ -99,7 +99,7 @@ def sync(
     reupload: Reupload = False,
     jobs: Jobs = None,
     rehash: Annotated[
-        bool, typer.Option("--rehash", help="Read contents again, whatever sizes and times say.")
+        bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
     ] = False,
     author: Author = None,
     force: Force = False,

@@ -43,7 +43,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
     may_stay: at which paths what is here stays. keep_both: at which what is there is kept beside it. taken: whether the
     commit has something at or below a path, so that nothing else may be kept there. merge: how contents are merged;
-    None: not at all, and neither are modes. mergeable: of which files that is tried.
+    None: not at all, and neither are modes. mergeable: the files for which that is tried.
     """
 
     may_stay: OverwritePolicy = NEVER

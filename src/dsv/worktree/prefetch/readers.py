@@ -198,7 +198,7 @@ class _Reader:
             self.free.append(run.slot)
 
     def end(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Ends the process at once."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()

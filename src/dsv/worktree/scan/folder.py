@@ -107,7 +107,7 @@ class Folder(msgspec.Struct):
     def blank(
         cls, path: bytes, names: bytes, rows: bytearray, kinds: bytearray, relation: Relation
     ) -> Folder:
-        """A folder of which only its listing is known."""
+        """A folder whose listing alone is known."""
         count = len(kinds)
         unknown = bytearray([mark(relation)]) * count
         return cls(path, names, rows, kinds, unknown, array("Q", bytes(8 * count)), bytearray(32 * count))
@@ -208,7 +208,7 @@ class Folder(msgspec.Struct):
         return Entry(path, kind, size, FileId(self.id_at(at)), None if recipe is None else RecipeId(recipe))
 
     def distrust(self, names: Callable[[bytes], bool] | None = None) -> None:
-        """Makes the next scan treat the contents of these names, or of all, as unread, whatever the stats say."""
+        """Makes the next scan read the contents of these names, or of all, even if their stats are unchanged."""
         if names is None:
             self.marks = bytearray(self.marks.translate(_DISTRUSTED))
             return

@@ -14,7 +14,7 @@ from dsv.engines.signals import Signals
 from dsv.errors import NotFound
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
-from dsv.model.run import RunId, RunRecord
+from dsv.model.run import RunId, RunOutput, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.again import Again, again
@@ -92,6 +92,9 @@ class Folders:
 
     def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> None:
         """The run sees the folder itself."""
+
+    def keep_output(self, folder: Path, run: RunId) -> RunOutput:
+        return RunOutput(error="there is no store")
 
 
 @dataclass

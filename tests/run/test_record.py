@@ -15,7 +15,18 @@ from dsv.errors import IntegrityError, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.json_values import check_json, parse_json
 from dsv.model.names import DatasetName
-from dsv.model.run import MAX_RECORD, CodeState, GpuUse, LogInfo, RunData, RunId, RunRecord, RunState, Usage
+from dsv.model.run import (
+    MAX_RECORD,
+    CodeState,
+    GpuUse,
+    LogInfo,
+    RunData,
+    RunId,
+    RunOutput,
+    RunRecord,
+    RunState,
+    Usage,
+)
 from dsv.repo.runs import RunStore
 from dsv.store.memory import MemoryStore
 from tests.run.shop import Shop
@@ -57,6 +68,9 @@ def test_a_record_comes_back_as_it_was(params: dict[str, object], command: list[
 
 def test_a_record_keeps_its_commits_alive() -> None:
     assert RECORD.commits == ((DATASET, CommitId(b"c" * 32)), (DATASET, CommitId(b"d" * 32)))
+    kept = replace(RECORD, output=RunOutput("ee" * 32, 1, 2, ("x: why",)))
+    assert kept.commits == (*RECORD.commits, (DATASET, CommitId(b"\xee" * 32)))
+    assert RunRecord.decode(kept.encode(), "k") == kept
 
 
 @pytest.mark.parametrize(
@@ -65,6 +79,7 @@ def test_a_record_keeps_its_commits_alive() -> None:
         {"kind": "something"}, {"version": 0}, {"version": "1"}, {"commit": "abc"}, {"commit": None}, {"run": "../x"},
         {"dataset": "a//b"}, {"state": "happy"}, {"params": []}, {"exit_code": "0"}, {"data": [{"name": ""}]},
         {"command": "sh"}, {"started_ms": 1.5},
+        {"output": {"tree": "main"}}, {"code": {"path": "/c", "tree": "../x"}}, {"output": {"bytes": 1 << 63}},
     ],
 )  # fmt: skip
 def test_what_is_no_record(change: dict[str, object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,14 @@ from dsv.engines.process import Process
 from dsv.engines.registry import Engines
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
-from dsv.model.run import START, JobRef, RunId, RunRecord, RunState
+from dsv.model.run import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.repo.run_spool import Spool
 from dsv.runs.jobs import find_job
 from dsv.runs.life import RunResult, run
 from dsv.runs.marks import Mark, Marks, record_cut_off
 from dsv.runs.place import run_folder
 from dsv.runs.records import RunRecords
-from tests.run.shop import SCANS, STORE, Shop
+from tests.run.shop import SCANS, STORE, Folders, Shop
 
 
 @pytest.fixture
@@ -31,9 +32,9 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def start(shop: Shop, *command: str) -> RunResult:
+def start(shop: Shop, *command: str, **more: Any) -> RunResult:
     records = RunRecords(shop.spool, shop.runs, Marks(shop.place.state, STORE))
-    return run(shop.request(*command), place=shop.place, staging=shop.data, records=records)
+    return run(shop.request(*command, **more), place=shop.place, staging=shop.data, records=records)
 
 
 def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +135,21 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
     finally:
         bystander.cancel(ref, 0)
     assert bystander.status(ref) == JobStatus(RunState.ENDED)
+
+
+def test_a_supervisor_that_is_killed_while_it_sends_the_output_has_told_how_the_job_ended(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Folders, folder: Path, run: RunId) -> RunOutput:
+        raise SystemExit  # as SIGKILL: nothing is written any more
+
+    monkeypatch.setattr(Folders, "keep_output", killed)
+    with pytest.raises(SystemExit):
+        start(shop, "sh", "-c", "echo said; exit 6", keep_output=True)
+    marks = Marks(shop.place.state, STORE)
+    monkeypatch.setattr(Mark, "is_dead", lambda self: True)
+    (cut,) = record_cut_off(marks, shop.spool, shop.runs, Engines(shop.environ), lambda _: None)
+    assert (cut.state, cut.exit_code) == (RunState.ENDED, 6)
+    assert cut.output is not None and cut.output.error == "dsv was killed while it sent it"
+    (stored,) = shop.runs.listing(SCANS)
+    assert shop.runs.read(stored) == cut and shop.runs.log(stored) == b"said\n"

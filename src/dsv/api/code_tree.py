@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from dsv.api.context import Context
-from dsv.api.local_files import Source, Walk, store_sources
+from dsv.api.folder_commit import commit_sources
+from dsv.api.local_files import Source, Walk
 from dsv.errors import Unsupported, UsageError
-from dsv.model.commit import Commit
-from dsv.model.entry import Entry, Kind
+from dsv.model.entry import Kind
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.paths import link_escapes, show
 from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session
-from dsv.repo.tree_edit import TreeChange, write_tree
-from dsv.transfer.upload import Uploader
 from dsv.worktree.scan.ignore import NAME
 from dsv.worktree.scan.problem import Problem
 
@@ -45,17 +42,18 @@ def commit_code(
             subject=str(folder),
             hint=f"name what is no code in {NAME} or {GITIGNORE}, or take it all the same by --force",
         )
-    with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
-        _refuse(store_sources(uploader, [source for _, source in found], context.progress), folder)
-        tree = write_tree(uploader, None, (_change(path, source) for path, source in found))
-        uploader.finish()
-        commit = Commit(
-            root=tree.root, level=tree.level, parents=(), author="dsv", time_ms=0, message="code of a run",
-            files=tree.files, bytes=tree.bytes, entries=tree.entries,
-        )  # fmt: skip
-        commit_id = session.put_commit(repository.named(commit, dataset, BRANCH), tree.locator)
-        session.declare(commit_id)
-        session.close()
+    _, commit_id, session = commit_sources(
+        context,
+        repository,
+        found,
+        lambda problems: _refuse(problems, folder),
+        dataset=dataset,
+        branch=BRANCH,
+        author="dsv",
+        time_ms=0,
+        message="code of a run",
+    )
+    session.close()
     return commit_id
 
 
@@ -89,17 +87,6 @@ def _work_tree(folder: Path) -> Path:
         if (each / ".git").exists():
             return each
     return real
-
-
-def _change(path: bytes, source: Source) -> TreeChange:
-    if source.kind is Kind.EMPTY_DIRECTORY:
-        return TreeChange(path, Entry(path, source.kind))
-    if source.target is not None:
-        return TreeChange(path, Entry(path, source.kind, target=source.target))
-    assert source.stored is not None  # what could not be read was refused
-    stored = source.stored
-    entry = Entry(path, source.kind, stored.size, stored.file_id, stored.recipe_id)
-    return TreeChange(path, entry, stored.location)
 
 
 def _refuse(problems: list[Problem], folder: Path) -> None:

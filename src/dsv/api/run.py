@@ -10,6 +10,7 @@ from pathlib import Path
 from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.code_tree import commit_code
 from dsv.api.context import Context
+from dsv.api.output_tree import KeptOutput
 from dsv.api.placing import Placing
 from dsv.api.run_store import LateRunStore
 from dsv.cache.claims.leases import Lease
@@ -20,7 +21,7 @@ from dsv.engines.signals import Signals
 from dsv.errors import Denied, Unreachable
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Rev, Target
-from dsv.model.run import RunId, RunRecord
+from dsv.model.run import RunId, RunOutput, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs import life
@@ -62,7 +63,9 @@ def run(
 
         def staging_in(folder: Path, there: JobSpec) -> _Fixed:
             stager = Stager(context, CacheRoot(folder), offline=offline, jobs=jobs)
-            return _Fixed(stagers.enter_context(stager), there, _Code(context, force, offline))
+            code, output = _Code(context, force, offline), KeptOutput(context, offline)
+            stagers.callback(output.close)  # once the record is sent
+            return _Fixed(stagers.enter_context(stager), there, code, output)
 
         placed = None
         if placing is not None:
@@ -125,12 +128,19 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
 class _Fixed:
     """A `Staging` that finds each target once: a branch may move between looking and staging."""
 
-    def __init__(self, stager: Stager, spec: JobSpec, code: _Code | None = None) -> None:
+    def __init__(
+        self,
+        stager: Stager,
+        spec: JobSpec,
+        code: _Code | None = None,
+        output: KeptOutput | None = None,
+    ) -> None:
         targets = (spec.target, *spec.data.values())
         found = {target: stager.targets.find(target) for target in targets}
         self.store = found[spec.target].store
         self._dataset = found[spec.target].dataset
         self._code = code
+        self._output = output
         self._stager = stager
         self._found = found
         self._whole = {
@@ -158,6 +168,10 @@ class _Fixed:
         if commit is None:
             return None
         return self._stager.stage(Target(self._dataset, Rev(str(commit))), run)
+
+    def keep_output(self, folder: Path, run: RunId) -> RunOutput:
+        assert self._output is not None  # nothing is run without
+        return self._output.keep(lambda: self._stager.targets.repository, self._dataset, folder, run)
 
 
 @dataclass(frozen=True, slots=True)

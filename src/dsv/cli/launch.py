@@ -206,6 +206,8 @@ def _tell(call: Call, result: RunResult, file: _JsonFile | None) -> int:
         else f" after {format_duration((record.ended_ms - record.started_ms) / 1000)}"
     )
     call.say(f"run {record.run} ended with exit code {result.exit_code}{took}; output in {result.out}")
+    if record.output is not None and record.output.error is not None:
+        call.warn(f"the output is not in the store: {record.output.error}")
     if record.metrics_error is not None:
         call.warn(f"metrics.json is not in the record: {record.metrics_error}")
     if result.sent.problem is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
-from dsv.cli.run_words import part_text, pool_lines, resources_text
+from dsv.cli.run_words import output_lines, part_text, pool_lines, resources_text
 from dsv.cli.table import GAP, Column, width
 from dsv.fs.process import host_name
 from dsv.model.json_values import Json
@@ -277,7 +277,7 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
             for gpu in (usage.gpus if usage is not None else ())
         ),
         ("metrics", _pairs(record.metrics or {}) or record.metrics_error),
-        ("output", record.out),
+        *output_lines(record),
         ("repeats", record.again_of),
     ]
 

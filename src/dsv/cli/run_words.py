@@ -33,6 +33,17 @@ def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
     return [("pool", record.pool), *((f"not on {each.pool}", each.reason) for each in record.passed_over)]
 
 
+def output_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Its folder, and what the store has of it if it was to be kept there."""
+    kept = record.output
+    if kept is None:
+        return [("output", record.out)]
+    more = f", {len(kept.left_out)} left out" if kept.left_out else ""
+    size = f"{format_count(kept.files, 'file')}, {format_bytes(kept.bytes)}"
+    there = f"{record.dataset}@{kept.tree}, {size}{more}" if kept.tree else f"no: {kept.error}"
+    return [("output", record.out), ("in the store", there)]
+
+
 def part_text(part: RunPart) -> str:
     """`gpu-7, 3m 5s, exit code 137 (SIGKILL), out of memory`."""
     took = (

@@ -10,6 +10,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Final
 
+from dsv.errors import Interrupted
+
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They ask a job to end."""
 TELLING: Final = (signal.SIGUSR1, signal.SIGUSR2)
@@ -21,6 +23,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[int | None] = SimpleQueue()
+        self._raises = False
 
     def send(self, number: int) -> None:
         self._queue.put(number)
@@ -44,7 +47,18 @@ class Signals:
         with _handled((*ENDING, *TELLING), self._handle):
             yield
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Within `caught`: meanwhile those that ask for an end raise `Interrupted`, as there is no job to get them."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._raises and number in ENDING:
+            raise Interrupted(f"it was interrupted by {signal.Signals(number).name}")
         self._queue.put(number)
 
 

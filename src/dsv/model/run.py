@@ -99,6 +99,18 @@ class CodeState:
 
 
 @dataclass(frozen=True, slots=True)
+class RunOutput:
+    """The output of a run that was to be kept in the store. tree: the commit that has it, in the dataset of the run;
+    None if it could not be kept, for the reason in error. left_out: what no commit can hold, each with why."""
+
+    tree: str | None = None
+    files: int = 0
+    bytes: int = 0
+    left_out: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuUse:
     """One GPU while the job ran: mean utilisation in per cent, most memory seen in bytes."""
 
@@ -198,6 +210,7 @@ class RunRecord:
     shm_bytes: int | None = None
     code: CodeState | None = None
     out: str
+    output: RunOutput | None = None
     name: str | None = None
     host: str
     user: str
@@ -225,6 +238,8 @@ class RunRecord:
         kept = [(each.dataset, each.commit) for each in self.data]
         if self.code is not None and self.code.tree is not None:
             kept.append((self.dataset, CommitId.parse(self.code.tree)))
+        if self.output is not None and self.output.tree is not None:
+            kept.append((self.dataset, CommitId.parse(self.output.tree)))
         return tuple(kept)
 
     def encode(self) -> bytes:
@@ -250,6 +265,12 @@ class RunRecord:
             record = msgspec.convert(document, cls, dec_hook=_convert)
         except msgspec.ValidationError as error:
             raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
+        try:
+            record.commits  # noqa: B018 (that they can be read)
+        except UsageError as error:
+            raise IntegrityError(
+                f"{subject} is no record of a run: {error.message}", subject=subject
+            ) from error
         if _has_odd_number(record):
             raise IntegrityError(
                 f"{subject} is no record of a run: a number in it is impossible", subject=subject
@@ -275,6 +296,7 @@ def _has_odd_number(record: RunRecord) -> bool:
         counts += [part.started_ms or 0, part.ended_ms or 0]
     counts += [number for each in record.data for number in (each.files, each.bytes)]
     counts += [] if record.log is None else [record.log.bytes, record.log.kept_bytes]
+    counts += [] if record.output is None else [record.output.files, record.output.bytes]
     if record.usage is not None:
         counts += [record.usage.peak_memory_bytes or 0, *(gpu.peak_memory_bytes for gpu in record.usage.gpus)]
     return any(abs(each) >= 1 << 63 for each in counts)

@@ -36,6 +36,7 @@ def again(
     out: Path | None = None,
     name: str | None = None,
     log: bool = True,
+    keep_output: bool = False,
 ) -> Again:
     """The same commits, image, engine, code folder, command and parameters.
 
@@ -66,6 +67,7 @@ def again(
         env=_env(record, place, dict(env or {}), cannot),
         params=_params(record, params or {}),
         engine_args=engine_args or record.engine_args,
+        keep_output=keep_output or record.output is not None,
         log=log,
         name=name,
         again_of=record.run,

@@ -12,7 +12,7 @@ from dsv.engines.log import KeptLog
 from dsv.engines.supervise import Outcome
 from dsv.errors import LaunchError, NoRoom
 from dsv.model.json_values import Json
-from dsv.model.run import GpuUse, LogInfo, RunRecord, RunState, Usage
+from dsv.model.run import GpuUse, LogInfo, RunOutput, RunRecord, RunState, Usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, exit_signal
 from dsv.runs.place import Metrics, read_metrics
 from dsv.runs.plan import Launch
@@ -94,13 +94,27 @@ def _exit_code(outcome: Outcome) -> int:
     return outcome.ended.exit_code
 
 
-def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord, NoRoom | None]:
+def keep(
+    launch: Launch, done: Executed, records: RunRecords, output: RunOutput | None = None
+) -> tuple[RunRecord, NoRoom | None]:
     """The record, whole now, is kept; that it can't be doesn't change how the job ended."""
+    record = replace(record_of(launch, done), output=output)
+    if done.outcome.ended.may_live:
+        return record, None  # whoever finds the supervisor gone ends the job, and then the record
+    try:
+        records.finish(record, None if done.log is None else done.log.data)
+    except NoRoom as problem:
+        return record, problem
+    return record, None
+
+
+def record_of(launch: Launch, done: Executed) -> RunRecord:
+    """All there is to know, but for what becomes of the output."""
     ended, lost = done.outcome.ended, done.outcome.lost
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
     if lost is not None or not ended.seen or ended.cause is EndCause.LEASE_LOST:
         state = RunState.CUT_OFF
-    record = replace(
+    return replace(
         done.first,
         state=state,
         image_id=None if ended.image is None else ended.image.id,
@@ -117,13 +131,6 @@ def keep(launch: Launch, done: Executed, records: RunRecords) -> tuple[RunRecord
         metrics_error=done.metrics.problem,
         log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
     )
-    if ended.may_live:
-        return record, None  # whoever finds the supervisor gone ends the job, and then the record
-    try:
-        records.finish(record, None if done.log is None else done.log.data)
-    except NoRoom as problem:
-        return record, problem
-    return record, None
 
 
 def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:

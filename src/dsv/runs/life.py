@@ -21,11 +21,11 @@ from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageErro
 from dsv.model.ids import CommitId
 from dsv.model.names import Target
 from dsv.model.progress import NoProgress, Progress
-from dsv.model.run import RunId, RunRecord, RunState
+from dsv.model.run import RunId, RunOutput, RunRecord, RunState
 from dsv.repo.repository import now_ms
 from dsv.runs.announce import announced
 from dsv.runs.attempts import Supervision, execute
-from dsv.runs.ending import error_of, keep
+from dsv.runs.ending import Executed, error_of, keep, record_of
 from dsv.runs.place import (
     RunPlace,
     first_time,
@@ -101,11 +101,26 @@ def run(
         supervision = Supervision(held, signals or Signals(), watcher.note, graced)
         with signals.caught() if signals is not None else nullcontext():
             done = execute(launch, records, lambda: Output(stdout, stderr, log), log, supervision)
-            record, problem = keep(launch, done, records)
+            output = _kept_output(launch, done, records, staging, supervision)
+            record, problem = keep(launch, done, records, output)
         leases.close()  # sending the record may take its time
         sent = records.send() if problem is None else Sent(problem=problem)
         assert record.exit_code is not None  # it has ended
         return RunResult(record, record.exit_code, launch.out, error_of(launch, done.outcome), sent)
+
+
+def _kept_output(
+    launch: Launch, done: Executed, records: RunRecords, staging: Staging, supervision: Supervision
+) -> RunOutput | None:
+    """Sends the output to the store, if that is where it goes; also that of a job that failed. A signal ends that."""
+    if not launch.keeps_output or done.outcome.ended.may_live:
+        return None
+    records.ended(record_of(launch, done), None if done.log is None else done.log.data)
+    try:
+        with supervision.signals.raising():
+            return staging.keep_output(launch.out, launch.run)
+    except (Interrupted, Terminated, KeyboardInterrupt) as error:
+        return RunOutput(error=error.message if isinstance(error, DsvError) else "it was interrupted")
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:

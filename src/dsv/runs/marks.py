@@ -25,7 +25,7 @@ from dsv.fs.files import replace_file
 from dsv.fs.process import Fate, Process, host_name, user_name
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import MAX_RECORD, RECORD, RunId, RunRecord, RunState
+from dsv.model.run import MAX_RECORD, RECORD, RunId, RunOutput, RunRecord, RunState
 from dsv.model.run_end import EndCause
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -192,21 +192,34 @@ def record_cut_off(
     for dataset, run in marks.of_the_dead():
         early = marks.early(run)
         begun = _begun(dataset, run, spool, runs) or early
-        if begun is not None and not begun.state.is_terminal:
+        if (
+            early is not None
+            and early.state.is_terminal
+            and begun is not None
+            and not begun.state.is_terminal
+        ):
+            lost = RunOutput(error="dsv was killed while it sent it")
+            done.append(_keep_end(replace(early, output=lost), spool, runs))
+        elif begun is not None and not begun.state.is_terminal:
             own = replace(begun, job=None if early is None else early.job)  # others may write to the store
             found = _what_became_of(own, engines, warn, (stop or {}).get(run))
             if found is None:
                 continue
-            begun = _with_end(begun, found)
-            try:
-                spool.keep(dataset, run, RECORD, begun.encode())
-            except OSError as problem:
-                raise NoRoom(f"the record of run {run} can't be kept: {problem}", subject=run) from problem
-            with suppress(DsvError, OSError):  # it waits here, and is shown so
-                spool.send(runs, only=run)
-            done.append(begun)
+            done.append(_keep_end(_with_end(begun, found), spool, runs))
         marks.clear(dataset, run)
     return done
+
+
+def _keep_end(record: RunRecord, spool: Spool, runs: RunStore) -> RunRecord:
+    try:
+        spool.keep(record.dataset, record.run, RECORD, record.encode())
+    except OSError as problem:
+        raise NoRoom(
+            f"the record of run {record.run} can't be kept: {problem}", subject=record.run
+        ) from problem
+    with suppress(DsvError, OSError):  # it waits here, and is shown so
+        spool.send(runs, only=record.run)
+    return record
 
 
 def _what_became_of(

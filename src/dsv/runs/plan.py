@@ -84,6 +84,14 @@ class Launch:
         return self.own / "scratch"
 
     @property
+    def keeps_output(self) -> bool:
+        """Whether the output goes to the store: if that was asked for, and of a cluster if nobody named a place for
+        it, neither for the run nor for its pool."""
+        pool = self.spec.pool
+        named = self.spec.out is not None or (pool is not None and pool.out is not None)
+        return self.spec.keep_output or (self.chosen.engine.queues and not named)
+
+    @property
     def skeleton(self) -> Path | None:
         """Where the places for the mounts of further data are made, if the engine mounts any."""
         return self.scratch / "data" if self.further and self._mounts_data() else None

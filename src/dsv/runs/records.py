@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -67,6 +68,14 @@ class RunRecords:
         if self._runs is not None:
             self._start = Thread(target=self._send_start, args=(record,), name="dsv-run-start", daemon=True)
             self._start.start()
+
+    def ended(self, record: RunRecord, log: bytes | None) -> None:
+        """The job has ended, and its output is yet to be sent: if this process is killed meanwhile, the record is made
+        of this one. That it can't be kept is told by `finish`."""
+        if log is not None:
+            with suppress(NoRoom):
+                self._keep(record, LOG, log)
+        self._mark(record)
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
         """Keeps the end, for `send` or for a later run. Raises `NoRoom`."""

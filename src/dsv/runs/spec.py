@@ -43,7 +43,8 @@ class JobSpec(Task):
     data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
     JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
     job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't.
-    recorded_code: the code of a run that is repeated, which is in the store.
+    recorded_code: the code of a run that is repeated, which is in the store. keep_output: whether the output is
+    committed into the store when the job has ended.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class JobSpec(Task):
     pool: Pool | None = None
     passed_over: tuple[PassedOver, ...] = ()
     recorded_code: CodeState | None = None
+    keep_output: bool = False
     log: bool = True
     again_of: RunId | None = None
 
@@ -196,6 +198,7 @@ OPTIONS: Final = (
     Option("--retries", "retries", parse_retries, "retries"),
     Option("--shm-size", "shm_bytes", parse_size),
     Option("--out", "out", Path, anew=True),
+    Option("--keep-output", "keep_output", anew=True),
     Option("--param", "params", parse_params, anew=True),
     Option("--name", "name", anew=True),
     Option("--engine-arg", "engine_args", tuple, anew=True),

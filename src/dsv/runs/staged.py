@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
-from dsv.model.run import RunId
+from dsv.model.run import RunId, RunOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +73,8 @@ class Staging(DataStaging, Protocol):
         recorded: the commit of a run that is repeated, which is taken instead. None if the run is to see the folder
         itself, because its code can't be committed.
         """
+        ...
+
+    def keep_output(self, folder: Path, run: RunId) -> RunOutput:
+        """Commits what the job left in this folder into the store. That it can't be is a result."""
         ...

@@ -52,6 +52,9 @@ Out = Annotated[
     str | None,
     typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),
 ]
+KeepOutput = Annotated[
+    bool, typer.Option("--keep-output", help="Commit what is in /out into the store, at the end.")
+]
 Gpus = Annotated[str | None, typer.Option("--gpus", metavar="N|all", help="How many GPUs the job gets.")]
 GpuType = Annotated[
     str | None,
@@ -181,6 +184,7 @@ def run(
     code: Code = None,
     force: Force = False,
     out: Out = None,
+    keep_output: KeepOutput = False,
     gpus: Gpus = None,
     gpu_type: GpuType = None,
     tpu: Tpu = None,

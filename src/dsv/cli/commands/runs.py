@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dsv.api.context import Context
 from dsv.api.pool_settings import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
@@ -15,6 +18,7 @@ from dsv.cli.run_views import write_csv, write_differences, write_one, write_tab
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunState
+from dsv.model.units import format_bytes, format_count
 from dsv.runs.listing import RunView, list_runs
 from dsv.runs.query import Filter, choose_runs, differences
 
@@ -45,6 +49,12 @@ Csv = Annotated[bool, typer.Option("--csv", help="Write it as CSV, exact and wit
 Log = Annotated[
     bool, typer.Option("--log", help="Print what the run ID wrote: all of it, or its head and its tail.")
 ]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Copy the output of the run ID to this folder, which is not there."
+    ),
+]
 
 
 @command(
@@ -63,6 +73,7 @@ Log = Annotated[
         ),
         ("dsv runs 4f2a9c01", "one run, by the end of its id"),
         ("dsv runs 4f2a9c01 --log", "what it wrote"),
+        ("dsv runs 4f2a9c01 --out results", "its output, from the pool's folder or from the store"),
     ],
     result={
         "items.run": "its id",
@@ -96,6 +107,7 @@ Log = Annotated[
         "items.shm_bytes": "shared memory",
         "items.code": "the code's folder, git commit, whether it had changes, and the commit of the store that has it",
         "items.out": "the output folder",
+        "items.output": "its output in the store: tree (the commit), files, bytes, left_out, error; else null",
         "items.name": "the name that it was given",
         "items.host": "where it ran",
         "items.user": "who ran it",
@@ -120,6 +132,12 @@ Log = Annotated[
         "items.dsv": "the version of dsv",
         "items.took_seconds": "how long the job took; null until it has ended",
         "items.sent": "false while the record waits on this machine",
+        "copy.to": "with --out: the folder",
+        "copy.source": "with --out: the folder that it came from, or the target in the store",
+        "copy.files": "with --out: how many files",
+        "copy.bytes": "with --out: their size",
+        "copy.known": "with --out: true if all of it was there already",
+        "copy.left_out": "with --out: paths that could not be copied, or kept in the store, with why",
         "compare.runs": "with --compare: the ids, in the order of the values",
         "compare.differences": "with --compare: key and values of each difference, null for none",
     },
@@ -135,6 +153,7 @@ def runs(
     compare: Compare = False,
     as_csv: Csv = False,
     log: Log = False,
+    out: Out = None,
 ) -> None:
     """Show, search, sort and compare the records of runs.
 
@@ -145,8 +164,9 @@ def runs(
     """
     ids = run or []
     filters = [Filter.parse(text) for text in where or ()]
+    only = {"--log": log, "--out": out is not None}
     _check(
-        call, ids, chosen=bool(filters or sort or reverse or limit), compare=compare, as_csv=as_csv, log=log
+        call, ids, chosen=bool(filters or sort or reverse or limit), compare=compare, as_csv=as_csv, only=only
     )
     named = None if dataset is None else DatasetName.parse(dataset)
     with call.context() as context, open_runs(context) as found:
@@ -155,7 +175,9 @@ def runs(
             views = [found.show(text, named) for text in ids]
         else:
             views = _listed(call, found, named, filters, sort, reverse, limit, all_=compare or as_csv)
-        if log:
+        if out is not None:
+            _copy_output(call, context, found, views[0], out)
+        elif log:
             _write_log(call, found, views[0])
         elif compare:
             _write_comparison(call, views, as_csv)
@@ -178,10 +200,13 @@ def _write_each(call: Call, views: list[RunView]) -> None:
         write_one(call, view)
 
 
-def _check(call: Call, ids: list[str], *, chosen: bool, compare: bool, as_csv: bool, log: bool) -> None:
-    """What makes no sense together is refused, not ignored."""
-    if log and (len(ids) != 1 or compare or as_csv):
-        raise UsageError("--log needs one run, and nothing else", hint="dsv runs ID --log")
+def _check(
+    call: Call, ids: list[str], *, chosen: bool, compare: bool, as_csv: bool, only: Mapping[str, bool]
+) -> None:
+    """What makes no sense together is refused, not ignored. only: options that take one run and no other option."""
+    for option in (option for option, given in only.items() if given):
+        if len(ids) != 1 or compare or as_csv or sum(only.values()) > 1:
+            raise UsageError(f"{option} needs one run, and nothing else", hint=f"dsv runs ID {option}")
     if ids and chosen:
         raise UsageError(
             "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
@@ -234,6 +259,19 @@ def _write_log(call: Call, found: Runs, view: RunView) -> None:
             f"run {view.record.run} has no log", subject=view.record.run, hint=f"dsv runs {view.record.run}"
         )
     call.out.write(data)
+
+
+def _copy_output(call: Call, context: Context, found: Runs, view: RunView, out: str) -> None:
+    from dsv.api.run_output import copy_output
+
+    done = copy_output(found.repository, view.record, Path(out), context.progress)
+    for path in done.left_out:
+        call.warn(f"not in the copy: {path}")
+    if call.json:
+        call.document({"copy": {"to": out, **asdict(done)}})
+    else:
+        size = f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}"
+        call.say(f"{out}: {size}{' there already' if done.known else ''}, from {done.source}")
 
 
 def _write_comparison(call: Call, views: list[RunView], as_csv: bool) -> None:

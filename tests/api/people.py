@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from dsv.api import context as context_module
 from dsv.api.context import Context
@@ -35,6 +36,15 @@ class Person:
     home: Path
     store: str
     name: str = "ann"
+
+    @classmethod
+    def who_synced(cls, folder: Path, files: Files) -> Self:
+        """Ann, with these files as the first commit of `scans` in a new store below the folder."""
+        person = cls(folder / "ann", str(folder / "store"))
+        person.init()
+        person.write(files)
+        person.sync("first")
+        return person
 
     @property
     def workspace(self) -> Path:

@@ -46,11 +46,7 @@ SIZE = sum(len(content) for content in CONTENTS.values())
 @pytest.fixture
 def ann(tmp_path: Path) -> Person:
     """Who publishes; the others of these tests work on another machine."""
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    person.write(FILES)
-    person.sync("first")
-    return person
+    return Person.who_synced(tmp_path, FILES)
 
 
 @pytest.fixture

@@ -29,11 +29,7 @@ FILES: Files = {
 
 @pytest.fixture
 def ann(tmp_path: Path) -> Person:
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    person.write(FILES)
-    person.sync("first")
-    return person
+    return Person.who_synced(tmp_path, FILES)
 
 
 @pytest.fixture

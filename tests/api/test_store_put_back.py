@@ -26,10 +26,7 @@ MAIN = BranchName.parse("main")
 @pytest.fixture
 def ann(tmp_path: Path) -> Person:
     """Her second commit is in her workspace, with local copies of its metadata, and in the store no more."""
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    person.write(dict(FIRST))
-    person.sync("first")
+    person = Person.who_synced(tmp_path, dict(FIRST))
     shutil.copytree(tmp_path / "store", tmp_path / "backup")
     person.write(dict(SECOND))
     person.sync("second")

@@ -23,10 +23,7 @@ FILES: Files = {"a.png": b"a", "train/b.png": b"bb"}
 
 @pytest.fixture
 def ann(tmp_path: Path) -> Person:
-    person = Person(tmp_path / "ann", str(tmp_path / "store"))
-    person.init()
-    person.write(FILES)
-    person.sync("first")
+    person = Person.who_synced(tmp_path, FILES)
     tag(person, "v1")
     return person
 

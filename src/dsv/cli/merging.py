@@ -12,11 +12,12 @@ from dsv.cli.call import Call
 from dsv.cli.declare import text
 from dsv.errors import UsageError
 from dsv.model.merge import Choices
-from dsv.model.names import BranchName, Rev, Target, clean_path
+from dsv.model.names import BranchName, DatasetName, Rev, Target, clean_path
 from dsv.model.path_set import PathSet
 from dsv.model.paths import show
 
 if TYPE_CHECKING:
+    from dsv.api.context import Context
     from dsv.api.merged_tree import MergeCounts
     from dsv.model.entry import Entry
     from dsv.model.merge import MergeConflict
@@ -138,6 +139,12 @@ def counts_text(counts: MergeCounts) -> str:
     if counts.merged:
         parts.append(f"{counts.merged:,} merged by content")
     return ", ".join(parts)
+
+
+def here_is(context: Context, dataset: DatasetName, branch: BranchName) -> bool:
+    """Whether the command was typed in a workspace of this branch."""
+    workspace = context.workspace_or_none()
+    return workspace is not None and (workspace.dataset, workspace.branch) == (dataset, branch)
 
 
 def tell_conflicts(call: Call, error: MergeConflict, head: Mapping[str, object]) -> int:

@@ -15,6 +15,7 @@ from dsv.cli.merging import (
     COUNT_KEYS,
     counts_json,
     counts_text,
+    here_is,
     tell_conflicts,
     warn_without_effect,
     without_effect_json,
@@ -65,11 +66,7 @@ def pick(
             done = function(context, request)
         except MergeConflict as error:
             return tell_conflicts(call, error, {"commit": None})
-        workspace = context.workspace_or_none()
-        follows = workspace is not None and (workspace.dataset, workspace.branch) == (
-            done.dataset,
-            done.branch,
-        )
+        follows = here_is(context, done.dataset, done.branch)
     warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(_json(done))

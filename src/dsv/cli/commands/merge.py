@@ -26,6 +26,7 @@ from dsv.cli.merging import (
     counts_json,
     counts_text,
     dataset_paths,
+    here_is,
     into_name,
     source_target,
     tell_conflicts,
@@ -91,11 +92,7 @@ def merge(
             done = merge_branches(context, request)
         except MergeConflict as error:
             return tell_conflicts(call, error, {"commit": None, "outcome": "conflict"})
-        workspace = context.workspace_or_none()
-        follows = workspace is not None and (workspace.dataset, workspace.branch) == (
-            done.dataset,
-            done.branch,
-        )
+        follows = here_is(context, done.dataset, done.branch)
     warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(_json(done))

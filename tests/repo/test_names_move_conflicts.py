@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.model import keys
-from dsv.model.ids import SessionId
+from dsv.model.branch_rule import BranchRule, Limits
+from dsv.model.ids import Nonce, SessionId
 from dsv.model.names import MAIN, DatasetName, TagName
 from dsv.repo.layout import read_format
 from dsv.repo.names_move import NamesMove, Stamp
-from dsv.repo.refs import Moved
+from dsv.repo.refs import LostRace, Moved
 from dsv.repo.repository import Repository
-from tests.repo.moving_world import PETS, World, move, run
+from tests.repo.moving_world import PETS, World, entry, move, run, tag
 
 
 def test_a_place_with_other_keys_is_refused_before_anything_is_said() -> None:
@@ -93,3 +95,32 @@ def test_who_finishes_late_does_not_lead_back_to_a_place_that_was_left() -> None
     late.finish(ordered=True)
     assert [one.names for one in read_format(world.data)[-2:]] == ["memory://new", other]
     world.check(world.places[other])
+
+
+def test_what_was_read_in_the_old_place_is_no_base_in_the_new_one() -> None:
+    """It writes another name first, and so hears that the names have moved before it moves the branch. What it read was
+    a move that came too late for the copy, of somebody who was killed."""
+    world = World(True)
+    killed, writer, protecting = world.repository(), world.repository(), world.repository()
+    mover, _ = world.mover()
+    mover.begin()
+    mover.copy()
+    killed.refs.place = None  # it does not come to ask
+    assert isinstance(move(killed, MAIN, b"killed"), Moved)
+    limits = Limits(only_merge=True)
+    late = BranchRule(limits, Nonce.random(), 1, "ann", "", PETS, MAIN, 0)
+    assert killed.refs.add_rule(late, None)
+    after, rule = writer.refs.head(PETS, MAIN), protecting.refs.rule(PETS, MAIN)
+    assert (after.number, rule) == (2, late)
+    mover.decide()
+    mover.finish(ordered=True)
+    for one in (writer, protecting):
+        one.refs.set_tag(PETS, TagName.parse("v2"), tag(b"2"))
+        assert one.place.moves == 1
+    lost = writer.refs.move(PETS, MAIN, after, entry(b"on top"))
+    assert isinstance(lost, LostRace) and lost.winner.number == 1
+    newer = replace(late, nonce=Nonce.random(), number=1)
+    assert not protecting.refs.add_rule(newer, rule)
+    assert protecting.refs.rule(PETS, MAIN) is None
+    assert isinstance(writer.refs.move(PETS, MAIN, lost.winner, entry(b"after the move")), Moved)
+    assert writer.refs.add_rule(replace(late, nonce=Nonce.random()), None)

@@ -89,7 +89,16 @@ def write(world: World, me: int, process: Process, variant: Variant) -> Iterator
         case "read":
             number, after = newest(world.old)
             if number < LENGTH:
-                yield world.put(me, process._replace(step="put", number=number, after=after))
+                read = process._replace(step="put", number=number, after=after)
+                yield world.put(me, read)
+                if world.log[-1:] != (
+                    "moved",
+                ):  # it writes another name first, and so hears of a move that ends now
+                    yield world.put(me, read._replace(step="heard"))
+        case "heard":
+            if world.log[-1:] == ("moved",) and world.live:
+                by_number = "what was read in the old place counts in the new one" in variant
+                yield world.put(me, process._replace(step="put again" if by_number else "again"))
         case "put":
             won = world.old[process.number] is None
             old = with_move(world.old, process.number, (me, process.after)) if won else world.old
@@ -243,6 +252,7 @@ def test_every_order_of_steps(kinds: tuple[Process, ...]) -> None:
         ("the log is not asked again", (WRITER, MOVER)),
         ("an entry that says moving is like any other", (WRITER, MOVER)),
         ("it decides whatever is under way", (WRITER, MOVER, MOVER, MOVER)),
+        ("what was read in the old place counts in the new one", (WRITER, WRITER, MOVER)),
         ("it follows whatever is there", (WRITER, WRITER, WRITER, MOVER)),
         ("the copy goes on where others have gone on", (WRITER, WRITER, WRITER, MOVER, MOVER)),
     ],

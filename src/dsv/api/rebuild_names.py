@@ -115,7 +115,8 @@ def _check_lost(split: SplitStore, layout: Format) -> None:
         raise Conflict(
             f"the names of {split.data.url} are not lost: they have moved to {found}",
             subject=found,
-            hint=f"dsv config stores.NAME.names {found}",
+            hint=f"dsv config stores.NAME.names {found}; if they are damaged there: first move that place away, so "
+            "that nobody goes on with them, then the same command again",
         )
 
 

@@ -39,15 +39,20 @@ class NamesPlace:
         self.moves = 0
         """How often the names were found to have moved since the store was opened."""
 
-    def put(self, key: str, data: Buffer, won: Callable[[], None] = lambda: None) -> Put | None:
+    def put(
+        self, key: str, data: Buffer, won: Callable[[], None] = lambda: None, since: int | None = None
+    ) -> Put | None:
         """Writes a name. None: the names have moved, and it counts only if it is where they are now.
 
-        won: what else is asked after the name was written, at the same time. Raises `OutcomeUnknown` if names that are
-        being moved do not come to rest.
+        won: what else is asked after the name was written, at the same time. since: `moves` when that was read which
+        the name follows; if they have moved since, nothing is written. Raises `OutcomeUnknown` if names that are being
+        moved do not come to rest.
         """
         if self.layout.has(NAMES_ELSEWHERE):  # the place was out of reach when the store was opened
             self.look()
         moves = self.moves
+        if since is not None and since != moves:
+            return None
         put = self._store.put_if_absent(key, data)
         if put is Put.WON:
             _, changed = both(won, self._changed)

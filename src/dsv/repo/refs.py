@@ -168,6 +168,9 @@ class Refs(Tags):
         A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
         Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
         """
+        since = self._moves
+        if after is not None and since and not self._is_seen(after):
+            return self._move_again(dataset, branch, after, entry)
         number = 0 if after is None else after.number + 1
         made = entry if after is None else self.permitted(after, entry)
         if after is None and branch == MAIN and (erasure := self.erasure(dataset)) is not None:
@@ -177,7 +180,7 @@ class Refs(Tags):
             made = replace(made, dataset=dataset, branch=branch, number=number)
         read = partial(self._read, dataset, branch, number)
         check = partial(check_kept, read, self._store.url, key, (dataset, branch), made)
-        put = self._put(key, made.encode(), f"branch {branch} of {dataset}", check)
+        put = self._put(key, made.encode(), f"branch {branch} of {dataset}", check, since)
         if put is None:
             return self._move_again(dataset, branch, after, entry)
         if put is Put.WON:
@@ -187,6 +190,11 @@ class Refs(Tags):
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
         return LostRace(winner)
+
+    def _is_seen(self, head: Head) -> bool:
+        """Whether the move was read where the names are now, as the branch's newest."""
+        seen = self._seen.get((head.dataset, head.branch))
+        return seen is not None and same_move(seen, head)
 
     def _move_again(
         self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
@@ -228,15 +236,17 @@ class Refs(Tags):
         ruled = rule is not None or listed is None or listed.rule is not None
         return self._seen.get((dataset, branch)), rule, ruled
 
-    def add_rule(self, rule: BranchRule) -> bool:
-        """Whether the rule is now the last one of its branch: nobody else has put one in its place."""
+    def add_rule(self, rule: BranchRule, before: BranchRule | None) -> bool:
+        """Whether the rule is now the last one of its branch, behind `before`: nobody else has put one in its place."""
         branch = rule.dataset, rule.branch
-        before = self._rules.get(branch)
+        since = self._moves
+        if since and self.rule(*branch) != before:  # which was read where the names were
+            return False
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
-        put = self._put(keys.branch_rule_key(*branch, rule.number), rule.encode(), what)
+        put = self._put(keys.branch_rule_key(*branch, rule.number), rule.encode(), what, since=since)
         if put is None and (newest := self.rule(*branch)) != rule:
             self.again()
-            return newest == before and self.add_rule(rule)
+            return newest == before and self.add_rule(rule, before)
         if put is not Put.LOST:
             self._rules[branch] = rule
         return put is not Put.LOST

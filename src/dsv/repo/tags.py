@@ -116,7 +116,19 @@ class Tags:
     def forget(self) -> None:
         """The names have moved: what was read of them may be another's by now. Nothing of tags is remembered."""
 
-    def _put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put | None:
+    @property
+    def _moves(self) -> int:
+        """How often the names have moved since the store was opened."""
+        return 0 if self.place is None else self.place.moves
+
+    def _put(
+        self,
+        key: str,
+        data: bytes,
+        what: str,
+        won: Callable[[], None] = lambda: None,
+        since: int | None = None,
+    ) -> Put | None:
         """As `NamesPlace.put`. what: what the key is for."""
         if self.place is None:
             with denial_named(self._store.url, key, what):
@@ -125,7 +137,7 @@ class Tags:
                 won()
             return put
         with denial_named(self._store.url, key, what):
-            put_there = self.place.put(key, data, won)
+            put_there = self.place.put(key, data, won, since)
         if put_there is None:
             self.forget()
         return put_there

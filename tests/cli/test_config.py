@@ -22,6 +22,27 @@ def test_every_setting_has_its_origin(dsv: Dsv) -> None:
     assert here("--store", "s3://other", "config", "store").out == "s3://other\n"
 
 
+def test_where_the_names_of_the_store_in_effect_are(dsv: Dsv) -> None:
+    """Whatever said so: the configuration of the store, or its URL; shown only if they are not in the store itself."""
+    user = str(dsv.home / ".config/dsv/config.toml")
+    here = dsv("config", "names")
+    assert here.code == 3 and "keeps its names itself" in here.err
+    dsv.ok("config", "stores.lake.url", "s3://lake/dsv")
+    dsv.ok("config", "stores.lake.names", "/nfs/names")
+    assert "names" not in {item["key"] for item in dsv.ok("config", "--json").json["items"]}  # another store
+    for by in ("lake", "s3://lake/dsv"):
+        dsv.ok("config", "store", by)
+        items = {item["key"]: item for item in dsv.ok("config", "--json").json["items"]}
+        assert items["names"] == {"key": "names", "value": "/nfs/names", "origin": user}
+        assert dsv.ok("config", "names").out == "/nfs/names\n"
+        told = dsv.ok("config")
+        assert any(line.split() == ["names", "/nfs/names", user] for line in told.lines), told
+    result = dsv("config", "names", "/nfs/other")
+    assert result.code == 2 and "stores.NAME.names" in result.err
+    dsv.ok("config", "store", "nowhere")  # no such store: the rest is shown all the same
+    assert "names" not in {item["key"] for item in dsv.ok("config", "--json").json["items"]}
+
+
 def test_setting_keeps_what_is_there_and_its_mode(dsv: Dsv) -> None:
     path = dsv.home / ".config/dsv/config.toml"
     path.parent.mkdir(parents=True)

@@ -156,6 +156,22 @@ def test_a_commit_by_its_id_needs_the_bucket_alone(world: World) -> None:
     assert ann("sync", "--rehash").code == 6
 
 
+def test_it_is_shown_where_the_names_are(world: World) -> None:
+    ann = world.person("ann")
+    ann.ok("init", "xrays")
+    user = str(ann.home / ".config/dsv/config.toml")
+    new = world.root / "new"
+    for now in (world.names, new):
+        if now == new:
+            ann.ok("store", "move-names", str(new))
+        for arguments in (["doctor"], ["store", "check"]):
+            items = ann(*arguments, "--json").json["items"]
+            found = {item["check"]: item["text"] for item in items}
+            assert found["names are in"] == f"{now}; the rest of the store is in {world.url}"
+            if arguments == ["doctor"]:
+                assert found["names"] == f"{world.names}, from {user}"
+
+
 def test_lost_names_are_made_anew_from_the_commits(world: World) -> None:
     world.does.ignores_condition = True
     ann = world.person("ann")

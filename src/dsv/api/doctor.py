@@ -85,6 +85,10 @@ def _settings(context: Context) -> Iterator[Finding]:
         setting = context.settings.get(key)
         if setting is not None:
             yield _ok(key, f"{setting.value}, from {setting.origin}")
+        with suppress(DsvError):  # what is wrong with the store's setting is told when it is opened
+            names = context.settings.place_of_names() if key == "store" else None
+            if names is not None:
+                yield _ok("names", f"{names.value}, from {names.origin}")
     yield _ok("author", context.writer.author)
     for origin, key in context.settings.unknown():
         yield Finding(
@@ -142,6 +146,9 @@ def _reading(context: Context, store: Store) -> Generator[Finding, None, bool]:
         return False
     counted = f"{datasets:,} dataset{'' if datasets == 1 else 's'}"
     yield _ok("read", f"{store.url} has {counted}, and answered in {first * 1000:.0f} ms")
+    split = split_of(store)
+    if split is not None:
+        yield _ok("names are in", f"{split.names.url}; the rest of the store is in {split.data.url}")
     workspace = context.workspace_or_none()
     if workspace is not None and workspace.store_id != repository.id:
         yield Finding(

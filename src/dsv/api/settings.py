@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -87,6 +87,8 @@ class StoreChoice:
     names: str | None = None
     names_kept: str | None = None
     """What a workspace keeps of `names`; None if the configuration has them."""
+    names_origin: str | None = None
+    """The flag, variable or file that `names` is from."""
 
     @property
     def called(self) -> str:
@@ -169,42 +171,51 @@ class Settings:
         setting = Setting("store", text, "--store") if text is not None else self.get("store")
         if setting is None:
             raise UsageError("no store is named", hint="dsv config store URL")
+        kept = self._said_with(setting.origin)
         if not is_name(setting.value):
-            url = self._location(setting)
-            said = self._said_with(setting.origin)
-            names = said or self._configured_names(url)
-            return StoreChoice(url, setting.origin, names=names, names_kept=said)
+            choice = StoreChoice(self._location(setting), setting.origin)
+            return _with_names(choice, kept, self._configured_names(choice.url))
         name = setting.value
         known = {part: self.get(f"stores.{name}.{part}") for part in STORE_FIELDS}
-        address = known["url"]
+        address = known.pop("url")
         if address is None:
             raise self._no_such("stores", "url", setting)
+        names = known.pop("names")
         rest = {
-            part: self._location(found) if part in ("ca_bundle", "names") else found.value
+            part: self._location(found) if part == "ca_bundle" else found.value
             for part, found in known.items()
-            if found is not None and part != "url"
+            if found is not None
         }
-        kept = self._said_with(setting.origin)
-        names = kept or rest.pop("names", None)
-        return StoreChoice(
-            self._location(address), setting.origin, name, **rest, names=names, names_kept=kept
-        )
+        choice = StoreChoice(self._location(address), setting.origin, name, **rest)
+        return _with_names(choice, kept, None if names is None else self._located(names))
 
-    def _said_with(self, origin: str) -> str | None:
+    def place_of_names(self) -> Setting | None:
+        """Where the settings say that the names of the store in effect are; None if the store itself has them. Raises
+        as `store`.
+        """
+        choice = self.store()
+        if choice.names is None or choice.names_origin is None:
+            return None
+        return Setting("names", choice.names, choice.names_origin)
+
+    def _said_with(self, origin: str) -> Setting | None:
         """Where the names are by --names, or by the same source that names the store."""
         for source in self.sources:
             said = source.setting("names")
             if said is not None and source.origin in ("--names", origin):
-                return self._location(said)
+                return self._located(said)
         return None
 
-    def _configured_names(self, url: str) -> str | None:
+    def _configured_names(self, url: str) -> Setting | None:
         """Where the names are of a configured store that has this URL."""
         for name in self.names("stores"):
             place, named = self.get(f"stores.{name}.names"), self.get(f"stores.{name}.url")
             if place is not None and named is not None and self._location(named) == url:
-                return self._location(place)
+                return self._located(place)
         return None
+
+    def _located(self, setting: Setting) -> Setting:
+        return Setting(setting.key, self._location(setting), setting.origin)
 
     def location(self, text: str) -> str:
         """A URL as it stands, and a folder of the command line made absolute. Raises `UsageError`."""
@@ -266,6 +277,19 @@ class Settings:
             subject=setting.value,
             hint=hint,
         )
+
+
+def _with_names(choice: StoreChoice, kept: Setting | None, configured: Setting | None) -> StoreChoice:
+    """kept: what was said with the store, which counts more than what is configured."""
+    names = kept or configured
+    if names is None:
+        return choice
+    return replace(
+        choice,
+        names=names.value,
+        names_kept=None if kept is None else kept.value,
+        names_origin=names.origin,
+    )
 
 
 def is_name(text: str) -> bool:

@@ -9,13 +9,16 @@ import typer
 
 from dsv.api import environment
 from dsv.api.config_file import lasting, parse_toml, with_value
-from dsv.api.settings import PLAIN_KEYS, Setting, check_key, is_name
+from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
 from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
 from dsv.model.pool import HERE
+
+NAMES = "names"
+"""Shown like a setting, and set as that of a store."""
 
 
 @command(
@@ -25,6 +28,8 @@ from dsv.model.pool import HERE
         ("dsv config stores.lake.url s3://lake/dsv", "name a store; then --store lake works"),
         ("dsv config stores.lake.endpoint https://s3.example.org", "where its S3 server is not AWS"),
         ("dsv config store lake", "the store to use where nothing else says"),
+        ("dsv config stores.lake.names /nfs/names", "where its names are kept, if not in the store itself"),
+        ("dsv config names", "where the names of the store in effect are kept"),
         ("dsv config caches.gpu-nfs.path /nfs/gpu/dsv", "name a cache"),
         ("dsv config cache", "which cache is in effect"),
         ("dsv config pools.a100.engine docker", "name a pool of machines; then dsv run --on a100 works"),
@@ -48,15 +53,21 @@ def config(
     A value is looked for on the command line, in the workspace (.dsv/config.toml), in the environment
     (DSV_STORE, DSV_CACHE, DSV_AUTHOR), in the user's config.toml (DSV_CONFIG names another file) and in
     /etc/dsv/config.toml. VALUE is written to the user's file; what else is in it stays, comments aside.
+
+    names is where the store in effect keeps its names, if that is elsewhere.
     """
     if unset or value is not None:
         _change(call, key, value, unset)
         return
     if key is not None:
-        check_key(key)
+        if key != NAMES:
+            check_key(key)
         _show_one(call, key)
         return
-    settings = [*call.settings.all()]
+    settings = [one for one in call.settings.all() if one.key != NAMES]
+    names = _names(call.settings)
+    if names is not None:
+        settings = sorted([*settings, names], key=lambda one: one.key)
     if call.settings.get("author") is None:
         settings.insert(0, environment.author(call.settings, None))
     if call.json:
@@ -68,8 +79,25 @@ def config(
         call.warn(f"{origin} has {unknown}, which is no setting of this version")
 
 
+def _names(settings: Settings) -> Setting | None:
+    """Where the names of the store in effect are; None if it has them itself, or there is no such store."""
+    try:
+        return settings.place_of_names()
+    except (UsageError, NotFound):
+        return None
+
+
 def _show_one(call: Call, key: str) -> None:
-    setting = environment.author(call.settings, None) if key == "author" else call.settings.get(key)
+    if key == NAMES:
+        setting = call.settings.place_of_names()
+        if setting is None:
+            raise NotFound(
+                f"names is not set: {call.settings.store().url} keeps its names itself",
+                subject=key,
+                hint="dsv config stores.NAME.names PLACE says that they are elsewhere",
+            )
+    else:
+        setting = environment.author(call.settings, None) if key == "author" else call.settings.get(key)
     if setting is None:
         raise NotFound(f"{key} is not set", subject=key, hint=f"dsv config {key} VALUE")
     if call.json:
@@ -85,6 +113,12 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
     environ = call.around.environ
     cwd = environment.working_folder(environ)
     path = environment.user_config(environ, cwd)
+    if key == NAMES:
+        raise UsageError(
+            "names belong to a store, so they are set with it",
+            subject=key,
+            hint="dsv config stores.NAME.names PLACE, or --names PLACE",
+        )
     if value is not None:
         check_key(key)
         typed, value = value, lasting(key, value, cwd)

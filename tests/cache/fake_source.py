@@ -26,7 +26,8 @@ from dsv.model.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreI
 from dsv.model.location import Location
 from dsv.model.segment import Segment
 from dsv.model.tree import Child, Cutter
-from dsv.repo.trees import Leaf, LocatedSegment
+from dsv.repo.tree_nodes import Leaf
+from dsv.repo.trees import LocatedSegment
 from dsv.transfer.download import Wanted
 
 STORE = StoreId(b"s" * 16)

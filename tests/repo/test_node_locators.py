@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +17,12 @@ from dsv.model.index import Index, IndexBuilder
 from dsv.model.path_set import PathSet
 from dsv.model.records import FormatEntry
 from dsv.repo import tree_levels
+from dsv.repo.find_paths import find_paths
 from dsv.repo.layout import NAMED_RECORDS, features, make_layout
 from dsv.repo.path_history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
+from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 from dsv.store.base import Store
 from dsv.store.counting import Counting
@@ -254,3 +257,75 @@ def test_an_older_store_takes_a_tree_that_is_too_large_for_a_commits_locator(
     head = commit(repository, everything())
     assert repository.objects.commit_locator(head) is None
     assert read(repository, head) == everything()
+
+
+def nodes_read(
+    store: Store, folder: Path, head: CommitId, read_something: Callable[[TreeReader], object]
+) -> int:
+    """How many nodes somebody without local copies has read after that."""
+    repository = Repository.open(store, lambda _: folder)
+    read_something(TreeReader(repository.objects, head))
+    return len(list((folder / "node").glob("*/[!.]*")))
+
+
+def test_what_is_asked_of_a_tree_reads_the_nodes_that_lead_to_it(tmp_path: Path) -> None:
+    """One node of each level for a path, however large the tree is, and about as many for a folder."""
+    store = MemoryStore()
+    repository = create(store)
+    head = commit(repository, everything(10_000))
+    other = commit(repository, {name(300): b"changed"})
+    level = repository.objects.commit(head).level
+    everywhere = nodes_read(store, tmp_path / "all", head, lambda tree: tree.leaves())
+    assert level >= 4 and everywhere > 100
+
+    def compare(tree: TreeReader) -> None:
+        later = TreeReader(tree.objects, other)
+        assert [change.path for change in diff_trees(tree, later)] == [name(300).encode()]
+
+    def look_up(tree: TreeReader) -> None:
+        paths = [name(300).encode(), b"nothing"]
+        assert [found.entry is not None for _, found in find_paths(tree, paths)] == [True, False]
+
+    folder = PathSet((b"d06",))
+    questions: dict[str, tuple[Callable[[TreeReader], object], int]] = {
+        "a path": (lambda tree: tree.entry(name(300).encode()), level),
+        "a path that is not there": (lambda tree: tree.entry(b"zzz"), level),
+        "paths": (look_up, 2 * level),
+        "a folder": (lambda tree: list(tree.below(b"d06")), 3 * level),
+        "a selection": (lambda tree: list(tree.within(folder)), 3 * level),
+        "what differs": (compare, 2 * level),
+    }
+    for what, (question, most) in questions.items():
+        assert nodes_read(store, tmp_path / what, head, question) <= most, what
+
+
+@settings(max_examples=25, deadline=None)
+@given(edits, st.lists(st.integers(-1, FILES), min_size=1, max_size=6), st.booleans())
+def test_what_is_looked_up_is_what_the_whole_tree_has(
+    rounds: list[dict[tuple[int, str], bytes | None]], asked: list[int], old: bool
+) -> None:
+    """Paths, folders, and what differs, of trees that share some nodes; in a store of before, too."""
+    store = MemoryStore()
+    repository = (older if old else create)(store)
+    model, commits = everything(), [commit(repository, everything())]
+    for changes in rounds:
+        made = {name(number) + suffix: content for (number, suffix), content in changes.items()}
+        made = {path: content for path, content in made.items() if content is not None or path in model}
+        model = {path: content for path, content in {**model, **made}.items() if content is not None}
+        if made:
+            commits.append(commit(repository, made))
+    first, last = (TreeReader(opened(store).objects, each) for each in (commits[0], commits[-1]))
+    whole = {
+        entry.path: (entry, where) for entry, where in TreeReader(repository.objects, commits[-1]).below(b"")
+    }
+    for path in [name(number).encode() for number in asked] + [b"a", b"zzz"]:
+        assert (last.entry(path) or (None, None))[0] == whole.get(path, (None, None))[0]
+    folder = name(asked[0]).partition("/")[0].encode()
+    assert [entry.path for entry, _ in last.below(folder)] == sorted(
+        path for path in whole if path.startswith(folder + b"/")
+    )
+    before = {entry.path: entry for entry, _ in TreeReader(repository.objects, commits[0]).below(b"")}
+    differs = {
+        path for path in before.keys() | whole.keys() if before.get(path) != whole.get(path, (None,))[0]
+    }
+    assert {change.path for change in diff_trees(first, last)} == differs

@@ -18,7 +18,8 @@ from dsv.model.locator import Locator
 from dsv.model.segment import Segment
 from dsv.model.tree import Node
 from dsv.repo.tree_edit import TreeChange, WrittenTree, write_tree
-from dsv.repo.trees import Leaf, LocatedSegment, Part, TreeReader
+from dsv.repo.tree_nodes import Leaf, Part
+from dsv.repo.trees import LocatedSegment, TreeReader
 from tests.model.strategies import SINGLE
 
 PACKS = [PackId(bytes([n]) * 16) for n in range(4)]

@@ -30,18 +30,17 @@ NOTHING = Found()
 def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tuple[bytes, Found]]:
     """Each path once, in tree order. Reads the segments that have one, or would have it. None: an empty tree."""
     wanted = sorted(set(paths), key=sort_key)
-    leaves = [] if tree is None else tree.leaves()
-    lasts = [sort_key(leaf.child.last) for leaf in leaves]
-    positions = [bisect.bisect_left(lasts, sort_key(path)) for path in wanted]
-    chosen = sorted(set(positions) - {len(leaves)})
-    segments = iter(()) if tree is None else tree.segments([leaves[at] for at in chosen])
-    at, rows = -1, _Rows()
-    for path, position in zip(wanted, positions, strict=True):
-        if position == len(leaves):
+    holding = [None for _ in wanted] if tree is None else tree.holding(wanted)
+    chosen = list({leaf.id: leaf for leaf in holding if leaf is not None}.values())
+    segments = iter(()) if tree is None else tree.segments(chosen)
+    at, rows = None, _Rows()
+    for path, leaf in zip(wanted, holding, strict=True):
+        if leaf is None:
             rows = _Rows()
-        elif position != at:
-            at, rows = position, _Rows(next(segments))
-        yield path, _find(tree, rows, path, leaves[position - 1].child.last if position else None)
+        elif leaf.id != at:
+            at, rows = leaf.id, _Rows(next(segments))
+        before = leaf.before if leaf is not None else None if tree is None else tree.last()
+        yield path, _find(tree, rows, path, before)
 
 
 class _Rows:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator
 
 from dsv.model.diff import Change, Located, diff_entries
 from dsv.model.entry import Entry, sort_key
-from dsv.model.ids import SegmentId
+from dsv.model.ids import Id
 from dsv.model.path_set import WHOLE, Scope
 from dsv.model.segment import Segment
+from dsv.repo.tree_nodes import Leaf
 from dsv.repo.trees import LocatedSegment, TreeReader
 
 # Of so many entries of a segment each is looked up by itself.
@@ -17,12 +17,11 @@ _PICKED_SINGLY = 32
 
 
 def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
-    """The paths that differ, in tree order. Reads only segments that one side alone has. None: an empty tree.
+    """The paths that differ, in tree order. Reads only nodes and segments that one side alone has. None: an empty tree.
 
     scope: where to look; segments that hold nothing of it are not read.
     """
-    shared = _segment_ids(before) & _segment_ids(after)
-    old, new = _Rows(_segments(before, shared, scope)), _Rows(_segments(after, shared, scope))
+    old, new = (_Rows(side.segments()) for side in _unlike(before, after, scope))
     changes = _diff_rows(old, new)
     return changes if scope.whole else (change for change in changes if change.path in scope)
 
@@ -31,30 +30,71 @@ def find_entries(tree: TreeReader | None, paths: Iterable[bytes]) -> dict[bytes,
     """Those of the paths that the tree has. Each segment that could have one of them is read once."""
     if tree is None:
         return {}
-    leaves = tree.leaves()
-    wanted: dict[int, list[bytes]] = {}
-    for path in paths:
-        at = bisect.bisect_left(leaves, sort_key(path), key=lambda leaf: sort_key(leaf.child.last))
-        if at < len(leaves):
-            wanted.setdefault(at, []).append(path)
-    places = sorted(wanted)
+    wanted = sorted(set(paths), key=sort_key)
+    leaves: dict[Id, Leaf] = {}
+    below: dict[Id, list[bytes]] = {}
+    for path, leaf in zip(wanted, tree.holding(wanted), strict=True):
+        if leaf is not None:
+            leaves[leaf.id] = leaf
+            below.setdefault(leaf.id, []).append(path)
     found: dict[bytes, Located] = {}
-    for at, located in zip(places, tree.segments([leaves[at] for at in places]), strict=True):
-        for path in wanted[at]:
+    for those, located in zip(below.values(), tree.segments([*leaves.values()]), strict=True):
+        for path in those:
             entry = located.find(path)
             if entry is not None:
                 found[path] = entry
     return found
 
 
-def _segment_ids(tree: TreeReader | None) -> set[SegmentId]:
-    return set() if tree is None else {leaf.id for leaf in tree.leaves()}
+class _Side:
+    """One of two trees, of which what both have is left out, level by level. level: of the nodes in `parts`; 0 once
+    they are segments."""
+
+    def __init__(self, tree: TreeReader | None, scope: Scope) -> None:
+        self._tree = tree
+        self._scope = scope
+        self.level = 0 if tree is None else tree.commit.level - 1
+        self.parts: list[Leaf] = []
+
+    def begin(self) -> None:
+        if self._tree is not None:
+            self.parts = self._chosen(self._tree.top())
+
+    def leave_out(self, ids: set[Id]) -> None:
+        self.parts = [part for part in self.parts if part.child.id not in ids]
+
+    def descend(self) -> None:
+        assert self._tree is not None
+        self.parts = self._chosen(self._tree.below_nodes(self.parts, self.level))
+        self.level -= 1
+
+    def segments(self) -> Iterator[LocatedSegment]:
+        return iter(()) if self._tree is None else self._tree.segments(self.parts)
+
+    def _chosen(self, parts: list[Leaf]) -> list[Leaf]:
+        scope = self._scope
+        return [part for part in parts if scope.whole or scope.overlaps(part.before, part.child.last)]
 
 
-def _segments(tree: TreeReader | None, shared: set[SegmentId], scope: Scope) -> Iterator[LocatedSegment]:
-    if tree is None:
-        return iter(())
-    return tree.segments([leaf for leaf in tree.leaves_of(scope) if leaf.id not in shared])
+def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -> tuple[_Side, _Side]:
+    """Both trees without the segments that they have in common. Nodes that they have in common are not read."""
+    old, new = _Side(before, scope), _Side(after, scope)
+    if before is not None and after is not None and before.commit.root == after.commit.root:
+        old.level = new.level = 0
+        return old, new
+    old.begin()
+    new.begin()
+    while True:
+        if old.level == new.level:
+            common = {part.child.id for part in old.parts} & {part.child.id for part in new.parts}
+            old.leave_out(common)
+            new.leave_out(common)
+        level = max(old.level, new.level)
+        if not level:
+            return old, new
+        for side in (old, new):
+            if side.level == level:
+                side.descend()
 
 
 def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:

@@ -14,7 +14,8 @@ from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.segment_rows import SegmentRows
 from dsv.repo.tree_levels import Levels, Made, TreeSink
-from dsv.repo.trees import Leaf, LocatedSegment, Part, TreeReader
+from dsv.repo.tree_nodes import Leaf, Part
+from dsv.repo.trees import LocatedSegment, TreeReader
 
 
 class TreeChange(NamedTuple):
@@ -54,7 +55,7 @@ def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeCh
     top, level = levels.finish()
     while base is not None and level > 1 and top.kept:
         # Nothing is left but this node of the base: the root is the lowest node that has all of it.
-        below = base.children(Part(top.child, top.where), level)
+        below = base.below_nodes([Part(top.child, top.where)], level)
         if len(below) > 1:
             break
         level -= 1
@@ -90,9 +91,9 @@ def _apply(
         if levels.is_aligned(level) and not upcoming.within(limit):
             levels.keep(part, level)
         elif level:
-            _apply(base, base.children(part, level), level - 1, levels, upcoming, at_end=is_last)
+            _apply(base, base.below_nodes([part], level), level - 1, levels, upcoming, at_end=is_last)
         else:
-            located = next(base.segments([Leaf(part.child, part.where)]))
+            located = next(base.segments([Leaf(part.child, part.where, part.before)]))
             rows = _rows_that_stay(levels.sink, located)
             if rows is not None:
                 _merge_rows(levels, rows, upcoming, limit)

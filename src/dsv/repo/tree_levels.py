@@ -12,7 +12,7 @@ from dsv.model.locator import MAX_ROWS, Locator, LocatorBuilder
 from dsv.model.segment import Segment, SegmentBuilder
 from dsv.model.segment_rows import SegmentRows
 from dsv.model.tree import MAX_LEVEL, Child, Cutter, Node, check_follows, parent
-from dsv.repo.trees import Part
+from dsv.repo.tree_nodes import Part
 
 # So many nodes of level 1 are written in a row: few requests read them, and until then what they list takes little
 # memory.

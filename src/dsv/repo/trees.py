@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator
-from itertools import chain, repeat
+from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
-
-from dsv.errors import IntegrityError
 from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import CommitId, NodeId, SegmentId
+from dsv.model.ids import CommitId, NodeId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import link_escapes, show
 from dsv.model.segment import Segment
-from dsv.model.tree import Child, Node, Totals, check_follows
-from dsv.repo.damage import NOT_OURS
+from dsv.model.tree import Child
 from dsv.repo.located import Located
 from dsv.repo.objects import Objects
+from dsv.repo.tree_nodes import Leaf, Part, TreeNodes
 
 
 class LocatedSegment(Located[Segment]):
@@ -50,65 +45,46 @@ class LocatedSegment(Located[Segment]):
         return None if at is None else self.entry(at)
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A segment or node as its parent node names it, and where it lies by a locator."""
-
-    child: Child
-    where: Location | None
-
-
-class Leaf(Part, frozen=True):
-    """A segment."""
-
-    @property
-    def id(self) -> SegmentId:
-        return SegmentId(self.child.id)
-
-
 class TreeReader:
-    """The tree of one commit. Reads nodes when made, segments when asked."""
+    """The tree of one commit. Reads the commit when made, nodes and segments when asked."""
 
     def __init__(self, objects: Objects, commit_id: CommitId) -> None:
         self.objects = objects
         self.commit_id = commit_id
-        self.commit, self._locator = objects.commit_and_locator(commit_id)
+        self._nodes = TreeNodes(objects, commit_id)
+        self.commit = self._nodes.commit
         self._leaves: list[Leaf] | None = None
-        self._nodes: list[tuple[NodeId, Location | None]] = []
 
     def leaves(self) -> list[Leaf]:
         """All segments, in order."""
         if self._leaves is None:
-            self._leaves = self._read_nodes()
+            self._leaves = self._nodes.leaves()
         return self._leaves
 
     def leaves_of(self, scope: Scope) -> list[Leaf]:
         """Segments that may hold something of the scope, in order."""
-        leaves = self.leaves()
-        if scope.whole:
-            return leaves
-        before = [None, *(leaf.child.last for leaf in leaves)]
-        return [
-            leaf
-            for leaf, after in zip(leaves, before, strict=False)
-            if scope.overlaps(after, leaf.child.last)
-        ]
+        return self.leaves() if scope.whole else self._nodes.leaves(scope.overlaps)
 
-    def top(self) -> list[Part]:
+    def holding(self, paths: Iterable[bytes]) -> list[Leaf | None]:
+        """Of each of these paths, which are in tree order, the segment that has it, or would have it; None behind the
+        end."""
+        return self._nodes.holding([sort_key(path) for path in paths])
+
+    def last(self) -> bytes | None:
+        """The last path; None if the tree is empty."""
+        return self._nodes.last()
+
+    def top(self) -> list[Leaf]:
         """What the root lists."""
-        locator = self._locator
-        return self._opened(
-            None, self.commit.root, None if not locator else locator.get(0), self.commit.level
-        )
+        return self._nodes.top()
 
-    def children(self, part: Part, level: int) -> list[Part]:
-        """What a node of this level lists. Without a store's `node-locators` nothing tells where that lies."""
-        return self._opened(part.child, NodeId(part.child.id), part.where, level)
+    def below_nodes(self, parts: Sequence[Part], level: int) -> list[Leaf]:
+        """What these nodes of a level list, in order."""
+        return self._nodes.below(parts, level)
 
-    def nodes(self) -> Iterator[tuple[ObjectKind, NodeId, Location | None]]:
+    def nodes(self) -> list[tuple[ObjectKind, NodeId, Location | None]]:
         """Every node above the segments, breadth first, and where a locator says that it lies."""
-        self.leaves()
-        for node_id, where in self._nodes:
-            yield ObjectKind.NODE, node_id, where
+        return self._nodes.nodes()
 
     def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
         """The given (else all) segments in order; checks that they follow each other and are what nodes say."""
@@ -122,12 +98,9 @@ class TreeReader:
             yield LocatedSegment(segment, located.find_locator)
 
     def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
-        """The entry of exactly this path; reads one segment."""
-        leaves = self.leaves()
-        position = self._position(sort_key(path))
-        if position == len(leaves):
-            return None
-        return next(self.segments(leaves[position : position + 1])).find(path)
+        """The entry of exactly this path; reads one segment, and the nodes that lead to it."""
+        [leaf] = self.holding([path])
+        return None if leaf is None else next(self.segments([leaf])).find(path)
 
     def within(self, scope: Scope) -> Iterator[tuple[Entry, Location | None]]:
         """The entries in the scope. Reads only segments that may have some."""
@@ -147,9 +120,7 @@ class TreeReader:
             return
         key = sort_key(path)
         inside = key + b"\0"
-        leaves = self.leaves()
-        first, last = self._position(key), self._position(key + b"\1")
-        for located in self.segments(leaves[first : last + 1]):
+        for located in self.segments(self._between(key, key + b"\1")):
             if sort_key(located.segment.first) > key + b"\1" or sort_key(located.segment.last) < key:
                 continue
             for entry, where in located.entries():
@@ -160,9 +131,7 @@ class TreeReader:
     def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
         """Every entry whose path begins with these bytes, which need not be those of a whole name."""
         key = sort_key(prefix)
-        leaves = self.leaves()
-        first, last = self._position(key), self._position(key + b"\xff")
-        for located in self.segments(leaves[first : last + 1]):
+        for located in self.segments(self._between(key, key + b"\xff")):
             for entry, where in located.entries():
                 if entry.path.startswith(prefix):
                     yield entry, where
@@ -180,72 +149,16 @@ class TreeReader:
         """Raises `IntegrityError` where a symlink leaves the tree; nobody who sees such a tree may follow it."""
         escaping = link_escapes(links)
         if escaping:
-            raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
+            raise self._nodes.broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
 
-    def _position(self, key: bytes) -> int:
-        """The first leaf whose last path is not before `key`."""
-        return bisect.bisect_left(self.leaves(), key, key=lambda leaf: sort_key(leaf.child.last))
-
-    def _opened(self, said: Child | None, node_id: NodeId, where: Location | None, level: int) -> list[Part]:
-        found = next(self.objects.nodes([(node_id, where)]))
-        self._check_node(said, found.value, level, None)
-        places = iter(()) if found.locator is None else found.locator.locations()
-        return [Part(child, next(places, None)) for child in found.value.children]
-
-    def _read_nodes(self) -> list[Leaf]:
-        """Breadth first. Where a node or segment lies is told by the locator of the node above it, or by the commit's
-        own, which in an older store lists all of them in this very order."""
-        locator, self._locator = self._locator, None
-        listed = iter(()) if locator is None else locator.locations()
-        commit = self.commit
-        above: list[tuple[Child | None, Location | None]] = [(None, next(listed, None))]
-        level: list[Leaf] = []
-        for depth in range(commit.level, 0, -1):
-            level = []
-            located = [(commit.root if said is None else NodeId(said.id), where) for said, where in above]
-            self._nodes.extend(located)
-            for (said, _), found in zip(above, self.objects.nodes(located), strict=True):
-                node = found.value
-                self._check_node(said, node, depth, level[-1].child.last if level else None)
-                places = iter(()) if found.locator is None else found.locator.locations()
-                level.extend(
-                    Leaf(child, next(places, None) or where)
-                    for child, where in zip(node.children, chain(listed, repeat(None)), strict=False)
-                )
-            above = [(leaf.child, leaf.where) for leaf in level]
-        return level
-
-    def _check_node(self, said: Child | None, node: Node, level: int, previous: bytes | None) -> None:
-        """Holds a node against what is said of it above, before anything below it is read.
-
-        So no part of a tree is read twice, and all of it is no more than the commit's totals.
-        """
-        if node.level != level:
-            raise self._broken(f"a node of level {node.level} where {level} belongs")
-        totals = Totals.of(node.children)
-        if said is None:
-            if totals != (self.commit.entries, self.commit.files, self.commit.bytes):
-                raise self._broken("totals that are not its root's")
-        elif (node.children[-1].last, *totals) != (said.last, said.entries, said.files, said.bytes):
-            raise self._broken(f"a node {said.id} that is not what the node above says")
-        for child in node.children[:1]:
-            self._check_order(previous, child.last)
+    def _between(self, low: bytes, high: bytes) -> list[Leaf]:
+        """The segments that may have paths with keys from `low` up to `high`."""
+        return self._nodes.leaves(
+            lambda before, last: sort_key(last) >= low and (before is None or sort_key(before) < high)
+        )
 
     def _check(self, child: Child, segment: Segment, previous: bytes | None) -> None:
         said = (child.last, child.entries, child.files, child.bytes)
         if (segment.last, len(segment), segment.files, segment.total_bytes) != said:
-            raise self._broken(f"a segment {child.id} that is not what its node says")
-        self._check_order(previous, segment.first)
-
-    def _check_order(self, previous: bytes | None, path: bytes) -> None:
-        try:
-            check_follows(previous, path)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"{error.message} (commit {self.commit_id})", subject=str(self.commit_id), hint=NOT_OURS
-            ) from None
-
-    def _broken(self, what: str) -> IntegrityError:
-        return IntegrityError(
-            f"commit {str(self.commit_id)[:12]} has {what}", subject=str(self.commit_id), hint=NOT_OURS
-        )
+            raise self._nodes.broken(f"a segment {child.id} that is not what its node says")
+        self._nodes.check_order(previous, segment.first)

@@ -19,7 +19,7 @@ from dsv.model.recipe import Recipe, build_recipe
 from dsv.model.segment import Segment
 from dsv.model.tree import Node
 from dsv.repo.session import Session
-from dsv.repo.trees import Part
+from dsv.repo.tree_nodes import Part
 from dsv.store.base import Buffer
 from dsv.transfer.catalog import INDEX_ROWS, Catalog
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender

@@ -35,7 +35,7 @@ from dsv.fs import system
 from dsv.model.entry import Kind
 from dsv.model.path_set import PathSet
 from dsv.model.paths import fold_clashes, show
-from dsv.repo.trees import Leaf
+from dsv.repo.tree_nodes import Leaf
 
 
 class Planned(msgspec.Struct, frozen=True):

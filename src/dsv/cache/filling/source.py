@@ -21,7 +21,8 @@ from dsv.model.ids import ChunkId, CommitId, RecipeId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet
 from dsv.repo.repository import Repository
-from dsv.repo.trees import Leaf, LocatedSegment, TreeReader
+from dsv.repo.tree_nodes import Leaf
+from dsv.repo.trees import LocatedSegment, TreeReader
 from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
 
 LEAST_AHEAD = 1 << 20  # bytes; less would make a request of every few files

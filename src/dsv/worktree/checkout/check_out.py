@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -195,11 +194,8 @@ def check_copies(
 
 def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
     """Which packs hold these files' contents. Reads no more than the segments, with their locators."""
-    leaves = tree.leaves()
-    last = [sort_key(leaf.child.last) for leaf in leaves]
-    wanted = sorted({bisect.bisect_left(last, sort_key(path)) for path in going})
-    chosen = [leaves[at] for at in wanted if at < len(leaves)]
-    for located in tree.segments(chosen):
+    holding = tree.holding(sorted(going, key=sort_key))
+    for located in tree.segments([*{leaf.id: leaf for leaf in holding if leaf is not None}.values()]):
         for entry, where in located.entries():
             if where is not None and going.get(entry.path) == entry:
                 for reached in reach_content(tree.objects, entry, where):

@@ -13,7 +13,8 @@ from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import LocatorBuilder
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
-from dsv.repo.trees import LocatedSegment, Part, TreeReader
+from dsv.repo.tree_nodes import Part
+from dsv.repo.trees import LocatedSegment, TreeReader
 from dsv.transfer.upload import Stored, Uploader
 from dsv.worktree.scan.file_reader import read_stable
 from dsv.worktree.scan.problem import Problem

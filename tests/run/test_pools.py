@@ -53,17 +53,19 @@ def over(*pools: str) -> tuple[PassedOver, ...]:
     ("given_", "prefer", "expected"),
     [
         ([FREE], Prefer.CACHED, Choice("free", True)),
-        ([FREE, CACHED], Prefer.CACHED, Choice("cached", True, over("free"))),
-        ([FREE, CACHED], Prefer.ORDER, Choice("free", True)),
-        ([CACHED, FREE], Prefer.CACHED, Choice("cached", True)),
-        ([FULL, FREE], Prefer.CACHED, Choice("free", True, over("full"))),
+        ([FREE, CACHED], Prefer.CACHED, Choice("cached", True, over("free"), ("free",))),
+        ([FREE, CACHED], Prefer.ORDER, Choice("free", True, (), ("cached",))),
+        ([CACHED, FREE], Prefer.CACHED, Choice("cached", True, (), ("free",))),
+        # If it doesn't begin there after all, the others come next.
+        ([FULL, FREE], Prefer.CACHED, Choice("free", True, over("full"), ("full",))),
         # Data in a pool that can't begin now doesn't make the job wait.
-        ([FULL_CACHED, FREE], Prefer.CACHED, Choice("free", True, over("full-cached"))),
+        ([FULL_CACHED, FREE], Prefer.CACHED, Choice("free", True, over("full-cached"), ("full-cached",))),
         ([DOWN, SMALL, REFUSED, NO_ROOM, FREE], Prefer.CACHED,
          Choice("free", True, over("down", "small", "refused", "no-room"))),
         # None can begin: it waits at the first that ever can, and then at the others.
-        ([FULL, FULL_CACHED], Prefer.CACHED, Choice("full", False, (), ("full-cached",))),
-        ([DOWN, FULL, SMALL, FULL_CACHED], Prefer.CACHED, Choice("full", False, over("down"), ("full-cached",))),
+        ([FULL, FULL_CACHED], Prefer.CACHED, Choice("full", False, (), ("full-cached",), NOW["full"])),
+        ([DOWN, FULL, SMALL, FULL_CACHED], Prefer.CACHED,
+         Choice("full", False, over("down"), ("full-cached",), NOW["full"])),
         ([DOWN, SMALL], Prefer.CACHED, NoPool(over("down", "small"))),
     ],
 )  # fmt: skip
@@ -129,20 +131,20 @@ def test_what_goes_wrong_with_one_pool_is_its_own_matter() -> None:
 
 
 def test_a_job_waits_at_one_pool_after_the_other() -> None:
-    stays: list[tuple[str, float | None]] = []
+    stays: list[tuple[str, float | None, tuple[PassedOver, ...]]] = []
+    a, b = PassedOver("a", "a is full"), PassedOver("b", "b is full")
 
-    def stay(pool: str, seconds: float | None) -> str | GaveUp:
-        stays.append((pool, seconds))
+    def stay(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> str | GaveUp:
+        stays.append((pool, seconds, passed))
         return "begun at c" if pool == "c" else GaveUp(f"{pool} is full")
 
-    found, passed = take_turns(["a", "b", "c"], 900, stay)
-    assert stays == [("a", 900), ("b", 900), ("c", None)]
-    assert (found, passed) == ("begun at c", (PassedOver("a", "a is full"), PassedOver("b", "b is full")))
+    assert take_turns(["a", "b", "c"], 900, stay) == "begun at c"
+    assert stays == [("a", 900, ()), ("b", 900, (a,)), ("c", None, (a, b))]
 
 
 def test_a_job_that_no_pool_ever_takes() -> None:
     with pytest.raises(LaunchError, match="a: is gone; b: is gone"):
-        take_turns(["a", "b"], 1, lambda pool, seconds: GaveUp("is gone"))
+        take_turns(["a", "b"], 1, lambda pool, seconds, passed: GaveUp("is gone"))
 
 
 @pytest.mark.parametrize("state", list(RunState))

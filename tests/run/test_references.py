@@ -19,9 +19,10 @@ from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
 from dsv.model.run import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.repo.run_spool import Spool
+from dsv.runs.cut_off import record_cut_off
 from dsv.runs.jobs import find_job
 from dsv.runs.life import RunResult, run
-from dsv.runs.marks import Mark, Marks, record_cut_off
+from dsv.runs.marks import Mark, Marks
 from dsv.runs.place import run_folder
 from dsv.runs.records import RunRecords
 from tests.run.shop import SCANS, STORE, Folders, Shop

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.labs.docker_engine import ContainerEngine
-from tests.labs.machine import environment
-from tests.labs.slurm import SlurmNodes
+from tests.run.slurm_site import Site, run_of
 from tests.waiting import PATIENCE, until
 
-DSV = str(Path(sys.executable).with_name("dsv"))
-WAIT = 'touch "$DSV_OUT/ready.$DSV_ATTEMPT.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
 TRAIN = """
 import json, os, socket, sys, time
 import numpy
@@ -66,102 +57,6 @@ print(f"node {rank} has {right:.2f}", flush=True)
 if rank == 0:
     json.dump({"accuracy": right, "attempt": int(os.environ["DSV_ATTEMPT"])}, open(f"{out}/metrics.json", "w"))
 """
-
-
-@dataclass
-class Site:
-    """A store, a cache and an output folder that every node sees, and a user with a pool on Slurm."""
-
-    slurm: SlurmNodes
-    folder: Path
-
-    def argv(self, *words: str) -> list[str]:
-        return [DSV, *words]
-
-    def dsv(self, *words: str, node: str | None = None, code: int | None = 0) -> str:
-        """stdout of dsv, as typed here or on a node."""
-        argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
-        done = subprocess.run(
-            argv,
-            env={**environment(self.slurm.env), "PATH": os.environ["PATH"]},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else done.stdout + done.stderr
-
-    def start(self, *words: str, node: str | None = None) -> subprocess.Popen[str]:
-        """dsv in a terminal of its own, here or on a node."""
-        argv = self.argv(*words) if node is None else self.slurm.on_node(node, self.argv(*words))
-        return subprocess.Popen(
-            argv,
-            env={**environment(self.slurm.env), "PATH": os.environ["PATH"]},
-            cwd=self.folder,
-            text=True,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def last(self) -> dict[str, Any]:
-        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
-        return items[0] if items else {}
-
-    def out(self) -> Path:
-        """The output folder of the last run."""
-        until(self._outs, "the run")
-        return max(self._outs())
-
-    def _outs(self) -> list[Path]:
-        return [path for path in (self.folder / "out").glob("digits/*") if path.suffix != ".job"]
-
-    def ready(self, attempt: int = 1, nodes: int = 1) -> None:
-        until(lambda: self.has(*(f"ready.{attempt}.{node}" for node in range(nodes))), "the start of the job")
-
-    def has(self, *names: str) -> bool:
-        return all((self.out() / name).exists() for name in names)
-
-    def go(self) -> None:
-        (self.out() / "go").touch()
-
-    def held(self) -> bool:
-        """Whether somebody on another machine is kept from evicting the data."""
-        self.dsv("evict", "--all", node="n3", code=None)
-        return any((self.folder / "cache" / "digits").glob("*/part0.npy"))
-
-    def job(self) -> str:
-        """The number of the job in Slurm."""
-        return self.slurm.call("squeue", "--noheader", "--format=%A").split()[0]
-
-
-@pytest.fixture
-def site(tmp_path: Path, slurm_nodes: SlurmNodes) -> Site:
-    numpy = pytest.importorskip("numpy")
-    from sklearn.datasets import load_digits
-
-    site = Site(slurm_nodes, tmp_path)
-    bunch = load_digits()
-    rows = numpy.column_stack([bunch.data, bunch.target])
-    (tmp_path / "data").mkdir()
-    for number in range(2):
-        numpy.save(tmp_path / "data" / f"part{number}.npy", rows[number::2])
-    for key, value in (
-        ("store", tmp_path / "store"),
-        ("cache", tmp_path / "cache"),
-        ("pools.a.engine", "slurm"),
-        ("pools.a.out", tmp_path / "out"),
-    ):
-        site.dsv("config", key, str(value))
-    site.dsv("-C", "data", "init", "digits")
-    site.dsv("-C", "data", "sync")
-    return site
-
-
-def run_of(*options: str, script: str = WAIT) -> tuple[str, ...]:
-    return ("run", "digits", "--on", "a", *options, "--", "sh", "-c", script)
 
 
 def test_a_training_on_two_nodes_loses_one_and_is_finished_by_its_retry(site: Site) -> None:
@@ -245,43 +140,11 @@ def test_a_node_that_is_lost_ends_a_run_without_retries(site: Site) -> None:
     ]
 
 
-def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
-    """A run goes on without it, and commands that need it say so in Slurm's words."""
-    terminal = site.start(*run_of(script=f"{WAIT}; exit 5"))
-    site.ready()
-    site.slurm.stop_controller()
-    assert site.held()
-    said = site.dsv(*run_of(), code=125)
-    assert "Unable to contact slurm controller" in said
-    run = site.last()["run"]
-    assert "Unable to contact slurm controller" in site.dsv("stop", run, node="n3", code=6)
-    site.go()
-    site.slurm.start_controller()
-    assert terminal.wait(PATIENCE) == 5
-
-
 def test_a_job_beyond_its_memory_says_so(site: Site) -> None:
     terminal = site.start(*run_of("--memory", "60M", script="head -c 300000000 /dev/zero | tail"))
     _, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 137, err
     assert site.last()["end"] == "out-of-memory"
-
-
-def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
-    """The run is seen and stopped from another machine, by two at once, and its record has the end."""
-    terminal = site.start(*run_of(script="trap 'exit 9' TERM; " + WAIT))
-    site.ready()
-    os.killpg(terminal.pid, signal.SIGKILL)
-    terminal.communicate()
-    assert site.held()
-    run = site.last()["run"]
-    assert "its job still runs" in site.dsv("runs", code=None) or site.last()["state"] == "running"
-    both = [site.start("stop", run, node=node) for node in ("n2", "n3")]
-    assert [each.wait(PATIENCE) for each in both] == [0, 0]
-    site.dsv("runs")
-    record = site.last()
-    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
-    until(lambda: not site.held(), "the end of the lease")
 
 
 def test_an_image_is_run_by_podman_on_each_node(

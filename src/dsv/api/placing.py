@@ -10,22 +10,24 @@ from time import sleep
 from dsv.api.context import Context
 from dsv.api.pool_settings import cache_folder
 from dsv.api.pools import Wanted, locate, report_pools
+from dsv.engines.registry import engine_of
 from dsv.errors import Unsupported
 from dsv.model.pool import DEFAULT_WAIT, PassedOver, Pool
 from dsv.model.units import format_duration
 from dsv.runs.pools.choice import Choice, NoPool, PoolFacts, Prefer, choose_pool, why_never, why_not_now
-from dsv.runs.pools.turns import GaveUp, no_pool, poll, take_turns, waited
+from dsv.runs.pools.turns import GaveUp, no_pool, poll, waited
 from dsv.runs.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The run as it goes to its pool. cache: the folder of the pool's cache. begins: whether it can begin there now."""
+    """The run as it goes to its pool. cache: the folder of the pool's cache. begins: whether it can begin there now;
+    reason: why not."""
 
     spec: JobSpec
     cache: Path
     begins: bool
-    then: tuple[str, ...] = ()
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +51,72 @@ class Placing:
             raise no_pool(choice.passed_over)
         for passed in choice.passed_over:
             note(f"not on {passed.pool}: {passed.reason}")
-        if choice.begins:
-            note(f"on {choice.pool}")
         return self._placed(spec, choice)
 
-    def await_turn(self, placed: Placed, note: Callable[[str], None]) -> Placed:
-        """Waits until the job can begin: at its pool, and after `wait` at the next one. For engines that hold no job
-        back themselves, so that nothing has been submitted meanwhile."""
-        if placed.begins or placed.spec.pool is None:
-            return placed
-        spec, order = placed.spec, (placed.spec.pool.name, *placed.then)
+    def order(self, placed: Placed) -> tuple[str, ...]:
+        """The pools that the run may go to, from the one that it was placed at."""
+        assert placed.spec.pool is not None  # it was chosen
+        return (placed.spec.pool.name, *placed.spec.then)
 
-        def stay(pool: str, seconds: float | None) -> Choice | GaveUp:
-            return self._stay(spec, pool, seconds, note)
-
-        choice, passed = take_turns(order, self.wait, stay)
-        note(f"on {choice.pool}")
-        return self._placed(spec, replace(choice, passed_over=(*spec.passed_over, *passed)))
-
-    def _stay(
-        self, spec: JobSpec, name: str, seconds: float | None, note: Callable[[str], None]
-    ) -> Choice | GaveUp:
-        wanted = self._wanted(spec)
+    def enter(
+        self,
+        placed: Placed,
+        name: str,
+        seconds: float | None,
+        passed: tuple[PassedOver, ...],
+        note: Callable[[str], None],
+    ) -> Placed | GaveUp:
+        """Waits until the job may be given to this pool: at once if its engine holds jobs back, else once there is
+        room. Gives up after so many seconds, or if the pool can never run it."""
         pool = next(each for each in self.pools if each.name == name)
+        queues = pool.engine is not None and engine_of(pool).queues
+        order = self.order(placed)
+        there = replace(placed.spec, passed_over=(*placed.spec.passed_over, *passed))
+        if not passed and (placed.begins or queues):
+            found: str | GaveUp | None = placed.reason
+        else:
+            found = self._wait_for(there, pool, seconds, note, queues=queues)
+        if isinstance(found, GaveUp):
+            return found
+        if queues and found is not None:
+            limit = "" if seconds is None else f", {format_duration(seconds)} at most"
+            note(f"queued on {name}{limit}: {found}")
+        else:
+            note(f"on {name}")
+        then = order[order.index(name) + 1 :]
+        return self._placed(there, Choice(name, found is None, there.passed_over, then, found))
+
+    def _wait_for(
+        self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
+    ) -> str | GaveUp | None:
+        """Returns once the job may be given to the pool: with the reason why it can't begin at once, if its engine
+        holds it back itself."""
+        wanted = self._wanted(spec)
         told: list[str] = []
         never: list[str] = []
+        held: list[str | None] = []
 
         def why_not() -> str | None:
             (report,) = report_pools(self.context, self.environ, [pool], wanted)
-            reason = _why_not(report.facts, spec)
             if report.facts.unreachable is None and (found := why_never(report.facts, spec)) is not None:
                 never.append(found)
+                return None
+            reason = _why_not(report.facts, spec)
+            if queues and report.facts.unreachable is None:
+                held.append(reason)
                 return None
             if reason is not None and not told:
                 told.append(reason)
                 limit = "" if seconds is None else f", {format_duration(seconds)} at most"
-                note(f"waiting for {name}{limit}: {reason}")
+                note(f"waiting for {pool.name}{limit}: {reason}")
             return reason
 
-        reason = poll(why_not, seconds, sleep)
+        late = poll(why_not, seconds, sleep)
         if never:
             return GaveUp(never[0])
-        return Choice(name, True) if reason is None else waited(reason, seconds)
+        if late is not None:
+            return waited(late, seconds)
+        return held[0] if held else None
 
     def _wanted(self, spec: JobSpec) -> Wanted:
         data = locate(self.context, self.cache, [spec.target, *spec.data.values()], offline=self.offline).data
@@ -105,9 +131,8 @@ class Placing:
                 subject=pool.name,
                 hint=f"dsv config pools.{pool.name}.cache DIR",
             )
-        passed: tuple[PassedOver, ...] = choice.passed_over
-        there = replace(spec, pool=pool, engine=pool.engine, passed_over=passed)
-        return Placed(there, cache, choice.begins, choice.then)
+        there = replace(spec, pool=pool, engine=pool.engine, passed_over=choice.passed_over, then=choice.then)
+        return Placed(there, cache, choice.begins, choice.reason)
 
 
 def _why_not(facts: PoolFacts, spec: JobSpec) -> str | None:

@@ -11,7 +11,7 @@ from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.code_tree import commit_code
 from dsv.api.context import Context
 from dsv.api.output_tree import KeptOutput
-from dsv.api.placing import Placing
+from dsv.api.placing import Placed, Placing
 from dsv.api.run_store import LateRunStore
 from dsv.cache.claims.leases import Lease
 from dsv.cache.root import CacheRoot
@@ -21,6 +21,7 @@ from dsv.engines.signals import Signals
 from dsv.errors import Denied, Unreachable
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Rev, Target
+from dsv.model.pool import PassedOver
 from dsv.model.run import RunId, RunOutput, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -29,9 +30,10 @@ from dsv.runs.life import RunResult
 from dsv.runs.listing import show_run, waiting_run
 from dsv.runs.marks import Marks
 from dsv.runs.place import RunPlace
+from dsv.runs.pools.turns import GaveUp
 from dsv.runs.records import RunRecords
 from dsv.runs.spec import JobSpec
-from dsv.runs.staged import Staged, Staging
+from dsv.runs.staged import Staged
 
 
 def run(
@@ -60,24 +62,15 @@ def run(
     `Terminated` as they are.
     """
     with life.as_launch_error(), ExitStack() as stagers:
-
-        def staging_in(folder: Path, there: JobSpec) -> _Fixed:
-            stager = Stager(context, CacheRoot(folder), offline=offline, jobs=jobs)
-            code, output = _Code(context, force, offline), KeptOutput(context, offline)
-            stagers.callback(output.close)  # once the record is sent
-            return _Fixed(stagers.enter_context(stager), there, code, output)
-
+        stagings = _Stagings(context, stagers, offline, jobs, force)
         placed = None
         if placing is not None:
             placed = placing.choose(spec, context.progress.note)
             spec, cache = placed.spec, placed.cache
-        staging = staging_in(cache, spec)
-
-        def turn(note: Callable[[str], None]) -> tuple[JobSpec, Staging]:
-            assert placing is not None and placed is not None  # else nobody waits
-            found = placing.await_turn(placed, note)
-            return found.spec, staging_in(found.cache, found.spec)
-
+        staging = stagings.make(cache, spec)
+        turns = None
+        if placing is not None and placed is not None:
+            turns = life.Turns(placing.order(placed), placing.wait, stagings.enter(placing, placed, staging))
         with LateRunStore(context, staging.store) as runs:
             spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
             return life.run(
@@ -91,7 +84,7 @@ def run(
                 progress=context.progress,
                 grace=grace,
                 announce=announce,
-                turn=None if placed is None or placed.begins else turn,
+                turns=turns,
             )
 
 
@@ -172,6 +165,41 @@ class _Fixed:
     def keep_output(self, folder: Path, run: RunId) -> RunOutput:
         assert self._output is not None  # nothing is run without
         return self._output.keep(lambda: self._stager.targets.repository, self._dataset, folder, run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stagings:
+    """Makes the staging of each pool that a run comes to."""
+
+    context: Context
+    open: ExitStack
+    offline: bool
+    jobs: int | None
+    force: bool
+
+    def make(self, cache: Path, spec: JobSpec) -> _Fixed:
+        stager = Stager(self.context, CacheRoot(cache), offline=self.offline, jobs=self.jobs)
+        code = _Code(self.context, self.force, self.offline)
+        output = KeptOutput(self.context, self.offline)
+        self.open.callback(output.close)  # once the record is sent
+        return _Fixed(self.open.enter_context(stager), spec, code, output)
+
+    def enter(self, placing: Placing, placed: Placed, first: _Fixed) -> life.Enter:
+        """first: the staging of the pool that the run was placed at."""
+
+        def enter(
+            pool: str,
+            seconds: float | None,
+            passed: tuple[PassedOver, ...],
+            note: Callable[[str], None],
+        ) -> life.Entered | GaveUp:
+            found = placing.enter(placed, pool, seconds, passed, note)
+            if isinstance(found, GaveUp):
+                return found
+            staging = first if not passed else self.make(found.cache, found.spec)
+            return life.Entered(found.spec, staging, found.reason)
+
+        return enter
 
 
 @dataclass(frozen=True, slots=True)

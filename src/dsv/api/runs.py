@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,9 +15,11 @@ from dsv.model.run import RunId, RunRecord
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.runs.completing import Settler
+from dsv.runs.cut_off import record_cut_off
 from dsv.runs.listing import RunView, run_log, show_run
 from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
-from dsv.runs.marks import Marks, record_cut_off
+from dsv.runs.marks import Marks
 from dsv.runs.place import LIVE_LOG, SPOOLS, run_folder
 
 
@@ -47,6 +49,16 @@ class Runs:
             return b"".join(islice(read_live(live, None), 2 * PART_SIZE // READ_SIZE + 2))
         except OSError:
             return None
+
+    def settle(self, views: Iterable[RunView], engines: Engines) -> list[RunView]:
+        """The same runs as the clusters that have their jobs know them now. Records whose jobs are over, and that
+        nobody else completes, are completed."""
+        settler = Settler(engines, self.runs, self.marks.supervised())
+        settled = []
+        for view in views:
+            record, sent = settler.settle(view.record)
+            settled.append(view if record is view.record else RunView(record, sent and view.sent))
+        return settled
 
     def end_those_cut_off(
         self,

@@ -18,9 +18,7 @@ from dsv.cli.app import exit_now, hear_of_children, run
 from dsv.cli.call import Call
 from dsv.cli.surroundings import of_process
 from dsv.errors import Interrupted, LaunchError
-
-MESSAGES = "dsv.log"
-"""What the supervisor has to say, in the folder of its run."""
+from dsv.runs.place import MESSAGES
 
 
 def detach(call: Call) -> int:

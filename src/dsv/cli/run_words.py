@@ -30,7 +30,9 @@ def resources_text(record: RunRecord) -> str | None:
 
 def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
     """Where it ran, and why it didn't run elsewhere."""
-    return [("pool", record.pool), *((f"not on {each.pool}", each.reason) for each in record.passed_over)]
+    then = None if record.state.is_terminal else ", ".join(record.then) or None
+    passed = [(f"not on {each.pool}", each.reason) for each in record.passed_over]
+    return [("pool", record.pool), *passed, ("then", then)]
 
 
 def output_lines(record: RunRecord) -> list[tuple[str, str | None]]:

@@ -165,13 +165,14 @@ class Ended:
 
     reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another
     cause than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the
-    engine doesn't tell any more. parts: of each node and attempt, if the engine saw to them itself. may_live: it could
-    not be ended, so it may still begin or run.
+    engine doesn't tell any more. taken: False if the engine did not take the job at all. parts: of each node and
+    attempt, if the engine saw to them itself. may_live: it could not be ended, so it may still begin or run.
     """
 
     exit_code: int
     launched: bool
     seen: bool = True
+    taken: bool = True
     reason: str | None = None
     cause: EndCause | None = None
     image: ImageIdentity | None = None
@@ -190,12 +191,14 @@ class JobStatus:
 
     state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
     no such job any more. exit_code: of a job that has ended, if the engine knows it.
-    ended: how it did, of an engine that holds its jobs itself and so can tell that later.
+    ended: how it did, of an engine that holds its jobs itself and so can tell that later. quiet_for: for how many
+    seconds a job that is over has written nothing; None if this machine does not see all that the job left.
     """
 
     state: RunState
     exit_code: int | None = None
     ended: Ended | None = field(default=None, compare=False)
+    quiet_for: float | None = field(default=None, compare=False)
 
     @property
     def lives(self) -> bool:

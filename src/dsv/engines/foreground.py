@@ -77,7 +77,9 @@ class Foreground:
             cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
         except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
             self._problem, reason = error, str(error)
-        ended = Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=cause)
+        ended = Ended(
+            exit_code=CANNOT_LAUNCH, launched=False, taken=ref is not None, reason=reason, cause=cause
+        )
         if ref is not None and not self._is_gone(ref):
             ended = replace(ended, seen=False, may_live=True)
         self._ended = ended

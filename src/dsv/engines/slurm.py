@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
@@ -28,7 +29,7 @@ from dsv.engines.base import (
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.slurm_capacity import read_capacity
-from dsv.engines.slurm_end import SCRIPT, read_left, status
+from dsv.engines.slurm_end import SCRIPT, quiet_for, read_left, status
 from dsv.engines.slurm_options import SlurmOptions, contained
 from dsv.engines.slurm_program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
 from dsv.engines.slurm_run import SlurmRun, read_logs, send, tell_stopped
@@ -148,7 +149,8 @@ class Slurm:
             job, answer = self._program.find(number, fresh=0)
         if answer.problem is not None:
             return None if left.end is None else JobStatus(RunState.ENDED, left.end)
-        return status(job, left)
+        now = status(job, left)
+        return now if now.lives else replace(now, quiet_for=quiet_for(ref))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Holds it first: Slurm doesn't hold a job that has begun, and begins none that is held."""

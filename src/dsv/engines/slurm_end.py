@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
-from dsv.engines.slurm_program import Queued
-from dsv.model.run import RunState
+from dsv.engines.slurm_program import Queued, job_folder
+from dsv.engines.slurm_script import comment
+from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal
 
 SCRIPT: Final = "job.sh"
@@ -113,6 +116,19 @@ def nodes_of(folder: Path) -> int:
     except OSError:
         return 1
     return 1 if found is None else int(found[1])
+
+
+def quiet_for(ref: JobRef) -> float | None:
+    """For how many seconds nothing has been written to the folder of a job. None if it can't be seen from here, or is
+    not that of a job of this run that this user has submitted: anybody who writes to a store could have named it."""
+    folder = job_folder(ref)
+    try:
+        script = folder / SCRIPT
+        own = script.stat().st_uid == os.geteuid() and f"{comment(ref.run, folder)}" in _text(script)
+        newest = max(path.lstat().st_mtime for path in folder.iterdir())
+    except (OSError, ValueError):
+        return None
+    return max(0.0, time.time() - newest) if own else None
 
 
 def is_late(job: Queued | None, left: Left) -> bool:

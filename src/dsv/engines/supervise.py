@@ -39,16 +39,18 @@ def supervise(
     over: Callable[[], None] = lambda: None,
     grace: Callable[[], float] = lambda: GRACE,
     expired: Callable[[], bool] = lambda: False,
+    hung_up: Callable[[], None] | None = None,
 ) -> Outcome:
     """Returns when the job is over and its output delivered.
 
     lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
-    time is over, and it is to be ended. grace: the seconds that the job gets to end,
-    called when it is told to. over: called after the job's end and before its last output is delivered, which may take
-    long. An exception in this function, for instance by Ctrl-C if signals are not caught, ends the job first.
+    time is over, and it is to be ended. grace: the seconds that the job gets to end, called when it is told to.
+    hung_up: called in place of ending the job if the terminal goes away. over: called after the job's end and before
+    its last output is delivered, which may take long. An exception in this function, for instance by Ctrl-C if signals
+    are not caught, ends the job first.
     """
     try:
-        outcome = _until_end(handle, output, signals, lost, note, grace, expired)
+        outcome = _until_end(handle, output, signals, lost, note, grace, expired, hung_up)
     except BaseException:
         output.let_go()
         _end_now(handle, signals)
@@ -67,6 +69,7 @@ def _until_end(
     note: Callable[[str], None],
     grace: Callable[[], float],
     expired: Callable[[], bool],
+    hung_up: Callable[[], None] | None,
 ) -> Outcome:
     first: int | None = None
     timed_out = False
@@ -76,6 +79,8 @@ def _until_end(
         number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
         if number in TELLING:
             handle.signal(number)
+        elif number == signal.SIGHUP and hung_up is not None:
+            hung_up()
         elif number is not None and first is None:
             first, seconds = number, grace()
             note(

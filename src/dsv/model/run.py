@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -29,6 +30,7 @@ MAX_RECORD: Final = 32 << 20
 
 START, LOG, RECORD = "start", "log", "record"
 """The parts of a run in the store: what was launched, its log, and all there is to know once it has ended."""
+_LATER_START = re.compile(r"start-([2-9]|[1-9][0-9]{1,3})", re.ASCII)
 
 _RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
 
@@ -51,6 +53,22 @@ class RunId(str):
         if _RUN_ID.fullmatch(text) is None:
             raise UsageError(f"{text!r} is no id of a run", subject=text, hint="dsv runs lists them")
         return cls(text)
+
+
+def start_name(number: int) -> str:
+    """`start`, and `start-2` and so on each time that the run went on to another pool."""
+    return START if number == 1 else f"{START}-{number}"
+
+
+def start_number(part: str) -> int | None:
+    """None for a part that isn't a start."""
+    match = _LATER_START.fullmatch(part)
+    return 1 if part == START else None if match is None else int(match[1])
+
+
+def newest_start(parts: Iterable[str]) -> str:
+    """The one of these parts that says where the run went last."""
+    return start_name(max((start_number(part) or 1 for part in parts), default=1))
 
 
 class RunState(StrEnum):
@@ -176,7 +194,8 @@ class RunRecord:
     command, engine_args and argv are without secrets; env holds names only. exit_code is None while it runs. signal:
     the first ending one that was passed on to the job. end, cancelled_by: of the part that decides; None while it
     runs, and in records of versions that did not tell. parts: one for each node and attempt. pool: None if it ran here
-    without one; passed_over: the pools that it did not go to, or did not stay at, in that order.
+    without one; passed_over: the pools that it did not go to, or did not stay at, in that order; then: those that it
+    goes on to if it doesn't begin in time.
     """
 
     run: RunId
@@ -188,6 +207,7 @@ class RunRecord:
     engine: str
     pool: str | None = None
     passed_over: tuple[PassedOver, ...] = ()
+    then: tuple[str, ...] = ()
     engine_version: str | None = None
     job: JobRef | None = None
     image: str | None = None

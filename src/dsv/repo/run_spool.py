@@ -1,6 +1,7 @@
 """Run records on their way to a store: a folder of the user's that outlives an unreachable store and a crash.
 
-    <folder>/<store id>/<dataset>/<run id>.start | .log | .record | .log-<node>-<attempt> | .part-<node>-<attempt>
+    <folder>/<store id>/<dataset>/<run id>.start | .log | .record | .start-<number> | .log-<node>-<attempt>
+                                          | .part-<node>-<attempt>
 
 Every part is written here first and removed once the store has it. Several processes may send the same spool
 at once: a part that is sent twice has the same bytes both times.
@@ -19,11 +20,11 @@ from dsv.fs.files import replace_file
 from dsv.fs.folders import sync_folder
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
+from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, start_number
 from dsv.model.run_parts import parse_part_name
 from dsv.repo.runs import RunStore
 
-_ORDER = {START: 0, LOG: 1, RECORD: 2}
+_ORDER = {LOG: 1, RECORD: 2}
 
 
 class SpooledPart(msgspec.Struct, frozen=True):
@@ -81,7 +82,12 @@ class Spool:
                 part.path.unlink(missing_ok=True)
             except FileNotFoundError:  # another process has sent it
                 continue
-            except (Conflict, IntegrityError) as error:
+            except Conflict as error:
+                if not _is_complete(runs, part):
+                    problems.append(error)
+                    continue
+                part.path.unlink(missing_ok=True)  # another dsv has told the end of this run
+            except IntegrityError as error:
                 problems.append(error)
                 continue
             except OSError as error:
@@ -99,7 +105,11 @@ class Spool:
 
         skipped: told of each that can't be read, is damaged, or is of a newer dsv.
         """
-        parts = [part for part in self.waiting(skipped) if part.part in (START, RECORD) and wanted(part)]
+        parts = [
+            part
+            for part in self.waiting(skipped)
+            if (part.part == RECORD or start_number(part.part) is not None) and wanted(part)
+        ]
         for part in {(each.dataset, each.run): each for each in parts}.values():
             try:
                 yield RunRecord.decode(_read(part.path), str(part.path))
@@ -135,9 +145,21 @@ class Spool:
         )
 
 
-def _order(part: str) -> tuple[int, str]:
+def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
+    """Whether this tells the end of a run, and the store has that already."""
+    if part.part not in (LOG, RECORD):
+        return False
+    stored = [each for each in runs.listing(part.dataset, part.run) if RECORD in each.parts]
+    try:
+        return bool(stored) and runs.read(stored[0]).state.is_terminal
+    except (IntegrityError, Unsupported):
+        return False
+
+
+def _order(part: str) -> tuple[int, int, str]:
     """A log is sent before what says that it is all."""
-    return _ORDER.get(part, _ORDER[LOG]), part
+    number = start_number(part)
+    return (_ORDER.get(part, _ORDER[LOG]), 0, part) if number is None else (0, number, part)
 
 
 def _read(path: Path) -> bytes:
@@ -155,7 +177,7 @@ def _read(path: Path) -> bytes:
 
 def _parse(path: Path) -> SpooledPart | None:
     stem, _, part = path.name.rpartition(".")
-    if part not in _ORDER and parse_part_name(part) is None:
+    if part not in _ORDER and start_number(part) is None and parse_part_name(part) is None:
         return None
     try:
         return SpooledPart(path, DatasetName.from_component(path.parent.name), RunId.parse(stem), part)

@@ -1,6 +1,7 @@
 """Run records in a store.
 
     runs/<dataset>/<run id>/start    when it was launched: all that was known then
+    runs/<dataset>/<run id>/start-2  the same, if it went on to another pool; and so on
     runs/<dataset>/<run id>/log      what it wrote, if that is kept
     runs/<dataset>/<run id>/record   when it has ended: all there is to know
     runs/<dataset>/<run id>/part-<node>-<attempt>, log-<node>-<attempt>    what one node of several left
@@ -18,7 +19,7 @@ import msgspec
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
 from dsv.model.names import DatasetName
-from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
+from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, newest_start
 from dsv.model.run_end import RunPart
 from dsv.model.run_parts import MAX_PART, decode_part, parse_part_name
 from dsv.store.base import Buffer, Put, Store, TooLargeError
@@ -47,6 +48,11 @@ class RunStore:
         if self._store.put_if_absent(key, data) is Put.LOST and self._stored(key, len(data)) != data:
             raise Conflict(f"{key} is there already, and differs", subject=key)
 
+    def add(self, dataset: DatasetName, run: RunId, part: str, data: Buffer) -> Buffer:
+        """Adds one part unless it is there already, and returns what is there now: of several writers one wins."""
+        key = run_key(dataset, run, part)
+        return data if self._store.put_if_absent(key, data) is Put.WON else self._store.get(key, MAX_RECORD)
+
     def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
         """The runs of a dataset (None: of all) by time, oldest first. What else lies there is ignored."""
         prefix = RUNS_PREFIX if dataset is None else runs_prefix(dataset) + run_prefix
@@ -69,7 +75,7 @@ class RunStore:
 
     def read(self, stored: StoredRun) -> RunRecord:
         """What is known of a run. Raises `NotFound` where neither its start nor its end is there."""
-        part = RECORD if RECORD in stored.parts else START
+        part = RECORD if RECORD in stored.parts else newest_start(stored.parts)
         key = run_key(stored.dataset, stored.run, part)
         record = RunRecord.decode(self._store.get(key, MAX_RECORD), key)
         if record.run != stored.run or record.dataset != stored.dataset:

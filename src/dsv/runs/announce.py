@@ -33,13 +33,19 @@ def announced(
         announce(early.run, decided.own, decided.out)
         yield live
     except BaseException as error:
-        if not records.begun:
-            records.finish(_not_started(decided, early, error), None)
-            records.send()
+        if not records.begun and records.under_way:
+            record_not_started(decided, records, error)
         raise
     finally:
         if live is not None:
             live.close() if records.under_way else live.remove()
+
+
+def record_not_started(decided: Launch, records: RunRecords, error: BaseException) -> None:
+    """Ends the record of a run that is under way, and whose job no engine has."""
+    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
+    records.finish(_not_started(decided, early, error), None)
+    records.send()
 
 
 def _not_started(decided: Launch, early: RunRecord, error: BaseException) -> RunRecord:
@@ -54,4 +60,5 @@ def _not_started(decided: Launch, early: RunRecord, error: BaseException) -> Run
         exit_code=code,
         end=EndCause.CANCELLED if isinstance(error, Interrupted | Terminated) else EndCause.NOT_STARTED,
         error=decided.masker.text(message),
+        log=None,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from signal import Signals as SignalName
 from time import monotonic
 
+from dsv.engines.base import Engine
 from dsv.engines.foreground import Foreground
 from dsv.engines.gpu import GpuWatch, names_of
 from dsv.engines.log import LogKeeper
@@ -19,6 +20,8 @@ from dsv.repo.repository import now_ms
 from dsv.runs.ending import Executed, metrics_of, no_log, part_of, salvaged, usage_of
 from dsv.runs.place import Metrics, make_folder, make_skeleton, metrics_stamp, remove_scratch, write_params
 from dsv.runs.plan import Launch
+from dsv.runs.pools.patience import Patience
+from dsv.runs.pools.turns import GaveUp
 from dsv.runs.records import RunRecords
 from dsv.runs.staged import Lease
 
@@ -29,8 +32,11 @@ def execute(
     output: Callable[[], Output],
     log: LogKeeper | None,
     supervision: Supervision,
-) -> Executed:
-    """Runs the job until an attempt succeeds, must not be repeated, or was the last. output: made anew for each."""
+) -> Executed | GaveUp:
+    """Runs the job until an attempt succeeds, must not be repeated, or was the last. output: made anew for each.
+
+    Gives up if the job does not begin for so long that it is to go on to another pool.
+    """
     may_live = False
     try:
         make_folder(launch.scratch)
@@ -39,13 +45,17 @@ def execute(
             make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
         write_params(launch.out, launch.spec.params)
         before = metrics_stamp(launch.out)
-        begun = _Begun(replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED), records)
+        early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
+        begun = _Begun(early, records, launch.chosen.engine, supervision.patience)
         parts: list[RunPart] = []
         while True:
             this = replace(launch, attempt=len(parts) + 1)
             end = _End()
             outcome = _attempt(this, begun, end, output(), supervision)
             may_live = outcome.ended.may_live
+            if (gave_up := supervision.patience.left(outcome)) is not None:
+                records.moves_on()
+                return gave_up
             parts.append(_part(this, begun, end, outcome, records))
             left = 0 if "retries" in launch.chosen.engine.gives else launch.spec.retries - len(parts) + 1
             if left <= 0 or may_live or not may_try_again(parts[-1]):
@@ -63,12 +73,14 @@ def execute(
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a job is watched over."""
+    """How a job is watched over. hung_up: what to do if the terminal goes away, and the job lives on without it."""
 
     leases: Sequence[Lease]
     signals: Signals
     note: Callable[[str], None]
     grace: Callable[[], float]
+    hung_up: Callable[[], None] | None = None
+    patience: Patience = field(default_factory=Patience)
 
     def lost(self) -> str | None:
         for lease in self.leases:
@@ -83,6 +95,8 @@ class _Begun:
 
     record: RunRecord
     records: RunRecords
+    engine: Engine
+    patience: Patience
     started_ms: int = 0
     started: float | None = None
 
@@ -93,11 +107,13 @@ class _Begun:
     def note(self, ref: JobRef) -> None:
         self.started_ms, self.started = now_ms(), monotonic()
         if not self.records.begun:
-            self.record = replace(self.record, state=RunState.RUNNING, started_ms=self.started_ms, job=ref)
+            state = RunState.QUEUED if self.engine.queues else RunState.RUNNING
+            self.record = replace(self.record, state=state, started_ms=self.started_ms, job=ref)
             self.records.begin(self.record)
         else:
             self.record = replace(self.record, job=ref)
             self.records.submit(self.record)
+        self.patience.begin(self.engine, ref)
 
 
 @dataclass(slots=True)
@@ -128,6 +144,7 @@ def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervisi
         note=supervision.note,
         over=end.note,
         grace=supervision.grace,
+        hung_up=supervision.hung_up if engine.queues else None,
         expired=lambda: (
             limit is not None and begun.started is not None and monotonic() - begun.started >= limit
         ),

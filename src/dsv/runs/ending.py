@@ -119,6 +119,7 @@ def record_of(launch: Launch, done: Executed) -> RunRecord:
         state=state,
         image_id=None if ended.image is None else ended.image.id,
         image_digest=None if ended.image is None else ended.image.digest,
+        started_ms=_started_ms(done),
         ended_ms=done.ended_ms,
         exit_code=_exit_code(done.outcome),
         signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
@@ -131,6 +132,12 @@ def record_of(launch: Launch, done: Executed) -> RunRecord:
         metrics_error=done.metrics.problem,
         log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
     )
+
+
+def _started_ms(done: Executed) -> int:
+    """When the command began, if the engine tells: in a cluster the job may have waited for hours."""
+    told = [part.started_ms for part in done.outcome.ended.parts if part.started_ms is not None]
+    return min(told, default=done.first.started_ms)
 
 
 def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:

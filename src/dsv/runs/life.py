@@ -17,26 +17,52 @@ from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.registry import choose
 from dsv.engines.signals import Signals, spared
-from dsv.errors import DsvError, Interrupted, LaunchError, Terminated, UsageError
+from dsv.engines.supervise import Outcome
+from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import Target
+from dsv.model.pool import PassedOver
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import RunId, RunOutput, RunRecord, RunState
 from dsv.repo.repository import now_ms
-from dsv.runs.announce import announced
+from dsv.runs.announce import announced, record_not_started
 from dsv.runs.attempts import Supervision, execute
 from dsv.runs.ending import Executed, error_of, keep, record_of
-from dsv.runs.place import (
-    RunPlace,
-    first_time,
-)
+from dsv.runs.live_log import LiveLog
+from dsv.runs.place import RunPlace, first_time, leave_terminal
 from dsv.runs.plan import Launch
+from dsv.runs.pools.patience import Patience
+from dsv.runs.pools.turns import GaveUp, take_turns
 from dsv.runs.records import RunRecords, Sent
 from dsv.runs.spec import JobSpec, check_spec
 from dsv.runs.staged import Lease, Staged, Staging
 
-Turn: TypeAlias = Callable[[Callable[[str], None]], tuple[JobSpec, Staging]]
-"""Waits until the job can begin, telling what it waits for: the spec and the staging of the pool that it begins at."""
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A pool that the job may be given to now. reason: why it could not begin there at once, as far as is known."""
+
+    spec: JobSpec
+    staging: Staging
+    reason: str | None = None
+
+
+Enter: TypeAlias = Callable[
+    [str, float | None, tuple[PassedOver, ...], Callable[[str], None]], Entered | GaveUp
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The pools that a run may go to, in order. wait: seconds at each of them, but for the last.
+
+    enter: waits until the job may be given to a pool, for at most so many seconds; it is told which pools were left
+    before, and tells what it waits for.
+    """
+
+    pools: tuple[str, ...]
+    wait: float
+    enter: Enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +89,7 @@ def run(
     progress: Progress | None = None,
     grace: float = GRACE,
     announce: Callable[[RunId, Path, Path], None] | None = None,
-    turn: Turn | None = None,
+    turns: Turns | None = None,
 ) -> RunResult:
     """Runs it and waits for it; its output goes to these descriptors, None for nowhere.
 
@@ -73,14 +99,14 @@ def run(
 
     announce: told of the run, of its own folder among the user's state and of its output folder, once nothing is found
     wrong and before any data is fetched. From then on it has a record, whatever happens, and its output goes to the
-    live log in that folder alone (see live_log.py), which is there until the record is kept. turn: waited for before
-    any data is fetched, if no pool can begin the job now. Raises `LaunchError` for
+    live log in that folder alone (see live_log.py), which is there until the record is kept. turns: the pools that it
+    may go to, this one first; it goes on to the next if it doesn't begin in time. Raises `LaunchError` for
     what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they are.
     """
     check_spec(spec)
     watcher = progress if progress is not None else NoProgress()
     unharmed = spared() if signals is not None else nullcontext()
-    with ExitStack() as stack, ExitStack() as leases, as_launch_error(), unharmed:
+    with ExitStack() as stack, as_launch_error(), unharmed:
         decided = _decide(spec, place, staging)
         for text in _notes(decided, place):
             watcher.note(text)
@@ -88,25 +114,92 @@ def run(
         if announce is not None:
             stdout = stderr = None
             live = stack.enter_context(announced(decided, records, announce))
-        if turn is not None:
-            if announce is not None:
-                records.submit(replace(decided.record(decided.plan(), now_ms()), state=RunState.QUEUED))
-            spec, staging = turn(watcher.note)
-            decided = _decide(spec, place, staging, decided.run)
-        launch, held = _stage(decided, staging, watcher, leases)
-        launch = _stage_code(launch, staging, leases, held)
-        watcher.finish()
-        log = LogKeeper(live=None if live is None else live.add) if spec.log else None
-        graced = lambda: records.asked_to_stop(launch.run, grace)  # noqa: E731
-        supervision = Supervision(held, signals or Signals(), watcher.note, graced)
-        with signals.caught() if signals is not None else nullcontext():
-            done = execute(launch, records, lambda: Output(stdout, stderr, log), log, supervision)
-            output = _kept_output(launch, done, records, staging, supervision)
-            record, problem = keep(launch, done, records, output)
-        leases.close()  # sending the record may take its time
-        sent = records.send() if problem is None else Sent(problem=problem)
+        terminals = tuple(each for each in (0, 1, 2) if signals is not None and os.isatty(each))
+        stay = _Stay(records, signals, watcher, grace, (stdout, stderr), live, terminals)
+        if turns is None:
+            done = stay.at(decided, staging, Patience())
+            assert not isinstance(done, GaveUp)  # there is no other pool
+        else:
+            done = _in_turn(decided, turns, stay)
+        sent = records.send() if done.problem is None else Sent(problem=done.problem)
+        record = done.record
         assert record.exit_code is not None  # it has ended
-        return RunResult(record, record.exit_code, launch.out, error_of(launch, done.outcome), sent)
+        return RunResult(record, record.exit_code, done.launch.out, error_of(done.launch, done.outcome), sent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """problem: why the record could not be kept."""
+
+    launch: Launch
+    outcome: Outcome
+    record: RunRecord
+    problem: NoRoom | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """What is the same for a run at whichever pool. sinks: descriptors for what the job writes; terminals: those of
+    this process that are terminals, which can't be told once they are gone."""
+
+    records: RunRecords
+    signals: Signals | None
+    watcher: Progress
+    grace: float
+    sinks: tuple[int | None, int | None]
+    live: LiveLog | None
+    terminals: tuple[int, ...]
+
+    def at(self, decided: Launch, staging: Staging, patience: Patience) -> _Done | GaveUp:
+        """Makes sure of the data and has the job run, until its record is kept. The leases end with that."""
+        records = self.records
+        with ExitStack() as leases:
+            launch, held = _stage(decided, staging, self.watcher, leases)
+            launch = _stage_code(launch, staging, leases, held)
+            self.watcher.finish()
+            log = LogKeeper(live=None if self.live is None else self.live.add) if decided.spec.log else None
+            graced = lambda: records.asked_to_stop(launch.run, self.grace)  # noqa: E731
+            signals = self.signals or Signals()
+            supervision = Supervision(
+                held, signals, self.watcher.note, graced, lambda: self._hang_up(launch), patience
+            )
+            with signals.caught() if self.signals is not None else nullcontext():
+                done = execute(launch, records, lambda: Output(*self.sinks, log), log, supervision)
+                if isinstance(done, GaveUp):
+                    return done
+                output = _kept_output(launch, done, records, staging, supervision)
+                return _Done(launch, done.outcome, *keep(launch, done, records, output))
+
+    def _hang_up(self, launch: Launch) -> None:
+        leave_terminal(launch.own, self.terminals)
+        self.watcher.note(f"the terminal is gone; the run goes on: dsv logs {launch.run}")
+
+
+def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> _Done:
+    """The run at one pool after the other, until it begins. An engine that was given it has it no more before another
+    gets it; whoever is killed in between leaves a mark that names the last pool."""
+    place, records, note = decided.place, stay.records, stay.watcher.note
+    now = decided
+
+    def at(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> _Done | GaveUp:
+        nonlocal now
+        if passed:
+            note(f"not on {passed[-1].pool}: {passed[-1].reason}")
+        if records.under_way:
+            records.submit(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
+        entered = turns.enter(pool, seconds, passed, note)
+        if isinstance(entered, GaveUp):
+            return entered
+        now = _decide(entered.spec, place, entered.staging, decided.run)
+        reason = entered.reason or "it did not begin"
+        return stay.at(now, entered.staging, Patience(seconds, reason))
+
+    try:
+        return take_turns(turns.pools, turns.wait, at)
+    except BaseException as error:
+        if records.starts and not records.begun and records.under_way:
+            record_not_started(now, records, error)
+        raise
 
 
 def _kept_output(

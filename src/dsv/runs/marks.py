@@ -10,32 +10,25 @@ Only the same machine can tell, so marks of other machines (in a home on a file 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from dsv.engines.base import CANNOT_LAUNCH, Ended
-from dsv.engines.registry import Engines
-from dsv.errors import DsvError, NoRoom, Unreachable, UsageError
+from dsv.errors import DsvError, UsageError
 from dsv.fs.files import replace_file
 from dsv.fs.process import Fate, Process, host_name, user_name
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import MAX_RECORD, RECORD, RunId, RunOutput, RunRecord, RunState
-from dsv.model.run_end import EndCause
-from dsv.repo.run_spool import Spool
-from dsv.repo.runs import RunStore
-from dsv.runs.jobs import find_job
+from dsv.model.run import MAX_RECORD, RunId, RunRecord
 from dsv.runs.place import remove_scratch, run_folder
 
 _MAX_MARK: Final = 2 * MAX_RECORD
 """Bytes of a mark: a record as a string, and little else. A longer one is cut, and so can't be read."""
 _MAX_NUMBER: Final = 64
-GONE: Final = "dsv was killed or its machine went down before the job had ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +130,11 @@ class Marks:
             if each.mark.store == self._store and (record := each.mark.known()) is not None
         ]
 
+    def supervised(self) -> frozenset[RunId]:
+        """The runs that a process of this machine waits for."""
+        marked = [each for each in under_way(self._state) if each.mark.store == self._store]
+        return frozenset(each.run for each in marked if Process(*each.mark.process).fate() is Fate.ALIVE)
+
     def clear(self, dataset: DatasetName, run: RunId) -> None:
         """Removes the mark of a run that was cut off, and what the run left among the user's state but its output."""
         remove_scratch(run_folder(self._state, dataset, run) / "scratch")
@@ -173,106 +171,6 @@ def under_way(state: Path) -> list[UnderWay]:
 
 def stop_request(folder: Path, run: RunId) -> Path:
     return folder / f"{run}.stop"
-
-
-def record_cut_off(
-    marks: Marks,
-    spool: Spool,
-    runs: RunStore,
-    engines: Engines,
-    warn: Callable[[str], None],
-    stop: Mapping[RunId, float] | None = None,
-) -> list[RunRecord]:
-    """Runs of this store that nobody supervises any more get the end of their record, and are returned.
-
-    A run whose job lives on, because what should have ended it was killed too, stays as it is, and so does one whose
-    engine doesn't answer; both are told. stop: runs whose jobs are ended first, each with its seconds of grace.
-    """
-    done = []
-    for dataset, run in marks.of_the_dead():
-        early = marks.early(run)
-        begun = _begun(dataset, run, spool, runs) or early
-        if (
-            early is not None
-            and early.state.is_terminal
-            and begun is not None
-            and not begun.state.is_terminal
-        ):
-            lost = RunOutput(error="dsv was killed while it sent it")
-            done.append(_keep_end(replace(early, output=lost), spool, runs))
-        elif begun is not None and not begun.state.is_terminal:
-            own = replace(begun, job=None if early is None else early.job)  # others may write to the store
-            found = _what_became_of(own, engines, warn, (stop or {}).get(run))
-            if found is None:
-                continue
-            done.append(_keep_end(_with_end(begun, found), spool, runs))
-        marks.clear(dataset, run)
-    return done
-
-
-def _keep_end(record: RunRecord, spool: Spool, runs: RunStore) -> RunRecord:
-    try:
-        spool.keep(record.dataset, record.run, RECORD, record.encode())
-    except OSError as problem:
-        raise NoRoom(
-            f"the record of run {record.run} can't be kept: {problem}", subject=record.run
-        ) from problem
-    with suppress(DsvError, OSError):  # it waits here, and is shown so
-        spool.send(runs, only=record.run)
-    return record
-
-
-def _what_became_of(
-    record: RunRecord, engines: Engines, warn: Callable[[str], None], grace: float | None
-) -> str | Ended | None:
-    """What to record of a run whose supervisor is gone: how its job ended if the engine can tell, else what is not
-    known. None if the job lives, or may live."""
-    try:
-        job = find_job(record, engines)
-    except Unreachable as error:
-        warn(
-            f"the dsv of run {record.run} is gone, and whether its job still runs is not known: {error.message}"
-        )
-        return None
-    if job is None:
-        return GONE
-    if job.status.state in (RunState.QUEUED, RunState.RUNNING) and grace is None:
-        warn(f"the dsv of run {record.run} is gone, and its job still runs; end it by: dsv stop {record.run}")
-        return None
-    ended = job.cancel(grace or 0.0)
-    if ended.lives:
-        return None
-    if ended.ended is not None:
-        return ended.ended
-    return GONE if ended.exit_code is None else f"{GONE}; the job's exit code was {ended.exit_code}"
-
-
-def _with_end(begun: RunRecord, found: str | Ended) -> RunRecord:
-    if isinstance(found, str):
-        return replace(
-            begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=found, end=EndCause.LOST_SIGHT
-        )
-    state = RunState.ENDED if found.launched else RunState.NOT_LAUNCHED
-    if not found.seen or found.cause is EndCause.LEASE_LOST:
-        state = RunState.CUT_OFF
-    return replace(
-        begun,
-        state=state,
-        exit_code=found.exit_code,
-        error=found.reason,
-        end=found.cause,
-        parts=found.parts,
-        ended_ms=max((part.ended_ms for part in found.parts if part.ended_ms is not None), default=None),
-    )
-
-
-def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:
-    """What is known of a run: what waits here is never older than what the store has."""
-    for record in spool.records(lambda part: part.run == run, lambda _: None):
-        return record
-    for stored in runs.listing(dataset, run):
-        return runs.read(stored)
-    return None
 
 
 def _host() -> str:

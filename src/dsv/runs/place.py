@@ -8,7 +8,8 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -29,6 +30,8 @@ SPOOLS: Final = "unsent-runs"
 """Where records wait to be sent, in the user's folder for dsv's state."""
 LIVE_LOG: Final = "live.log"
 """What a detached job has written so far, in the folder of its run."""
+MESSAGES: Final = "dsv.log"
+"""What dsv has to say of a run that has no terminal, in the folder of the run."""
 PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
 _GIT_SECONDS: Final = 20.0
 
@@ -70,8 +73,27 @@ def first_time(place: RunPlace, what: str) -> bool:
     return True
 
 
+def leave_terminal(folder: Path, terminals: Iterable[int]) -> None:
+    """From now on what dsv has to say goes to a file in this folder of a run, and no output to these descriptors: the
+    terminal is gone, and the output of the job is kept in another way."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    messages = nothing
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        messages = os.open(folder / MESSAGES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in terminals:
+        os.dup2(messages if descriptor == 2 else nothing, descriptor)
+    for descriptor in {nothing, messages}:
+        os.close(descriptor)
+
+
 def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
     return state / "runs" / dataset.component / run
+
+
+def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
+    """What the job of a run leaves about itself, in a pool whose output goes here."""
+    return Path(out) / dataset.component / f"{run}.job"
 
 
 def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:

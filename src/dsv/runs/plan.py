@@ -13,9 +13,9 @@ from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
 from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
-from dsv.model.run import CodeState, RunData, RunId, RunRecord, RunState
+from dsv.model.run import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
-from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, output_folder
+from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.runs.spec import JobSpec, recorded
 from dsv.runs.staged import Staged
 
@@ -80,7 +80,7 @@ class Launch:
         """The nodes of a cluster see it too: they do see the folder in which its pool has the output."""
         pool = self.spec.pool
         if self.chosen.engine.queues and pool is not None and pool.out is not None:
-            return Path(pool.out) / self.main.dataset.component / f"{self.run}.job"
+            return job_folder(pool.out, self.main.dataset, self.run)
         return self.own / "scratch"
 
     @property
@@ -117,6 +117,7 @@ class Launch:
             engine=plan.engine,
             pool=None if spec.pool is None else spec.pool.name,
             passed_over=spec.passed_over,
+            then=spec.then if self.chosen.engine.queues else (),
             engine_version=facts.version,
             image=None if spec.image is None else self.masker.name(spec.image),
             command=command,
@@ -134,6 +135,7 @@ class Launch:
             cache_hit=all(each.hit for each in self.staged.values()),
             stage_seconds=round(sum(each.seconds for each in self.staged.values()), 3),
             stage_bytes=sum(each.fetched_bytes for each in self.staged.values()),
+            log=LogInfo(0, 0) if spec.log else None,
             again_of=spec.again_of,
             dsv=__version__,
             **recorded(spec),

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Final
 
 from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable
-from dsv.model.run import LOG, MAX_RECORD, RECORD, START, RunId, RunRecord
+from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, start_name
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.marks import Marks
@@ -38,6 +38,8 @@ class RunRecords:
         """Whether the start of the job is recorded."""
         self.under_way = False
         """Whether the run is known to other commands as one that has not ended."""
+        self.starts = 0
+        """How often the start of a job was recorded: once for each pool whose engine took it."""
         self._live: Path | None = None
         self._start: Thread | None = None
         self._start_problem: DsvError | None = None
@@ -63,7 +65,8 @@ class RunRecords:
     def begin(self, record: RunRecord) -> None:
         """Keeps the start, before the job begins, and sends it while that does. Raises `NoRoom`."""
         self._mark(record)
-        self._keep(record, START, record.encode())
+        self.starts += 1
+        self._keep(record, start_name(self.starts), record.encode())
         self.begun = True
         if self._runs is not None:
             self._start = Thread(target=self._send_start, args=(record,), name="dsv-run-start", daemon=True)
@@ -76,6 +79,10 @@ class RunRecords:
             with suppress(NoRoom):
                 self._keep(record, LOG, log)
         self._mark(record)
+
+    def moves_on(self) -> None:
+        """The job was taken back before it began; another pool gets it."""
+        self.begun = False
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
         """Keeps the end, for `send` or for a later run. Raises `NoRoom`."""

@@ -42,9 +42,9 @@ class JobSpec(Task):
 
     data: further targets by the name below `/data`. env: names and values; no record shows the values. params:
     JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
-    job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't.
-    recorded_code: the code of a run that is repeated, which is in the store. keep_output: whether the output is
-    committed into the store when the job has ended.
+    job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't; then: where it goes on to
+    if it doesn't begin in time. recorded_code: the code of a run that is repeated, which is in the store. keep_output:
+    whether the output is committed into the store when the job has ended.
     """
 
     target: Target
@@ -57,6 +57,7 @@ class JobSpec(Task):
     name: str | None = None
     pool: Pool | None = None
     passed_over: tuple[PassedOver, ...] = ()
+    then: tuple[str, ...] = ()
     recorded_code: CodeState | None = None
     keep_output: bool = False
     log: bool = True

@@ -12,8 +12,10 @@ from dsv.api.pool_settings import engines_of
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
+from dsv.cli.commands.stop import is_in_cluster
 from dsv.cli.declare import command
 from dsv.errors import NotFound, UsageError
+from dsv.model.run import RunRecord
 from dsv.runs.control import find_under_way, is_here
 from dsv.runs.jobs import find_job
 from dsv.runs.listing import ended_here
@@ -44,16 +46,22 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
     if call.json:
         raise UsageError("a log is no document", hint="leave out --json")
     one = find_under_way(call.settings.state, run)
+    record = None if one is None else one.mark.known()
     if one is not None and is_here(one) and not one.mark.is_dead():
         if one.mark.live is not None and _write_live(call, one, follow):
             return
-        if (one.folder / one.run).exists():
+        if (one.folder / one.run).exists() and not is_in_cluster(call, record):
             raise NotFound(
                 f"run {one.run} keeps no log that can be read before it has ended",
                 subject=one.run,
                 hint=f"dsv wait {one.run}",
             )
-    if one is not None and is_here(one) and _write_engines(call, one, follow):
+    if (
+        one is not None
+        and is_here(one)
+        and record is not None
+        and _write_engines(call, record, follow, alive=True)
+    ):
         return
     kept = ended_here(call.settings.state / SPOOLS, run if one is None else one.run)
     if kept is not None and kept[1] is not None:
@@ -61,18 +69,15 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
         return
     with call.context() as context, open_runs(context) as found:
         warn_of_cut_off(call, found)
-        _write_kept(call, found, run if one is None else one.run)
+        _write_kept(call, found, run if one is None else one.run, follow)
 
 
-def _write_engines(call: Call, one: UnderWay, follow: bool) -> bool:
-    """What its engine keeps of a run that lives on without a supervisor. False if there is no such job."""
-    record = one.mark.known()
-    job = None if record is None else find_job(record, engines_of(call.around.environ, call.settings))
-    if job is None or not job.status.lives or (log := job.logs(follow)) is None:
+def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
+    """What its engine keeps of a job. alive: only of one that lives. False if there is no such job."""
+    job = find_job(record, engines_of(call.around.environ, call.settings))
+    if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
         return False
-    call.warn(
-        f"the dsv of run {one.run} is gone: this is {job.engine.name}'s log, and secrets are not hidden in it"
-    )
+    call.warn(f"this is {job.engine.name}'s own log of run {record.run}, and secrets are not hidden in it")
     with closing(log):
         for data in log:
             call.out.write(data)
@@ -95,8 +100,11 @@ def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
     return True
 
 
-def _write_kept(call: Call, found: Runs, run: str) -> None:
-    record = found.show(run).record
+def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
+    (view,) = found.settle([found.show(run)], engines_of(call.around.environ, call.settings))
+    record = view.record
+    if not record.state.is_terminal and is_in_cluster(call, record) and _write_engines(call, record, follow):
+        return
     data = found.log(record) if record.state.is_terminal else None
     if data is not None:
         call.out.write(data)

@@ -85,6 +85,7 @@ Out = Annotated[
         "items.engine": "what started it",
         "items.pool": "the pool that it went to; null if it ran where it was typed",
         "items.passed_over": "the pools that it did not go to, or did not stay at: pool, reason",
+        "items.then": "the pools that it goes on to, in this order, if it does not begin in time",
         "items.engine_version": "the engine's version",
         "items.job": "the job as the engine knows it: engine, run, where, id; null before it has it",
         "items.image": "the image as it was named",
@@ -175,6 +176,7 @@ def runs(
             views = [found.show(text, named) for text in ids]
         else:
             views = _listed(call, found, named, filters, sort, reverse, limit, all_=compare or as_csv)
+        views = found.settle(views, engines_of(call.around.environ, call.settings))
         if out is not None:
             _copy_output(call, context, found, views[0], out)
         elif log:

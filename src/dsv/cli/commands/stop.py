@@ -52,7 +52,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
     seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
     one = find_under_way(call.settings.state, run)
     asked = False
-    if one is not None and (is_here(one) or not _is_in_cluster(call, one.mark.known())):
+    if one is not None and (is_here(one) or not is_in_cluster(call, one.mark.known())):
         try:
             asked = ask_to_stop(one, seconds)
             if not asked:
@@ -68,7 +68,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
         record = found.show(run if one is None else one.run).record
         warn_of_cut_off(call, found, stop={record.run: seconds})
         record = found.show(record.run).record
-        if not record.state.is_terminal and _is_in_cluster(call, record):
+        if not record.state.is_terminal and is_in_cluster(call, record):
             _stop_in_cluster(call, record, seconds)
             return
     if not record.state.is_terminal and one is not None and one.mark.is_dead():
@@ -86,7 +86,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
     _tell(call, record, asked=asked)
 
 
-def _is_in_cluster(call: Call, record: RunRecord | None) -> bool:
+def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
     """Whether a cluster holds the job, so that it can be ended from any machine."""
     engine = (
         None

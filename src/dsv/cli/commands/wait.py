@@ -67,12 +67,17 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
 
 
 def _ended(call: Call, found: Runs, text: str) -> RunRecord:
-    record, pause = found.show(text).record, _PAUSE
+    record, pause = _now(call, found, text), _PAUSE
     while not record.state.is_terminal:
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         found.end_those_cut_off(
             engines_of(call.around.environ, call.settings), lambda _: None
         )  # one whose job has lived on for a while
-        record = found.show(record.run).record
+        record = _now(call, found, record.run)
     return record
+
+
+def _now(call: Call, found: Runs, text: str) -> RunRecord:
+    (view,) = found.settle([found.show(text)], engines_of(call.around.environ, call.settings))
+    return view.record

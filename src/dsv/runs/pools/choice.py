@@ -39,12 +39,14 @@ class PoolFacts:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """begins: whether the job can begin there now; otherwise it waits there. passed_over: the pools that come before
-    in the order, or that could begin as well, with the reason for each. then: where it may go on waiting."""
+    in the order, with the reason for each. then: where it may go if it doesn't begin there: those that can ever run it.
+    reason: why it can't begin now."""
 
     pool: str
     begins: bool
     passed_over: tuple[PassedOver, ...] = ()
     then: tuple[str, ...] = ()
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,12 @@ def choose_pool(
     not_now = {each.pool: why for each in able if (why := why_not_now(each, wanted)) is not None}
     ready = [each for each in able if each.pool not in not_now]
     if not ready:
-        first, *others = able
-        return Choice(
-            first.pool, False, _before(facts, first.pool, never), tuple(each.pool for each in others)
-        )
+        first = able[0].pool
+        return Choice(first, False, _before(facts, first, never), _others(able, first), not_now[first])
     cached = [each for each in ready if each.cached] if prefer is Prefer.CACHED else []
     chosen = (cached or ready)[0]
     reasons = {each.pool: _NOT_CACHED for each in ready} | never | not_now
-    return Choice(chosen.pool, True, _before(facts, chosen.pool, reasons))
+    return Choice(chosen.pool, True, _before(facts, chosen.pool, reasons), _others(able, chosen.pool))
 
 
 def why_never(facts: PoolFacts, wanted: Resources) -> str | None:
@@ -97,6 +97,10 @@ def why_not_now(facts: PoolFacts, wanted: Resources) -> str | None:
     """Why a pool that can run the job can't begin now. None if it can."""
     assert facts.capacity is not None  # it was reached
     return fit(wanted, facts.capacity).not_now
+
+
+def _others(able: Sequence[PoolFacts], chosen: str) -> tuple[str, ...]:
+    return tuple(each.pool for each in able if each.pool != chosen)
 
 
 def _before(facts: Sequence[PoolFacts], chosen: str, why: dict[str, str]) -> tuple[PassedOver, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from dsv.engines.base import JobStatus
 from dsv.errors import LaunchError
@@ -26,22 +26,23 @@ class GaveUp:
     reason: str
 
 
-def take_turns(
-    pools: Sequence[str], wait: float, stay: Callable[[str, float | None], _T | GaveUp]
-) -> tuple[_T, tuple[PassedOver, ...]]:
+Stay: TypeAlias = Callable[[str, float | None, tuple[PassedOver, ...]], _T | GaveUp]
+
+
+def take_turns(pools: Sequence[str], wait: float, stay: Stay[_T]) -> _T:
     """Waits at the first pool, then at the next, and so on; at the last for as long as it takes.
 
-    stay: waits at a pool for at most so many seconds (None: without end). It returns what the run goes on with once the
-    job begins there; or `GaveUp`, once it is certain that it won't. So the job is never at two pools: with an engine
-    that holds jobs back that means to submit it, and to leave only if `is_taken_back`. Raises `LaunchError` if each
-    pool gave up.
+    stay: has the job run at a pool, if it begins within so many seconds (None: whenever it does), and returns what came
+    of it; or `GaveUp`, once it is certain that it won't begin there. So the job is never at two pools: with an engine
+    that holds jobs back that means to submit it, and to leave only if `is_taken_back`. It is told which pools were left
+    before. Raises `LaunchError` if each pool gave up.
     """
-    passed: list[PassedOver] = []
+    passed: tuple[PassedOver, ...] = ()
     for number, pool in enumerate(pools, 1):
-        found = stay(pool, None if number == len(pools) else wait)
+        found = stay(pool, None if number == len(pools) else wait, passed)
         if not isinstance(found, GaveUp):
-            return found, tuple(passed)
-        passed.append(PassedOver(pool, found.reason))
+            return found
+        passed = (*passed, PassedOver(pool, found.reason))
     raise no_pool(passed)
 
 

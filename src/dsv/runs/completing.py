@@ -1,0 +1,170 @@
+"""The end of a run's record, written by another dsv than the one that started the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, cast
+
+from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
+from dsv.engines.log import KeptLog, LogKeeper
+from dsv.engines.registry import Engines
+from dsv.errors import Denied
+from dsv.model.json_values import Json
+from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunRecord, RunState
+from dsv.model.run_end import EndCause
+from dsv.model.secret_shapes import HIDDEN
+from dsv.model.secrets import Masker
+from dsv.repo.runs import RunStore
+from dsv.runs.ending import no_log, salvaged
+from dsv.runs.jobs import FoundJob
+from dsv.runs.place import Metrics, job_folder, read_metrics, remove_scratch
+from dsv.runs.records import encode_within_bounds
+
+_SUPERVISOR_HAS: Final = 30.0
+"""Seconds after the end of its job in which the dsv that waits for it, on whichever machine, completes the record: it
+knows the secrets of the run."""
+
+
+def with_end(begun: RunRecord, found: str | Ended) -> RunRecord:
+    """The record of a run whose job is over. found: how it ended, or why nobody knows."""
+    if isinstance(found, str):
+        return replace(
+            begun, state=RunState.CUT_OFF, exit_code=CANNOT_LAUNCH, error=found, end=EndCause.LOST_SIGHT, log=None
+        )  # fmt: skip
+    state = RunState.ENDED if found.launched else RunState.NOT_LAUNCHED
+    if not found.seen or found.cause is EndCause.LEASE_LOST:
+        state = RunState.CUT_OFF
+    began = min((part.started_ms for part in found.parts if part.started_ms is not None), default=None)
+    first = [part for part in found.parts if part.attempt == 1 and part.cache_hit is not None]
+    return replace(
+        begun,
+        state=state,
+        exit_code=found.exit_code,
+        error=found.reason,
+        end=found.cause,
+        parts=found.parts,
+        started_ms=begun.started_ms if began is None else began,
+        ended_ms=max((part.ended_ms for part in found.parts if part.ended_ms is not None), default=None),
+        cache_hit=all(part.cache_hit for part in first) if first else begun.cache_hit,
+        stage_bytes=sum(part.stage_bytes or 0 for part in found.parts) or begun.stage_bytes,
+        log=None,
+    )
+
+
+def with_what_it_left(
+    record: RunRecord, job: FoundJob, environ: Mapping[str, str], *, logged: bool
+) -> tuple[RunRecord, bytes | None]:
+    """The log and the metrics of a job that is over, if they can be seen from here. logged: whether it keeps a log."""
+    masker = _masker(record, environ)
+    found = salvaged(lambda: _metrics(record), lambda problem: Metrics(problem=problem))
+    values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
+    record = replace(record, metrics=values, metrics_error=found.problem)
+    log = salvaged(lambda: _log(record, job, masker, environ), no_log) if logged else None
+    if log is None:
+        return record, None
+    return replace(record, log=LogInfo(log.total, len(log.data))), log.data
+
+
+def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
+    """Completes the record of a run in the store. Of several who do so one wins; returns what is there now."""
+    if log is not None:
+        kept = runs.add(record.dataset, record.run, LOG, log)
+        if len(kept) != len(log) and record.log is not None:
+            record = replace(record, log=LogInfo(record.log.bytes, len(kept)))
+    data = runs.add(record.dataset, record.run, RECORD, encode_within_bounds(record))
+    return RunRecord.decode(bytes(data), record.run)
+
+
+@dataclass(slots=True)
+class Settler:
+    """Asks the clusters what has become of runs that have no end in the store, and completes their records.
+
+    supervised: the runs that a dsv of this machine waits for. An engine that gave no answer is not asked again.
+    """
+
+    engines: Engines
+    runs: RunStore
+    supervised: frozenset[RunId] = frozenset()
+    _made: dict[tuple[str, str | None], Engine | None] = field(default_factory=dict)
+
+    def settle(self, record: RunRecord) -> tuple[RunRecord, bool]:
+        """The record as it is now; False if its end could not be written to the store."""
+        engine = self._engine(record)
+        if record.state.is_terminal or record.job is None or engine is None or not engine.queues:
+            return record, True
+        status = engine.status(record.job)
+        if status is None:
+            self._made[record.engine, record.pool] = None
+            return record, True
+        if status.lives:
+            return replace(record, state=status.state), True
+        if status.ended is None or not self._is_left_to_us(record, status):
+            return record, True
+        whole, log = with_what_it_left(
+            with_end(record, status.ended),
+            FoundJob(engine, record.job, status),
+            self.engines.environ,
+            logged=record.log is not None,
+        )
+        try:
+            whole = finish(self.runs, whole, log)
+        except (Denied, OSError):
+            return whole, False
+        forget_job(whole, self.engines)
+        return whole, True
+
+    def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
+        """A job that never began may go on to another pool, which only the dsv that submitted it knows."""
+        assert status.ended is not None  # it was looked at before
+        moves = bool(record.then) and not status.ended.launched
+        quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
+        return status.ended.seen and quiet and not moves and record.run not in self.supervised
+
+    def _engine(self, record: RunRecord) -> Engine | None:
+        key = record.engine, record.pool
+        if key not in self._made:
+            self._made[key] = self.engines.make(*key)
+        return self._made[key]
+
+
+def forget_job(record: RunRecord, engines: Engines) -> None:
+    """Removes what the job left about itself, once that is in the record."""
+    pool = None if record.pool is None else engines.pools.get(record.pool)
+    if pool is not None and pool.out is not None:
+        remove_scratch(job_folder(pool.out, record.dataset, record.run))
+
+
+def _masker(record: RunRecord, environ: Mapping[str, str]) -> Masker:
+    given = {name: environ[name] for name in record.env if name in environ}
+    return Masker.of(given, environ, record.command, record.params)
+
+
+def _metrics(record: RunRecord) -> Metrics:
+    """Of a folder that was there before the run, only a file that is not older."""
+    out = Path(record.out)
+    if out.name != record.run:
+        try:
+            if (out / "metrics.json").lstat().st_mtime * 1000 < record.started_ms:
+                return Metrics()
+        except OSError:
+            return Metrics()
+    return read_metrics(out, None)
+
+
+def _log(record: RunRecord, job: FoundJob, masker: Masker, environ: Mapping[str, str]) -> KeptLog | None:
+    unknown = [name for name in record.env if name not in environ]
+    if HIDDEN in json.dumps([record.command, record.params, record.engine_args]):
+        unknown.append("the command or the parameters")
+    if unknown:
+        names = ", ".join(unknown)
+        return no_log(f"it may show values of {names}, which only {record.host} knows")
+    log = job.logs(follow=False)
+    if log is None:
+        return None
+    keeper = LogKeeper()
+    for data in log:
+        keeper.add(data)
+    return keeper.kept(masker)

@@ -1,0 +1,63 @@
+"""Waiting in the queue of an engine: a job that doesn't begin in time is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from time import monotonic
+from typing import Final
+
+from dsv.engines.base import Engine
+from dsv.engines.supervise import Outcome
+from dsv.model.run import JobRef, RunState
+from dsv.model.run_end import EndCause
+from dsv.runs.pools.turns import GaveUp, is_taken_back, waited
+
+_AGAIN: Final = 5.0
+"""Seconds until an engine is asked once more that gave no answer."""
+_WAITING: Final = (RunState.SUBMITTED, RunState.QUEUED)
+
+
+@dataclass(slots=True)
+class Patience:
+    """With one job at one pool. seconds: how long it may wait there before it begins; None for as long as it takes, as
+    there is no other pool. reason: why it could not begin at once."""
+
+    seconds: float | None = None
+    reason: str = "it did not begin"
+    _left: GaveUp | None = None
+    _over: Event = field(default_factory=Event)
+    _thread: Thread | None = None
+
+    def begin(self, engine: Engine, ref: JobRef) -> None:
+        """The engine has the job, and the time runs."""
+        if self.seconds is not None and engine.queues:
+            self._thread = Thread(target=self._watch, args=(engine, ref), name="dsv-patience", daemon=True)
+            self._thread.start()
+
+    def left(self, outcome: Outcome) -> GaveUp | None:
+        """Why the job is to go on to another pool, now that it is over here. None if this was its end."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        ended = outcome.ended
+        if self.seconds is None or outcome.signal is not None or outcome.lost is not None or ended.launched:
+            return None
+        if not ended.taken or ended.cause is EndCause.UNSCHEDULABLE:
+            return GaveUp(ended.reason or "it can't run the job")
+        return self._left
+
+    def _watch(self, engine: Engine, ref: JobRef) -> None:
+        assert self.seconds is not None  # else nobody watches
+        deadline = monotonic() + self.seconds
+        while not self._over.wait(max(0.0, deadline - monotonic())):
+            status = engine.status(ref)
+            if status is not None and status.state not in _WAITING:
+                return  # it has begun, or somebody else ended it
+            status = None if status is None else engine.withdraw(ref)
+            if is_taken_back(status):
+                self._left = waited(self.reason, self.seconds)
+                return
+            if status is not None and status.state not in _WAITING:
+                return
+            deadline = monotonic() + _AGAIN

@@ -1,0 +1,91 @@
+"""Runs on a real Slurm whose terminal, whose dsv or whose controller goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+
+from tests.labs.machine import environment
+from tests.run.slurm_site import WAIT, Site, run_of
+from tests.waiting import PATIENCE, until
+
+
+def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
+    """The run is seen and stopped from another machine, by two at once, and its record has the end."""
+    terminal = site.start(*run_of(script="trap 'exit 9' TERM; " + WAIT))
+    site.ready()
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    assert site.held()
+    run = site.last()["run"]
+    assert "its job still runs" in site.dsv("runs", code=None) or site.last()["state"] == "running"
+    both = [site.start("stop", run, node=node) for node in ("n2", "n3")]
+    assert [each.wait(PATIENCE) for each in both] == [0, 0]
+    site.dsv("runs")
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_a_run_outlives_its_terminal(site: Site) -> None:
+    """The terminal is closed: dsv goes on without it, and the record is as ever."""
+    mine, its = pty.openpty()
+    dsv = subprocess.Popen(
+        ["setsid", "--ctty", *site.argv(*run_of(script=f"echo first; {WAIT}; echo last; exit 3"))],
+        env={**environment(site.slurm.env), "PATH": os.environ["PATH"]},
+        cwd=site.folder,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+    )
+    os.close(its)
+    site.ready()
+    os.close(mine)
+    folder = site.folder_of(site.last()["run"])
+    until(lambda: (folder / "dsv.log").exists(), "the word of the terminal's end")
+    site.go()
+    assert dsv.wait(PATIENCE) == 3
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 3)
+    assert site.dsv("logs", record["run"]) == "first\nlast\n"
+    assert "the run goes on" in (folder / "dsv.log").read_text()
+
+
+def test_a_run_whose_submitter_is_gone_is_completed_by_any_dsv(site: Site) -> None:
+    """On other machines, several at once: with the log and the metrics, and once."""
+    script = f"""echo first; {WAIT}; echo last; echo '{{"acc": 0.9}}' >"$DSV_OUT/metrics.json"; exit 4"""
+    terminal = site.start(*run_of(script=script))
+    site.ready()
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    run = site.last()["run"]
+    logs = site.start("logs", "-f", run, node="n2")
+    waiting = [site.start("wait", run, node=node) for node in ("n2", "n3")]
+    assert logs.stdout is not None and logs.stdout.readline() == "first\n"
+    site.go()
+    assert logs.communicate(timeout=PATIENCE)[0] == "last\n"
+    assert [each.wait(PATIENCE) for each in waiting] == [4, 4]
+    record = json.loads(site.dsv("runs", run, "--json", node="n1"))["items"][0]
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 4)
+    assert record["sent"] and record["metrics"] == {"acc": 0.9} and len(record["parts"]) == 1
+    assert site.dsv("runs", run, "--log", node="n1") == "first\nlast\n"
+    assert not list(site.folder.glob("out/digits/*.job"))
+    assert site.last() == record, "what this machine still had of it changes nothing"
+
+
+def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
+    """A run goes on without it, and commands that need it say so in Slurm's words."""
+    terminal = site.start(*run_of(script=f"{WAIT}; exit 5"))
+    site.ready()
+    site.slurm.stop_controller()
+    assert site.held()
+    said = site.dsv(*run_of(), code=125)
+    assert "Unable to contact slurm controller" in said
+    run = site.last()["run"]
+    assert "Unable to contact slurm controller" in site.dsv("stop", run, node="n3", code=6)
+    site.go()
+    site.slurm.start_controller()
+    assert terminal.wait(PATIENCE) == 5

@@ -1,0 +1,115 @@
+"""Runs that wait in the queues of a real Slurm, and go on from one pool to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.run.slurm_site import Site
+from tests.waiting import PATIENCE, until
+
+
+def fill(site: Site) -> str:
+    """Every GPU and every CPU is another job's."""
+    wanted = ("--partition=urgent", "--nodes=3", "--gpus-per-node=2", "--exclusive")
+    job = site.slurm.call(
+        "sbatch", "--parsable", *wanted, "--output=/dev/null", "--wrap=sleep infinity"
+    ).strip()
+    until(lambda: site.state(job) == "RUNNING", "the job that takes all GPUs")
+    return job
+
+
+def two_queues(site: Site) -> None:
+    for key, value in (("engine", "slurm"), ("out", str(site.folder / "out")), ("slurm.partition", "urgent")):
+        site.dsv("config", f"pools.c.{key}", value)
+
+
+def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None:
+    """It waits in the queue of one pool, then of the other, which has the data, and its record says so."""
+    two_queues(site)
+    site.dsv("cache", "digits")
+    blocker = fill(site)
+    words = (
+        "run",
+        "digits",
+        "--on",
+        "a,c",
+        "--wait",
+        "1s",
+        "--gpus",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        'echo > "$DSV_OUT/x"',
+    )
+    terminal = site.start(*words)
+    until(lambda: site.last().get("pool") == "c" and site.last()["state"] == "queued", "the second queue")
+    run = site.last()["run"]
+    shown = site.dsv("runs", run)
+    assert "not on a" in shown and "0 of 6 GPUs are free, for 1.0 s" in shown
+    assert len(site.queued()) == 1, "the first job is gone"
+    site.slurm.call("scancel", blocker)
+    _, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, err
+    record = site.last()
+    assert (record["state"], record["pool"], record["exit_code"]) == ("ended", "c", 0)
+    assert [each["pool"] for each in record["passed_over"]] == ["a"]
+    assert [part["cache_hit"] for part in record["parts"]] == [True]
+    assert len(json.loads(site.dsv("runs", "--json"))["items"]) == 1, "it is one run"
+
+
+def test_a_run_goes_on_to_this_machine_if_a_queue_is_longer_than_it_seemed(site: Site) -> None:
+    fill(site)
+    site.dsv("run", "digits", "--on", "a,here", "--wait", "1s", "--", "true")
+    record = site.last()
+    assert (record["pool"], record["engine"], record["exit_code"]) == ("here", "process", 0)
+    assert [each["pool"] for each in record["passed_over"]] == ["a"] and site.queued() == []
+
+
+@pytest.mark.parametrize(
+    ("program", "word", "count"),
+    [("scontrol", "hold", 1), ("scancel", "", 1), ("sbatch", "--hold", 2), ("scontrol", "release", 2)],
+)
+def test_a_run_killed_on_its_way_to_the_next_pool(site: Site, program: str, word: str, count: int) -> None:
+    """Whatever was done last, the next dsv finds what is left: no job of the run stays, and the record ends."""
+    two_queues(site)
+    fill(site)
+    shims = site.folder / "shims"
+    shims.mkdir()
+    real = shutil.which(program)
+    (shims / program).write_text(
+        f"""#!/bin/sh
+{real} "$@"; code=$?
+case "$*" in
+  *{word}*) echo >>{shims}/calls; [ $(wc -l <{shims}/calls) -lt {count} ] || kill -9 $PPID ;;
+esac
+exit $code
+"""
+    )
+    (shims / program).chmod(0o755)
+    words = (
+        "run",
+        "digits",
+        "--on",
+        "a,c",
+        "--wait",
+        "1s",
+        "--gpus",
+        "1",
+        "--",
+        "touch",
+        str(site.folder / "began"),
+    )
+    killed = site.start(*words, path=f"{shims}:{os.environ['PATH']}")
+    assert killed.wait(PATIENCE) == -signal.SIGKILL
+    killed.communicate()
+    run = site.last()["run"]
+    site.dsv("stop", run)
+    record = site.last()
+    assert record["state"] in ("not-launched", "cut-off") and record["exit_code"], record
+    assert site.queued() == [] and not (site.folder / "began").exists()

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, NodeId
 from dsv.model.names import BranchName, DatasetName
@@ -38,6 +39,33 @@ def test_a_team_works_over_a_bucket_without_conditions(kept: World) -> None:
     assert {path.name for path in kept.names.iterdir() if not path.name.startswith(".")} == {
         "README.txt", "format", "refs", "sessions",
     }  # fmt: skip
+
+
+def test_people_race_to_make_a_store(world: World) -> None:
+    """Four for one dataset, of whom one wins and the others are told, and two for datasets of their own."""
+    world.does.ignores_condition = True
+    names = ["xrays"] * 4 + ["scans", "slides"]
+    people = [world.person(f"p{number}") for number in range(len(names))]
+    start = threading.Barrier(len(people))
+
+    def init(person: Dsv, name: str) -> Result:
+        start.wait()
+        return person.process("init", name)
+
+    with ThreadPoolExecutor(len(people)) as pool:
+        results = list(pool.map(init, people, names))
+    assert sorted(result.code for result in results[:4]) == [0, 4, 4, 4], results
+    assert [result.code for result in results[4:]] == [0, 0], results
+    for name, person, result in zip(names, people, results, strict=True):
+        if result.code == 0:
+            synced(person, {"a.txt": name.encode()})
+        else:
+            assert "dataset xrays exists already" in result.err and "dsv clone xrays" in result.err
+            assert person("sync").code == 3  # its folder is no workspace
+    for person in people:
+        assert [person.ok("cat", f"{name}:a.txt").out for name in sorted({*names})] == sorted({*names})
+    assert [key for key in world.stored() if key.startswith("format/")] == [keys.format_key(0)]
+    assert [f"format/{path.name}" for path in (world.names / "format").iterdir()] == [keys.format_key(0)]
 
 
 def test_writers_race_for_one_branch(world: World, tmp_path: Path) -> None:

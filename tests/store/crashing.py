@@ -1,0 +1,87 @@
+"""Syncs that die at one call after another, to a store with names elsewhere whose bucket can't tell who wins."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from dsv.model.ids import CommitId
+from dsv.model.names import MAIN
+from dsv.repo.repository import Repository
+from dsv.store.faulty import Crash, Fault, Faulty, Kind
+from dsv.store.open import open_raw
+from dsv.store.options import StoreOptions
+from dsv.store.retry import Retrying
+from dsv.store.split import SplitStore
+from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
+
+WithFaults = Callable[[SplitStore, int], tuple[SplitStore, Faulty]]
+
+
+def opened(names: Path, url: str, options: StoreOptions) -> SplitStore:
+    return SplitStore(Retrying(open_raw(str(names), options, create=True)), Retrying(open_raw(url, options)))
+
+
+def in_the_names(store: SplitStore, number: int) -> tuple[SplitStore, Faulty]:
+    """A crash after the n-th call to the place of the names."""
+    faulty = Faulty(store.names, {number: Fault(Kind.CRASH_AFTER)})
+    return SplitStore(faulty, store.data), faulty
+
+
+def in_the_data(store: SplitStore, number: int) -> tuple[SplitStore, Faulty]:
+    """A crash after the n-th call to the bucket."""
+    faulty = Faulty(store.data, {number: Fault(Kind.CRASH_AFTER)})
+    return SplitStore(store.names, faulty), faulty
+
+
+def sync_through_crashes(home: Path, store: SplitStore, faults: WithFaults) -> int:
+    """How many calls there were to die after. After each death the branch has the commit of before or the whole new
+    one, and the next sync goes on; in the end all commits are as they were published.
+    """
+    person = Person(home, "memory://unused")
+    with every_store_is(store):
+        person.init()
+        person.write({"kept.txt": b"kept", "changed.txt": b"0"})
+        person.sync()
+    published: dict[CommitId, Files] = {}
+    for number in count(1):
+        before = person.files() if not published else next(reversed(published.values()))
+        person.write({"changed.txt": str(number).encode(), f"d/{number}.txt": b"new" * number})
+        after = person.files()
+        failing, faulty = faults(store, number)
+        with every_store_is(failing):
+            try:
+                person.sync()
+            except Crash:
+                assert faulty.crashed
+        head = Repository.open(store, None).refs.head(SCANS, MAIN).commit
+        assert head is not None
+        assert read_commit(store, head) in (before, after), number
+        with every_store_is(store):
+            done = person.sync()
+        assert done.commit is not None
+        published[done.commit] = after
+        assert person.files() == after
+        if faulty.calls < number:
+            break
+    for commit, files in published.items():
+        assert read_commit(store, commit) == files
+    history = [one.commit for one in Repository.open(store, None).refs.history(
+        Repository.open(store, None).refs.head(SCANS, MAIN)
+    )]  # fmt: skip
+    assert history[::-1][-len(published) :] == list(published)
+    return number - 1
+
+
+def main(home: str, names: str, url: str) -> None:
+    """On a host: its answer is how many calls there were."""
+    store = opened(Path(names), url, StoreOptions.from_environment(os.environ))
+    print(json.dumps(sync_through_crashes(Path(home), store, in_the_names)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

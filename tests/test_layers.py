@@ -72,7 +72,7 @@ BELOW: dict[str, set[str]] = {
 LIBRARIES = {
     "errors": set(),
     "model": {"dsv", "blake3", "xxhash", "msgspec", "zstandard", "pyfastcdc", "tomli"},
-    "engines": {"dsv", "pynvml"},
+    "engines": {"dsv", "pynvml", "lightkube", "httpx2", "yaml"},
     "periodic": set(),
     "reader": {"blake3", "msgpack", "msgspec", "zstandard"},
 }

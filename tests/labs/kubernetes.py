@@ -322,7 +322,7 @@ def _start_containerd(lab: Kubernetes, node: str) -> None:
 
 def _start_kubelet(lab: Kubernetes, node: str) -> None:
     own, port = lab.folder / node, 10250 + 10 * (NODES.index(node) + 1)
-    text = KUBELET.format(shared=lab.folder, port=port, health=port + 1, dns=CLUSTER)
+    text = KUBELET.format(shared=lab.folder, folder=own, port=port, health=port + 1, dns=CLUSTER)
     (own / "kubelet.yaml").write_text(text)
     config = ["--config", f"{own}/kubelet.yaml", "--kubeconfig", f"{lab.folder}/{node}.conf"]
     place = ["--root-dir", f"{own}/kubelet", "--cert-dir", f"{own}/keys"]

@@ -58,6 +58,7 @@ clusterDNS: [{dns}]
 resolvConf: {shared}/resolv.conf
 evictionHard: {{nodefs.available: "1%", imagefs.available: "1%", memory.available: "50Mi"}}
 imageGCHighThresholdPercent: 100
+podLogsDir: {folder}/logs
 localStorageCapacityIsolation: false
 nodeStatusUpdateFrequency: 2s
 """

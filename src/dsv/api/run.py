@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomli_w
+
 from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.code_tree import commit_code
 from dsv.api.context import Context
@@ -18,7 +20,7 @@ from dsv.cache.root import CacheRoot
 from dsv.engines.base import Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import Denied, Unreachable
+from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Rev, Target
 from dsv.model.pool import PassedOver
@@ -144,6 +146,13 @@ class _Fixed:
         store = self._stager.settings.store()
         return ("--store", store.name or store.url, "--cache", str(self._stager.root.path))
 
+    def settings(self) -> str:
+        """The store by its name, and how it is reached; a profile and a file of certificates are of this machine."""
+        store = self._stager.settings.store()
+        known = {"endpoint": store.endpoint, "region": store.region, "names": store.names}
+        table = {"url": store.url, **{key: value for key, value in known.items() if value is not None}}
+        return "" if store.name is None else tomli_w.dumps({"stores": {store.name: table}})
+
     def locate(self, target: Target) -> Staged:
         return self._stager.locate(self._whole[target])
 
@@ -152,12 +161,25 @@ class _Fixed:
         self._stager.targets.remember(self._found[target])
         return staged
 
+    def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:
+        commit = self._commit_code(folder, recorded)
+        if commit is None:
+            raise LaunchError(
+                f"the code in {folder} is not in the store, from which the machines of the cluster have it",
+                subject=str(folder),
+                hint="leave out --code, or --offline",
+            )
+        return self._stager.locate(Target(self._dataset, Rev(str(commit))))
+
+    def _commit_code(self, folder: Path, recorded: CommitId | None) -> CommitId | None:
+        if recorded is not None or self._code is None:
+            return recorded
+        return self._code.commit(self._stager, self._dataset, folder)
+
     def stage_code(
         self, folder: Path, recorded: CommitId | None, run: RunId
     ) -> tuple[Staged, Lease | NoLease] | None:
-        commit = recorded
-        if commit is None and self._code is not None:
-            commit = self._code.commit(self._stager, self._dataset, folder)
+        commit = self._commit_code(folder, recorded)
         if commit is None:
             return None
         return self._stager.stage(Target(self._dataset, Rev(str(commit))), run)

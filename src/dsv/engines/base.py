@@ -54,13 +54,15 @@ class Mount:
 class Task(Resources):
     """The options of a run that an engine carries out as they are.
 
-    shm_bytes: None for half of the memory that the job may use; engine_args: further options of the engine's own.
+    shm_bytes: None for half of the memory that the job may use; engine_args: further options of the engine's own;
+    forward: whether dsv in a cluster gets the caller's credentials for the store.
     """
 
     command: tuple[str, ...] = ()
     image: str | None = None
     shm_bytes: int | None = None
     engine_args: tuple[str, ...] = ()
+    forward: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class Job(Task):
     workdir: as the job sees it, None for the engine's own; scratch: an empty folder of this run, for the
     engine's files. Of an engine that queues, which stages no data before it has room: stage: the arguments of the dsv
     with which a machine makes sure of the data; hold: those with which it holds the data while the command runs that
-    is added to them.
+    is added to them; settings: a configuration file for that dsv, if it has none of its own there.
     """
 
     run: str
@@ -82,6 +84,7 @@ class Job(Task):
     scratch: Path
     stage: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
+    settings: str = ""
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:
@@ -96,7 +99,7 @@ class Facts:
     where: which daemon, kernel or cluster would hold the job, as in a `JobRef`; rootless: the engine runs as the
     caller; remapped: root in its containers is nobody outside; init: the options that put an init process into a
     container, none if there is no such program; keep_groups: whether the caller's supplementary groups can be passed
-    on by that name.
+    on by that name; gpu_labels: the labels, with their values, that tell which GPUs the nodes of a cluster have.
     """
 
     machine: Machine
@@ -106,6 +109,7 @@ class Facts:
     remapped: bool = False
     init: tuple[str, ...] = ()
     keep_groups: bool = False
+    gpu_labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,8 @@ class Ended:
     reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another
     cause than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the
     engine doesn't tell any more. taken: False if the engine did not take the job at all. parts: of each node and
-    attempt, if the engine saw to them itself. may_live: it could not be ended, so it may still begin or run.
+    attempt, if the engine saw to them itself. may_live: it could not be ended, so it may still begin or run. metrics:
+    what it left in `metrics.json`, of an engine whose folders can't be seen here.
     """
 
     exit_code: int
@@ -179,6 +184,7 @@ class Ended:
     usage: Usage | None = None
     parts: tuple[RunPart, ...] = ()
     may_live: bool = False
+    metrics: bytes | None = None
 
 
 class ImageNotPulled(LaunchError):
@@ -236,6 +242,8 @@ class Engine(Protocol):
     """Whether it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
     gpu_hint: ClassVar[str]
     """What may help if a job with GPUs can't be started."""
+    shares_folders: ClassVar[bool]
+    """Whether its jobs see the folders of this machine under their names, so that what they leave is seen here."""
     gives: ClassVar[frozenset[str]]
     """The fields of `Resources` that it can give a job. A job that asks for another one is refused before anything of
     it is fetched. Those that every engine gives, because dsv sees to them itself, are in `SEEN_TO`."""

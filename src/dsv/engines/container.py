@@ -55,6 +55,7 @@ class ContainerEngine(ContainerProgram):
 
     takes_image: ClassVar[bool | None] = True
     queues: ClassVar[bool] = False
+    shares_folders: ClassVar[bool] = True
     gpu_hint: ClassVar[str]
     gives: ClassVar[frozenset[str]] = ONE_MACHINE
 

@@ -75,6 +75,7 @@ class Process:
     name: ClassVar[str] = "process"
     takes_image: ClassVar[bool | None] = False
     queues: ClassVar[bool] = False
+    shares_folders: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
     gives: ClassVar[frozenset[str]] = ONE_MACHINE
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from dsv.engines.base import NO_OPTIONS, Engine, Facts, NoEngine
 from dsv.engines.docker import Docker
+from dsv.engines.kubernetes import Kubernetes
 from dsv.engines.podman import Podman
 from dsv.engines.process import Process
 from dsv.engines.slurm import Slurm
@@ -20,6 +21,7 @@ ENGINES: Final[Mapping[str, type[Engine]]] = {
     Podman.name: Podman,
     Process.name: Process,
     Slurm.name: Slurm,
+    Kubernetes.name: Kubernetes,
 }
 """By name, in the order in which they are tried."""
 

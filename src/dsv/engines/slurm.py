@@ -53,6 +53,7 @@ class Slurm:
     name: ClassVar[str] = NAME
     takes_image: ClassVar[bool | None] = None
     queues: ClassVar[bool] = True
+    shares_folders: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "sinfo --Format=nodes,gres,statelong shows the GPUs of the nodes"
     gives: ClassVar[frozenset[str]] = frozenset(
         {"gpus", "gpu_type", "cpus", "memory_bytes", "time_seconds", "nodes", "retries"}

@@ -40,11 +40,7 @@ def execute(
     may_live = False
     try:
         make_folder(launch.scratch)
-        make_folder(launch.out)
-        if launch.skeleton is not None:
-            make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
-        write_params(launch.out, launch.spec.params)
-        before = metrics_stamp(launch.out)
+        before = _make_output(launch) if launch.chosen.engine.shares_folders else None
         early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
         begun = _Begun(early, records, launch.chosen.engine, supervision.patience)
         parts: list[RunPart] = []
@@ -65,10 +61,21 @@ def execute(
     finally:
         if not may_live:
             remove_scratch(launch.scratch)
-    metrics = salvaged(lambda: metrics_of(launch, before), lambda problem: Metrics(problem=problem))
+    metrics = salvaged(
+        lambda: metrics_of(launch, before, outcome.ended), lambda problem: Metrics(problem=problem)
+    )
     kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
     usage = usage_of(outcome.ended, end.gpus)
     return Executed(begun.record, outcome, tuple(parts), end.time_ms, usage, metrics, kept)
+
+
+def _make_output(launch: Launch) -> tuple[int, int, int] | None:
+    """What the job finds there. Returns what tells its metrics from older ones."""
+    make_folder(launch.out)
+    if launch.skeleton is not None:
+        make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
+    write_params(launch.out, launch.spec.params)
+    return metrics_stamp(launch.out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dsv.errors import LaunchError, NoRoom
 from dsv.model.json_values import Json
 from dsv.model.run import GpuUse, LogInfo, RunOutput, RunRecord, RunState, Usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, exit_signal
-from dsv.runs.place import Metrics, read_metrics
+from dsv.runs.place import Metrics, parse_metrics, read_metrics
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords
 
@@ -34,8 +34,11 @@ class Executed:
     log: KeptLog | None
 
 
-def metrics_of(launch: Launch, before: tuple[int, int, int] | None) -> Metrics:
-    found = read_metrics(launch.out, before)
+def metrics_of(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
+    if launch.chosen.engine.shares_folders:
+        found = read_metrics(launch.out, before)
+    else:
+        found = Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
     values = None if found.values is None else launch.masker.value(found.values)
     return Metrics(cast("dict[str, Json] | None", values), _masked(launch, found.problem))
 

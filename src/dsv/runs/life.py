@@ -229,6 +229,8 @@ def _stage_code(launch: Launch, staging: Staging, leases: ExitStack, held: list[
         return launch
     recorded = launch.spec.recorded_code
     tree = None if recorded is None or recorded.tree is None else CommitId.parse(recorded.tree)
+    if not launch.chosen.engine.shares_folders:
+        return replace(launch, staged_code=staging.locate_code(launch.code, tree))
     found = staging.stage_code(launch.code, tree, launch.run)
     if found is None:
         return launch
@@ -256,7 +258,9 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(chosen.engine, spec)
     elsewhere = staging.elsewhere() if chosen.engine.queues else ()
-    return Launch.of(spec, place, chosen, run or RunId.make(now_ms(), os.urandom(4)), located, elsewhere)
+    settings = "" if chosen.engine.shares_folders else staging.settings()
+    run = run or RunId.make(now_ms(), os.urandom(4))
+    return Launch.of(spec, place, chosen, run, located, elsewhere, settings)
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:

@@ -213,6 +213,10 @@ def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
             data = file.read(MAX_METRICS + 1)
     except OSError as error:
         return Metrics(problem="it is a symlink" if (out / METRICS_FILE).is_symlink() else error.strerror)
+    return parse_metrics(data)
+
+
+def parse_metrics(data: bytes) -> Metrics:
     if len(data) > MAX_METRICS:
         return Metrics(problem=f"it is larger than {MAX_METRICS} bytes")
     try:

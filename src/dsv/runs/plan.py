@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
@@ -26,8 +26,8 @@ STAGED_FOR: Final = "1m"
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is.
-    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere: the options
-    with which dsv on another machine finds the same store and cache."""
+    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere, settings: the
+    options and the configuration with which dsv on another machine finds the same store and cache."""
 
     spec: JobSpec
     place: RunPlace
@@ -41,6 +41,7 @@ class Launch:
     staged_code: Staged | None = None
     attempt: int = 1
     elsewhere: tuple[str, ...] = ()
+    settings: str = ""
 
     @classmethod
     def of(
@@ -51,6 +52,7 @@ class Launch:
         run: RunId,
         staged: Mapping[str, Staged],
         elsewhere: tuple[str, ...] = (),
+        settings: str = "",
     ) -> Launch:
         """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
         own = place.folder(staged[""].dataset, run)
@@ -61,10 +63,11 @@ class Launch:
             run=run,
             staged=staged,
             own=own,
-            out=output_folder(place, spec.out, _own_output(spec, staged[""], own)),
+            out=_output(spec, place, chosen, staged[""], own),
             code=_code(spec, place),
             masker=_masker(spec, place),
             elsewhere=elsewhere,
+            settings=settings,
         )
 
     @property
@@ -79,7 +82,8 @@ class Launch:
     def scratch(self) -> Path:
         """The nodes of a cluster see it too: they do see the folder in which its pool has the output."""
         pool = self.spec.pool
-        if self.chosen.engine.queues and pool is not None and pool.out is not None:
+        engine = self.chosen.engine
+        if engine.queues and engine.shares_folders and pool is not None and pool.out is not None:
             return job_folder(pool.out, self.main.dataset, self.run)
         return self.own / "scratch"
 
@@ -183,7 +187,7 @@ class Launch:
             env[variable] = engine.place(mount)
         workdir = None if self._mounts_data() else str(self.place.cwd)
         if self.code is not None:
-            code = Mount(self.code if self.staged_code is None else self.staged_code.path, "/code")
+            code = Mount(self._code_place(self.code), "/code")
             env["DSV_CODE"] = engine.place(code)
             mounts.append(code)
             workdir = engine.place(code)
@@ -198,7 +202,13 @@ class Launch:
             **self._staging(),
         )
 
-    def _staging(self) -> dict[str, tuple[str, ...]]:
+    def _code_place(self, folder: Path) -> Path:
+        """Where the job's machine has the code. What only the cache can bring there has no place before a commit."""
+        if self.staged_code is not None:
+            return self.staged_code.path
+        return folder if self.chosen.engine.shares_folders else self.main.path.with_name("CODE")
+
+    def _staging(self) -> dict[str, Any]:
         """What the machines of an engine that queues do with the data."""
         if not self.chosen.engine.queues:
             return {}
@@ -212,6 +222,7 @@ class Launch:
         return {
             "stage": ("cache", *found, "--json", "--hold", STAGED_FOR, *targets.values()),
             "hold": ("with", *found, targets[""], *further, "--"),
+            "settings": self.settings,
         }
 
     def _code_name(self) -> str:
@@ -236,6 +247,29 @@ def _code(spec: JobSpec, place: RunPlace) -> Path | None:
     if spec.code is None or spec.recorded_code is not None:
         return spec.code
     return code_folder(place, spec.code)
+
+
+def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: Path) -> Path:
+    """Raises `UsageError` if the job's machine has no folder for it."""
+    pool = spec.pool
+    if chosen.engine.shares_folders:
+        return output_folder(place, spec.out, _own_output(spec, main, own))
+    if spec.keep_output:
+        raise UsageError(
+            f"the output of a job on {chosen.engine.name} stays in its volume, which dsv does not see here",
+            subject="--keep-output",
+            hint="leave out --keep-output",
+        )
+    if spec.out is not None:
+        return Path(place.cwd / spec.out)
+    if pool is None or pool.out is None:
+        name = "NAME" if pool is None else pool.name
+        raise UsageError(
+            f"the pool {name} has no folder for what its jobs write",
+            subject=name,
+            hint=f"dsv config pools.{name}.out FOLDER, which a volume of the pool has",
+        )
+    return _own_output(spec, main, own)
 
 
 def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:

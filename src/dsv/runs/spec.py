@@ -204,6 +204,7 @@ OPTIONS: Final = (
     Option("--name", "name", anew=True),
     Option("--engine-arg", "engine_args", tuple, anew=True),
     Option("--no-log", "log", anew=True),
+    Option("--forward-credentials", "forward", anew=True),
 )
 """All but `--env`, whose values may be the caller's. To add one: a parameter of the command, a field of `JobSpec`
 (of `Task`, if engines carry it out) with its row here, and a field of `RunRecord`."""

@@ -67,6 +67,15 @@ class Staging(DataStaging, Protocol):
         """The options with which dsv on another machine finds the same store and cache."""
         ...
 
+    def settings(self) -> str:
+        """A configuration file with which dsv finds the store by those options, if it has none that says so."""
+        ...
+
+    def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:
+        """Commits what is code in this folder into the store, and tells where it would be in the cache; puts nothing
+        there. recorded: as of `stage_code`. Raises `LaunchError` if it can't be committed."""
+        ...
+
     def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> tuple[Staged, Lease] | None:
         """Commits what is code in this folder into the store, and makes sure of it as of data.
 

@@ -121,6 +121,10 @@ Jobs = Annotated[
         help="Number of processes that fill the cache (default: automatic).",
     ),
 ]
+ForwardCredentials = Annotated[
+    bool,
+    typer.Option("--forward-credentials", help="Give dsv in the cluster your credentials for the store."),
+]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Don't keep what the job prints.")]
 JsonFile = Annotated[
     str | None,
@@ -203,6 +207,7 @@ def run(
     offline: Offline = False,
     jobs: Jobs = None,
     no_log: NoLog = False,
+    forward: ForwardCredentials = False,
     json_file: JsonFile = None,
     dry_run: DryRun = False,
     detach: Detach = False,

@@ -1,0 +1,360 @@
+"""Kubernetes: a job is an indexed Job whose pods are the nodes of the run.
+
+Nothing of dsv has to be installed in the cluster, and nothing of it stays where the job was submitted: any machine that
+reaches the cluster can look on, and end the job. See kubernetes_manifest.py for what the cluster is given,
+kubernetes_scripts.py for what runs there, and kubernetes_end.py for how its end is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from threading import Event
+from time import monotonic, sleep
+from typing import Any, ClassVar, Final
+
+from dsv.engines.base import (
+    NO_OPTIONS,
+    Facts,
+    Handle,
+    ImageIdentity,
+    Job,
+    JobStatus,
+    Mount,
+    NoEngine,
+    Plan,
+    PrivateFile,
+)
+from dsv.engines.container import check_image
+from dsv.engines.kubernetes_api import PROBE_SECONDS, KubernetesApi, Refusal, is_installed, not_installed
+from dsv.engines.kubernetes_capacity import ask_capacity, gpu_labels
+from dsv.engines.kubernetes_end import JobFacts, ended, status
+from dsv.engines.kubernetes_jobs import Address, KubernetesJob
+from dsv.engines.kubernetes_logs import read_logs
+from dsv.engines.kubernetes_manifest import (
+    LABEL,
+    MANAGED,
+    QUEUE_LABEL,
+    RUN_KEY,
+    Manifest,
+    as_yaml,
+    known,
+    manifests,
+    object_name,
+)
+from dsv.engines.kubernetes_options import NAME, KubernetesOptions
+from dsv.engines.kubernetes_run import KubernetesRun
+from dsv.engines.kubernetes_secrets import credentials_in, said_first, secrets_of
+from dsv.engines.machine import Machine
+from dsv.engines.output import Output
+from dsv.errors import DsvError, LaunchError, Unreachable, UsageError
+from dsv.model.capacity import Capacity
+from dsv.model.json_values import Json
+from dsv.model.resources import Resources
+from dsv.model.run import JobRef, RunState
+
+_PAUSE: Final = 0.3
+_DYING: Final = 60.0
+"""Seconds for the cluster to end a job that it was told to end."""
+_KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
+
+
+class Kubernetes:
+    """An `Engine`. The pods see the volumes of the pool, and no folder of this machine."""
+
+    name: ClassVar[str] = NAME
+    takes_image: ClassVar[bool | None] = True
+    queues: ClassVar[bool] = True
+    shares_folders: ClassVar[bool] = False
+    gpu_hint: ClassVar[str] = "kubectl describe nodes shows the GPUs of the nodes, under Allocatable"
+    gives: ClassVar[frozenset[str]] = frozenset(
+        {
+            "gpus",
+            "gpu_type",
+            "tpu",
+            "tpu_topology",
+            "cpus",
+            "memory_bytes",
+            "time_seconds",
+            "nodes",
+            "retries",
+        }
+    )
+
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
+        self.environ = environ
+        self._options = KubernetesOptions.read(options)
+        self._api = KubernetesApi(environ, self._options)
+        self._where: str | None = None
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
+        KubernetesOptions.read(options, where)
+
+    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+        if not is_installed():
+            return NoEngine(not_installed())
+        try:
+            found = ask_capacity(self._api, self._options, wanted)
+        except DsvError as error:
+            return NoEngine(error.message)
+        return found if isinstance(found, Capacity) else NoEngine(_no_answer(found))
+
+    def probe(self) -> Facts | NoEngine:
+        if not is_installed():
+            return NoEngine(not_installed())
+        try:
+            version = self._api.get("/version", PROBE_SECONDS)
+            if isinstance(version, Refusal):
+                return NoEngine(_no_answer(version))
+            where = self._identity()
+            nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
+        except DsvError as error:
+            return NoEngine(error.message)
+        return Facts(
+            Machine.read(self.environ),
+            where,
+            str(version.get("gitVersion", "")).removeprefix("v") or None,
+            gpu_labels=() if isinstance(nodes, Refusal) else gpu_labels(nodes),
+        )
+
+    def place(self, mount: Mount) -> str:
+        return mount.target
+
+    def plan(self, job: Job, facts: Facts) -> Plan:
+        image = check_image(job.image)
+        if not job.command or not job.command[0]:
+            raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
+        if any("\0" in argument for argument in job.command):
+            raise UsageError("an argument holds a NUL byte")
+        if job.engine_args:
+            raise UsageError(
+                "Kubernetes takes a manifest, and no further options",
+                subject="--engine-arg",
+                hint="dsv config pools.NAME.kubernetes.overlay changes the manifest",
+            )
+        shown = known(job)
+        secret = {
+            name: value for name, value in job.env.items() if name not in shown and name != "DSV_ATTEMPT"
+        }
+        credentials = credentials_in(self.environ) if job.forward else {}
+        found = manifests(job, self._options, facts, forwarded=bool(credentials))
+        text = as_yaml(found)
+        notes: tuple[str, ...] = ()
+        if job.forward and not credentials:
+            notes = ("--forward-credentials found no credentials in the environment",)
+        return Plan(
+            engine=self.name,
+            run=job.run,
+            where=facts.where,
+            argv=("kubectl", "create", "-f", str(job.scratch / "job.yaml")),
+            env=secret,
+            files=(PrivateFile(Path("credentials"), json.dumps(credentials).encode()),)
+            if credentials
+            else (),
+            image=image,
+            shm_bytes=job.shm_bytes,
+            script=said_first(job, secret, credentials) + text,
+            notes=notes,
+        )
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        import yaml
+
+        name = object_name(plan.run)
+        objects: list[Manifest] = list(yaml.safe_load_all(plan.script or ""))
+        (job,) = [each for each in objects if each["kind"] == "Job"]
+        job["spec"]["suspend"] = True
+        job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # what begins queued jobs would begin this one too
+        try:
+            made = self._make(job, plan.run)
+            owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made["metadata"]["uid"]}
+            try:
+                for each in [*(each for each in objects if each is not job), *secrets_of(plan, name)]:
+                    each["metadata"]["ownerReferences"] = [owner]
+                    self._make(each, plan.run)
+            except DsvError:
+                self._job(made).delete()
+                raise
+        except DsvError as error:
+            raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+        at = made["metadata"]
+        return JobRef(self.name, plan.run, plan.where, f"{at['namespace']}/{name}/{at['uid']}")
+
+    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
+        job = self._find(ref)
+        if job is None:
+            raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
+        try:
+            facts = job.look()
+            if facts is None:
+                raise LaunchError(f"the cluster has no Job {job.at.name} any more", subject=ref.run)
+            if isinstance(facts, JobFacts) and facts.suspended and not facts.queued:
+                facts = self._begin(job)
+            if isinstance(facts, Refusal):
+                raise facts.error("the cluster does not let the job begin", ref.run)
+        except LaunchError:
+            raise
+        except DsvError as error:
+            raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
+        return KubernetesRun(job, output, on_end, autoscaling=self._options.autoscaling)
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        job = self._find(ref)
+        if job is None:
+            return None
+        try:
+            facts = job.look()
+            if facts is None:
+                return JobStatus(RunState.CUT_OFF) if self._identity() == ref.where else None
+        except DsvError:
+            return None
+        return None if isinstance(facts, Refusal) else status(facts)
+
+    def withdraw(self, ref: JobRef) -> JobStatus | None:
+        """Suspends it first: the cluster takes the pods of a suspended Job away, unless the command has begun."""
+        job = self._find(ref)
+        facts = None if job is None else job.look()
+        if job is None or facts is None or isinstance(facts, Refusal):
+            return self.status(ref)
+        now = status(facts)
+        if not now.lives or now.state is RunState.RUNNING:
+            return now
+        if any(each.host is not None and not each.is_over for each in facts.pods):
+            return now  # it has its place, and begins at any moment
+        answer = self._api.patch(job.at.path, {"spec": {"suspend": True}})
+        if isinstance(answer, Refusal):
+            return None
+        facts = job.look()
+        if isinstance(facts, JobFacts) and not any(each.host is not None for each in facts.pods):
+            return JobStatus(RunState.NOT_LAUNCHED) if job.delete() is None else None
+        self._api.patch(job.at.path, {"spec": {"suspend": False}})
+        return self.status(ref)
+
+    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+        job = self._find(ref)
+        return None if job is None else read_logs(job, follow, lambda facts: ended(facts) is not None)
+
+    def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
+        job = self._find(ref)
+        if job is None:
+            return None
+        try:
+            facts = job.look()
+        except DsvError:
+            return None
+        if facts is None:
+            return self.status(ref)
+        if isinstance(facts, Refusal):
+            return None
+        now = status(facts)
+        if not now.lives:
+            return now
+        if job.tell_stopped("dsv stop") is not None:
+            return None
+        if not facts.begun:
+            return JobStatus(RunState.NOT_LAUNCHED) if job.delete() is None else None
+        if grace > 0:
+            job.signal("TERM")
+            if (over := self._over(job, grace)) is not None:
+                return over
+        job.signal("KILL")
+        over = self._over(job, _DYING / 4)
+        if over is None:
+            job.delete(0)
+            over = self._over(job, _DYING)
+        return over or self.status(ref)
+
+    def list(self, run: str | None = None) -> tuple[JobRef, ...]:
+        which = f"{MANAGED[0]}={MANAGED[1]}" + ("" if run is None else f",{LABEL}={object_name(run)}")
+        where = self._identity()
+        found = self._api.items(self._api.path("batch/v1/jobs"), labelSelector=which)
+        if isinstance(found, Refusal):
+            raise _unreachable(found)
+        refs = []
+        for each in found:
+            job = self._job(each)
+            if JobFacts(each).run is None or run not in (None, JobFacts(each).run):
+                continue
+            facts = job.look()
+            if isinstance(facts, JobFacts) and status(facts).lives:
+                refs.append(JobRef(self.name, facts.run or "", where, job.at.id))
+        return tuple(refs)
+
+    def find_image(self, reference: str) -> ImageIdentity | None:
+        return None
+
+    def _find(self, ref: JobRef) -> KubernetesJob | None:
+        at = Address.of(ref)
+        return (
+            None
+            if at is None or ref.engine != self.name or not is_installed()
+            else KubernetesJob(self._api, at)
+        )
+
+    def _job(self, raw: Any) -> KubernetesJob:
+        at = raw["metadata"]
+        return KubernetesJob(self._api, Address(at["namespace"], at["name"], at["uid"]))
+
+    def _make(self, thing: Manifest, run: str) -> Any:
+        """One that is there already is ours if it is of this run. Raises what the cluster has against it."""
+        kind, name = thing["kind"], thing["metadata"]["name"]
+        path = self._api.path(_KINDS[kind])
+        answer = self._api.create(path, thing)
+        if isinstance(answer, Refusal) and (answer.is_away or answer.status == 409):
+            # It may have been made although the answer got lost.
+            there = self._api.get(f"{path}/{name}")
+            if not isinstance(there, Refusal):
+                if (there["metadata"].get("annotations") or {}).get(RUN_KEY) == run:
+                    return there
+                raise LaunchError(
+                    f"the cluster has a {kind} {name} already, which is not of this run", subject=name
+                )
+        if isinstance(answer, Refusal):
+            raise answer.error(f"the cluster does not take the {kind} {name}", name)
+        return answer
+
+    def _begin(self, job: KubernetesJob) -> JobFacts | Refusal | None:
+        """A queue decides itself when its jobs begin."""
+        queue = self._options.queue
+        body: Manifest = {"spec": {"suspend": False}}
+        if queue is not None:
+            body = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
+        answer = self._api.patch(job.at.path, body)
+        return answer if isinstance(answer, Refusal) else job.look()
+
+    def _over(self, job: KubernetesJob, seconds: float) -> JobStatus | None:
+        deadline = monotonic() + seconds
+        while True:
+            facts = job.look()
+            if facts is None:
+                return JobStatus(RunState.CUT_OFF)
+            if isinstance(facts, JobFacts) and not (now := status(facts)).lives:
+                return now
+            if monotonic() >= deadline:
+                return None
+            sleep(_PAUSE)
+
+    def _identity(self) -> str:
+        """Which cluster it is: the same wherever it is asked from. Raises `Unreachable`."""
+        if self._where is None:
+            found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
+            if isinstance(found, Refusal):
+                if not found.is_denied:
+                    raise _unreachable(found)
+                self._where = str(self._api.connect().base_url)
+            else:
+                self._where = str(found["metadata"]["uid"])
+        return self._where
+
+
+def _no_answer(refusal: Refusal) -> str:
+    verb = "refuses" if refusal.is_denied else "does not answer"
+    return f"Kubernetes {verb}: {refusal.message}"
+
+
+def _unreachable(refusal: Refusal) -> DsvError:
+    if refusal.is_denied:
+        return refusal.error("Kubernetes refuses", NAME)
+    return Unreachable(_no_answer(refusal), subject=NAME, hint="kubectl cluster-info")

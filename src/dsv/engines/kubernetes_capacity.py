@@ -1,0 +1,166 @@
+"""What the nodes of a cluster have, and what of it is free for a job of this pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from dsv.engines.kubernetes_api import KubernetesApi, Refusal
+from dsv.engines.kubernetes_end import quantity
+from dsv.engines.kubernetes_options import KubernetesOptions
+from dsv.engines.kubernetes_resources import GPU_LABELS
+from dsv.model.capacity import Capacity, GpuCount, NodeRoom
+from dsv.model.resources import ALL_GPUS, Resources
+
+_SECONDS: Final = 8.0
+_KEEPS_OUT: Final = ("NoSchedule", "NoExecute")
+
+
+def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resources) -> Capacity | Refusal:
+    """Who may not see nodes or the pods of others learns less, and is told so by what is missing."""
+    nodes = api.items("/api/v1/nodes", _SECONDS)
+    if isinstance(nodes, Refusal) and not nodes.is_denied:
+        return nodes
+    quotas = api.items(api.path("resourcequotas"), _SECONDS)
+    not_now, never = quota_says(quotas if isinstance(quotas, list) else [], options, wanted)
+    if isinstance(nodes, Refusal):
+        return Capacity(nodes=_unseen(wanted), grows=True, not_now=not_now, never=never)
+    pods = api.items("/api/v1/pods", _SECONDS, fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
+    seen = None if isinstance(pods, Refusal) else pods
+    return Capacity(
+        nodes=tuple(rooms(nodes, seen, options)),
+        waiting=None if seen is None else sum(_waits(each) for each in seen),
+        grows=options.autoscaling,
+        not_now=not_now,
+        never=never,
+    )
+
+
+def rooms(
+    nodes: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]] | None, options: KubernetesOptions
+) -> Iterable[NodeRoom]:
+    """Of the nodes that jobs of this pool may run on. pods: None if nobody says which there are."""
+    used: dict[str, dict[str, float]] = {}
+    for pod in pods or ():
+        name = (pod.get("spec") or {}).get("nodeName")
+        if name is not None:
+            taken = used.setdefault(name, {})
+            for resource, amount in requests_of(pod).items():
+                taken[resource] = taken.get(resource, 0.0) + amount
+    for node in nodes:
+        if _fits(node, options):
+            yield _room(node, used.get(node["metadata"]["name"], {}), options, is_known=pods is not None)
+
+
+def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
+    """What a pod has taken of its node: its containers together, or one that runs before them if that asks for more."""
+    spec = pod.get("spec") or {}
+    total: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for container in spec.get("initContainers") or ():
+        asked = _asked(container)
+        if container.get("restartPolicy") == "Always":
+            total = _sum(total, asked)
+        else:
+            most = {name: max(most.get(name, 0.0), asked.get(name, 0.0)) for name in {*most, *asked}}
+    for container in spec.get("containers") or ():
+        total = _sum(total, _asked(container))
+    return {name: max(total.get(name, 0.0), most.get(name, 0.0)) for name in {*total, *most}}
+
+
+def quota_says(
+    quotas: Sequence[Mapping[str, Any]], options: KubernetesOptions, wanted: Resources
+) -> tuple[str | None, str | None]:
+    """Why a job can't begin now, and why it never can."""
+    asked = {}
+    if wanted.gpus is not None and wanted.gpus != ALL_GPUS:
+        asked[f"requests.{options.gpu}"] = float(wanted.gpus * wanted.nodes)
+    if wanted.cpus is not None:
+        asked["requests.cpu"] = asked["cpu"] = wanted.cpus * wanted.nodes
+    if wanted.memory_bytes is not None:
+        asked["requests.memory"] = asked["memory"] = float(wanted.memory_bytes * wanted.nodes)
+    asked["pods"] = float(wanted.nodes)
+    for each in quotas:
+        status = each.get("status") or {}
+        for name, amount in asked.items():
+            hard = (status.get("hard") or {}).get(name)
+            if hard is None:
+                continue
+            taken = (status.get("used") or {}).get(name, "0")
+            said = f"the quota {each['metadata']['name']} has {name}: {taken} of {hard} in use"
+            if amount > quantity(hard):
+                return None, said
+            if amount > quantity(hard) - quantity(taken):
+                return said, None
+    return None, None
+
+
+def _unseen(wanted: Resources) -> tuple[NodeRoom, ...]:
+    """Nodes that the caller may not list are no reason against a job: the cluster decides."""
+    gpus = 0 if wanted.gpus in (None, ALL_GPUS) else wanted.gpus or 0
+    room = NodeRoom(gpus=(GpuCount(wanted.gpu_type or "GPU", gpus, gpus),) if gpus else ())
+    return (room,) * wanted.nodes
+
+
+def gpu_labels(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    found = set()
+    for node in nodes:
+        labels = node["metadata"].get("labels") or {}
+        found |= {(label, labels[label]) for label in GPU_LABELS if label in labels}
+    return tuple(sorted(found))
+
+
+def _fits(node: Mapping[str, Any], options: KubernetesOptions) -> bool:
+    spec, labels = node.get("spec") or {}, node["metadata"].get("labels") or {}
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+    taints = [each for each in spec.get("taints") or () if each.get("effect") in _KEEPS_OUT]
+    tolerated = all(
+        any(_tolerates(one, taint, options) for one in (*options.tolerations, {})) for taint in taints
+    )
+    chosen = all(labels.get(name) == value for name, value in options.node_selector.items())
+    return ready and not spec.get("unschedulable") and tolerated and chosen
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any], options: KubernetesOptions) -> bool:
+    """The taint of a GPU is tolerated by most clusters for pods that ask for one."""
+    if not toleration:
+        return taint.get("key") == options.gpu
+    if toleration.get("effect") not in (None, taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, taint.get("key"))
+    return toleration.get("key") == taint.get("key") and toleration.get("value", "") == taint.get("value", "")
+
+
+def _room(
+    node: Mapping[str, Any], taken: Mapping[str, float], options: KubernetesOptions, *, is_known: bool
+) -> NodeRoom:
+    there = (node.get("status") or {}).get("allocatable") or {}
+    labels = node["metadata"].get("labels") or {}
+    total = int(quantity(there.get(options.gpu, "0")))
+    kind = next((labels[each] for each in GPU_LABELS if each in labels), "GPU")
+    free = max(total - int(taken.get(options.gpu, 0.0)), 0) if is_known else total
+    cpus, memory = quantity(there.get("cpu", "0")), int(quantity(there.get("memory", "0")))
+    return NodeRoom(
+        name=node["metadata"]["name"],
+        gpus=(GpuCount(kind, free, total),) if total else (),
+        free_cpus=cpus - taken.get("cpu", 0.0) if is_known else None,
+        total_cpus=cpus or None,
+        free_memory=memory - int(taken.get("memory", 0.0)) if is_known else None,
+        total_memory=memory or None,
+    )
+
+
+def _waits(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Pending" and not (pod.get("spec") or {}).get("nodeName")
+
+
+def _asked(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    both = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: quantity(str(amount)) for name, amount in both.items()}
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}

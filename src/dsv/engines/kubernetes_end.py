@@ -1,0 +1,233 @@
+"""How a job on Kubernetes goes, and how it ended: a pure function of what the cluster says of its Job and its pods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
+from dsv.engines.kubernetes_manifest import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
+from dsv.engines.kubernetes_pods import Pod
+from dsv.model.run import RunState, Usage
+from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
+
+_CUT_SHORT: Final[dict[EndCause | None, int]] = {
+    EndCause.TIME_LIMIT: TIMED_OUT,
+    EndCause.PREEMPTED: 143,
+    EndCause.EVICTED: 143,
+    EndCause.NODE_LOST: 137,
+}
+"""What the exit code is if no command said one."""
+_QUOTA: Final = re.compile(r"exceeded quota: .*?requested: (\S+), used: (\S+), limited: (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What the cluster says of a Job. pods: all that were seen of it, those that are gone as well."""
+
+    raw: Mapping[str, Any]
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def run(self) -> str | None:
+        return self._annotations.get(RUN_KEY)
+
+    @property
+    def nodes(self) -> int:
+        return int(self._spec.get("completions") or 1)
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self._spec.get("suspend"))
+
+    @property
+    def queued(self) -> bool:
+        """Whether something else decides when it begins."""
+        return QUEUE_LABEL in (self.raw["metadata"].get("labels") or {})
+
+    @property
+    def stopped(self) -> str | None:
+        """Who asked dsv to end it."""
+        return self._annotations.get(STOPPED_KEY)
+
+    @property
+    def begun(self) -> bool:
+        return any(each.begun for each in self.pods)
+
+    @property
+    def last(self) -> tuple[Pod, ...]:
+        """The newest pod of each node, by their numbers."""
+        newest: dict[int, Pod] = {}
+        for each in sorted(
+            self.pods, key=lambda pod: (pod.attempt, str(pod.raw["metadata"].get("creationTimestamp")))
+        ):
+            newest[each.number] = each
+        return tuple(newest[number] for number in sorted(newest))
+
+    def condition(self, kind: str) -> Mapping[str, Any] | None:
+        for each in (self.raw.get("status") or {}).get("conditions") or ():
+            if each.get("type") == kind and each.get("status") == "True":
+                return dict(each)
+        return None
+
+    @property
+    def may_try_again(self) -> bool:
+        return int(self._spec.get("backoffLimit") or 0) > 0
+
+    @property
+    def _spec(self) -> Mapping[str, Any]:
+        return self.raw.get("spec") or {}
+
+    @property
+    def _annotations(self) -> Mapping[str, str]:
+        return self.raw["metadata"].get("annotations") or {}
+
+
+def ended(job: JobFacts) -> Ended | None:
+    """None while it lives."""
+    last = job.last
+    failed = job.condition("Failed") or job.condition("FailureTarget")
+    all_over = len(last) == job.nodes and all(each.is_over for each in last)
+    parts = parts_of(job)
+    if job.condition("Complete") or (all_over and all(_succeeded(each, parts) for each in last)):
+        return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
+    over = job.condition("Failed") is not None or (
+        (failed is not None or not job.may_try_again) and all_over
+    ) or (failed is not None and all(each.is_over or each.is_going for each in last))  # fmt: skip
+    return _failed(job, parts, failed or {}) if over else None
+
+
+def gone(job: JobFacts) -> Ended:
+    """Of a job that the cluster doesn't have any more."""
+    done = ended(replace(job, pods=tuple(replace(each, gone=True) for each in job.pods)))
+    if done is not None and done.exit_code == 0:
+        return done
+    by = f" by {job.stopped}" if job.stopped else ""
+    reason = f"it was cancelled{by}: the Job {job.name} was deleted"
+    code = next((each.exit_code for each in (done.parts if done else ()) if each.exit_code), None)
+    parts = tuple(
+        replace(each, end=EndCause.CANCELLED) if each.end in (None, EndCause.LOST_SIGHT) else each
+        for each in parts_of(job)
+    )
+    return Ended(
+        exit_code=code or (143 if job.begun else CANNOT_LAUNCH), launched=job.begun, reason=reason,
+        cause=EndCause.CANCELLED, parts=parts,
+    )  # fmt: skip
+
+
+def status(job: JobFacts) -> JobStatus:
+    done = ended(job)
+    if done is not None:
+        return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)
+    if job.begun:
+        return JobStatus(RunState.RUNNING)
+    return JobStatus(RunState.SUBMITTED if job.suspended and not job.queued else RunState.QUEUED)
+
+
+def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
+    found = [part for pod in job.pods if (part := pod.part()) is not None]
+    return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
+
+
+def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:
+    by_disruption = next(((cause, said) for pod in job.last for cause, said in [pod.cause()] if cause), None)
+    if not parts:
+        return _never_began(job, by_disruption, failed)
+    part = deciding_part(parts) or parts[-1]
+    cause = part.end or EndCause.LOST_SIGHT
+    code = part.exit_code or _CUT_SHORT.get(cause, 137)
+    if job.stopped is not None and cause in (EndCause.EXITED, EndCause.LOST_SIGHT):
+        reason: str | None = f"it was cancelled by {job.stopped}"
+        cause = EndCause.CANCELLED
+    elif part.error is not None:
+        reason = part.error
+    elif cause is EndCause.EXITED and job.nodes > 1:
+        reason = f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
+    else:
+        reason = None if cause is EndCause.EXITED else failed.get("message")
+    return Ended(
+        exit_code=code, launched=True, reason=reason, cause=cause, parts=parts, usage=_usage(job.last)
+    )
+
+
+def _never_began(
+    job: JobFacts, disruption: tuple[EndCause, str | None] | None, failed: Mapping[str, Any]
+) -> Ended:
+    staged = [each for each in job.last if each.stage_code]
+    reason = failed.get("message")
+    cause = EndCause.NOT_STARTED
+    if job.stopped is not None:
+        cause, reason = EndCause.CANCELLED, f"it was cancelled by {job.stopped}"
+    elif staged:
+        reason = last_words(staged[0].stage_message or "") or f"dsv ended with {staged[0].stage_code}"
+    elif disruption is not None:
+        cause, reason = disruption
+    else:
+        obstacle = next((found for each in job.last if (found := each.obstacle(False))), None)
+        if obstacle is not None:
+            cause, reason = obstacle.cause, obstacle.reason
+    code = TIMED_OUT if cause is EndCause.TIME_LIMIT else CANNOT_LAUNCH
+    return Ended(exit_code=code, launched=False, reason=reason, cause=cause)
+
+
+def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
+    """Why the cluster makes no pods, from its events, and whether that is for good: a quota may have room later."""
+    found = None
+    for message in messages:
+        text = " ".join(message.split()).removeprefix("Error creating: ")
+        quota = _QUOTA.search(text)
+        found = (text, quota is None or _beyond(quota[1], quota[3]))
+    return found
+
+
+def last_words(log: str) -> str | None:
+    """What dsv said of why it failed."""
+    lines = [line.strip() for line in log.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
+    errors = [line for line in said if line.startswith("error:")]
+    found = errors or said
+    return found[-1] if found else None
+
+
+def _beyond(requested: str, limited: str) -> bool:
+    """Whether what was requested is more than the quota ever gives: `requests.nvidia.com/gpu=8` beyond `…=4`."""
+    limits = dict(each.partition("=")[::2] for each in limited.split(","))
+    asked = dict(each.partition("=")[::2] for each in requested.split(","))
+    return any(quantity(asked[name]) > quantity(limits[name]) for name in asked if name in limits)
+
+
+_UNITS: Final = {
+    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}  # fmt: skip
+
+
+def quantity(text: str) -> float:
+    """A number as Kubernetes writes it, such as 500m or 2Gi; 0 for anything else."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", text)
+    if found is None or found[2] not in _UNITS:
+        return 0.0
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _succeeded(pod: Pod, parts: Sequence[RunPart]) -> bool:
+    return any(each.node == pod.number and each.attempt == pod.attempt and each.succeeded for each in parts)
+
+
+def _usage(pods: Sequence[Pod]) -> Usage | None:
+    found = [each for each in (pod.usage() for pod in pods) if each is not None]
+    if not found:
+        return None
+    memory = max((each.peak_memory_bytes or 0 for each in found), default=0)
+    cpu = sum(each.cpu_seconds or 0.0 for each in found)
+    return Usage(peak_memory_bytes=memory or None, cpu_seconds=cpu)

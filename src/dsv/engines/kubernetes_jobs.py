@@ -1,0 +1,157 @@
+"""Jobs of dsv in a cluster: looked at, signalled and deleted."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+from typing import Any, Final
+
+from dsv.engines.kubernetes_api import KubernetesApi, Refusal
+from dsv.engines.kubernetes_end import JobFacts
+from dsv.engines.kubernetes_manifest import GRACE_SECONDS, LABEL, SIGNAL_KEY, STOPPED_KEY
+from dsv.engines.kubernetes_pods import Pod
+from dsv.fs.process import host_name, user_name
+from dsv.model.run import JobRef
+
+_ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]{8,64})", re.ASCII)
+_DEAD: Final = GRACE_SECONDS + 15.0
+"""Seconds after which a pod that was told to end, on a machine that doesn't answer, is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where in the cluster a Job is, and which of that name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, ref: JobRef) -> Address | None:
+        found = _ID.fullmatch(ref.id)
+        return None if found is None else cls(*found.groups())
+
+    @property
+    def id(self) -> str:
+        return f"{self.namespace}/{self.name}/{self.uid}"
+
+    @property
+    def path(self) -> str:
+        return f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{self.name}"
+
+    @property
+    def pods(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    @property
+    def events(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/events"
+
+
+@dataclass(slots=True)
+class KubernetesJob:
+    """One Job, asked about again and again: what was seen of pods that are gone is remembered."""
+
+    api: KubernetesApi
+    at: Address
+    raw: Any = None
+    pods: dict[str, Pod] = field(default_factory=dict)
+    _told: int = 0
+    _dying: dict[str, float] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def look(self) -> JobFacts | Refusal | None:
+        """None if there is no such Job, or none any more; `known` has what was seen of it."""
+        pods = self.api.items(self.at.pods, labelSelector=f"{LABEL}={self.at.name}")
+        found = self.api.get(self.at.path)
+        if isinstance(found, Refusal):
+            return None if found.status == 404 else found
+        if isinstance(pods, Refusal):
+            return pods
+        if found["metadata"]["uid"] != self.at.uid:
+            return None
+        own = {each["metadata"]["uid"]: Pod(each) for each in pods if self._owns(each)}
+        with self._lock:
+            for uid, pod in self.pods.items():
+                own.setdefault(uid, Pod(pod.raw, gone=True))
+            self.raw, self.pods = found, own
+        return self.known()
+
+    def known(self) -> JobFacts | None:
+        """As it was seen last."""
+        return None if self.raw is None else JobFacts(self.raw, tuple(self.pods.values()))
+
+    def messages(self) -> list[str]:
+        """Why the cluster makes no pods of the Job, in its own words; nothing if the caller may not read that."""
+        return self._warnings(self.at.uid, "FailedCreate")
+
+    def troubles(self, pod: Pod) -> list[str]:
+        """What keeps a pod that has its place from beginning, such as a volume that can't be mounted."""
+        return self._warnings(pod.uid, None)
+
+    def signal(self, name: str) -> Refusal | None:
+        """Sends it to the command on every node that has begun. Returns what kept it from one."""
+        with self._lock:
+            self._told += 1
+            number = f"{self._told}.{os.getpid()}.{int(monotonic() * 1000)}"
+            alive = [each for each in self.pods.values() if each.begun and not each.is_over]
+        problem = None
+        for pod in alive:
+            body = {"metadata": {"annotations": {SIGNAL_KEY: f"{number} {name}\n"}}}
+            answer = self.api.patch(f"{self.at.pods}/{pod.name}", body)
+            if isinstance(answer, Refusal) and answer.status != 404:
+                problem = answer
+        return problem
+
+    def tell_stopped(self, how: str) -> Refusal | None:
+        """Leaves word of who ended the job, and no further attempt of it is made. The first one counts."""
+        said = self.raw["metadata"].get("annotations") or {} if self.raw is not None else {}
+        by = said.get(STOPPED_KEY) or f"{user_name(os.geteuid())} on {host_name()} ({how})"
+        body = {"metadata": {"annotations": {STOPPED_KEY: by}}, "spec": {"backoffLimit": 0}}
+        answer = self.api.patch(self.at.path, body)
+        if isinstance(answer, Refusal):
+            return answer
+        self.raw = answer
+        return None
+
+    def delete(self, grace: float | None = None) -> Refusal | None:
+        """With its pods. One that is gone already is deleted."""
+        if grace is not None:
+            for pod in self.pods.values():
+                if not pod.is_over:
+                    self.api.delete(f"{self.at.pods}/{pod.name}", grace)
+        answer = self.api.delete(self.at.path)
+        return answer if isinstance(answer, Refusal) and answer.status != 404 else None
+
+    def give_up_lost_pods(self) -> None:
+        """The cluster itself waits for ever for the end of a pod on a machine that is gone."""
+        for uid, pod in self.pods.items():
+            if not pod.is_going or pod.host is None:
+                self._dying.pop(uid, None)
+                continue
+            if monotonic() - self._dying.setdefault(uid, monotonic()) < _DEAD:
+                continue
+            node = self.api.get(f"/api/v1/nodes/{pod.host}")
+            if (isinstance(node, Refusal) and node.status == 404) or (
+                not isinstance(node, Refusal) and not _is_ready(node)
+            ):
+                self.api.delete(f"{self.at.pods}/{pod.name}", 0)
+
+    def _warnings(self, uid: str, reason: str | None) -> list[str]:
+        which = f"involvedObject.uid={uid},type=Warning" + (f",reason={reason}" if reason else "")
+        events = self.api.items(self.at.events, fieldSelector=which)
+        if isinstance(events, Refusal):
+            return []
+        events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
+        return [str(each.get("message") or "") for each in events]
+
+    def _owns(self, pod: Any) -> bool:
+        return any(each.get("uid") == self.at.uid for each in pod["metadata"].get("ownerReferences") or ())
+
+
+def _is_ready(node: Any) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)

@@ -1,0 +1,201 @@
+"""What a job's pods write, followed as it comes, and read afterwards for as long as the pods are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from typing import Final
+
+from dsv.engines.kubernetes_api import KubernetesApi, Refusal
+from dsv.engines.kubernetes_end import JobFacts
+from dsv.engines.kubernetes_jobs import KubernetesJob
+from dsv.engines.kubernetes_manifest import HOLDING, MAIN
+from dsv.engines.kubernetes_pods import Pod
+from dsv.engines.kubernetes_scripts import METRICS
+
+_PAUSE: Final = 0.5
+_LOOK: Final = 1.0
+_PIECE: Final = 1 << 16
+
+
+class PodLog:
+    """Follows one pod in a thread of its own, and begins again where it was if the connection breaks.
+
+    write: is given whole lines. The cluster puts the time in front of each, by which it is known what was read.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        path: str,
+        write: Callable[[bytes], None],
+        ended: Callable[[], None],
+        *,
+        follow: bool,
+    ) -> None:
+        self._api = api
+        self._path = path
+        self._write = write
+        self._ended = ended
+        self._last = b""
+        self._over = Event()
+        if not follow:
+            self._over.set()
+        self.done = Event()
+        Thread(target=self._follow, name="dsv-kubernetes-log", daemon=True).start()
+
+    def pod_is_over(self) -> None:
+        """There will be no more than what is there now."""
+        self._over.set()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._write = _drop
+
+    def _follow(self) -> None:
+        with suppress(OSError):  # nobody reads the pipe any more
+            while True:
+                over = self._over.is_set()
+                complete = self._read(follow=not over)
+                self._ended()
+                if (over and complete) or (self._over.wait(0 if over else _PAUSE) and complete is None):
+                    break
+        self.done.set()
+
+    def _read(self, *, follow: bool) -> bool | None:
+        """Whether it was read to its end; None if there is no such log."""
+        import httpx2
+
+        query = {"container": MAIN, "timestamps": "true"}
+        if follow:
+            query["follow"] = "true"
+        if self._last:
+            query["sinceTime"] = self._last.decode("ascii", "replace")
+        with self._api.stream(self._path, **query) as answer:
+            if isinstance(answer, Refusal):
+                return None if answer.status in (400, 404) else not answer.is_away
+            rest = b""
+            known = self._last
+            try:
+                for data in answer.iter_bytes(_PIECE):
+                    *lines, rest = (rest + data).split(b"\n")
+                    known = self._take(lines, known)
+            except httpx2.HTTPError:
+                return False
+            if rest:
+                self._take([rest], known)
+            return True
+
+    def _take(self, lines: list[bytes], known: bytes) -> bytes:
+        """known: lines up to this time were read before; empty once they have all gone by."""
+        if not lines:
+            return known
+        if known:
+            lines = [each for each in lines if each.partition(b" ")[0] > known]
+            if not lines:
+                return known
+        self._write(b"".join([each.partition(b" ")[2] + b"\n" for each in lines]))
+        self._last = lines[-1].partition(b" ")[0]
+        return b""
+
+
+class JobLogs:
+    """Of all pods of a job, into one pipe. With several nodes each line has the number of its node in front.
+
+    sink: closed once all of it is there. moved: called when a log has come to its end, or its connection has.
+    """
+
+    def __init__(
+        self, job: KubernetesJob, sink: int, moved: Callable[[], None], *, follow: bool = True
+    ) -> None:
+        self._job = job
+        self._follow = follow
+        self._sink = sink
+        self._moved = moved
+        self._logs: dict[str, PodLog] = {}
+        self._lock = Lock()
+
+    def look(self, facts: JobFacts) -> None:
+        """Begins to follow the pods that have begun."""
+        for pod in sorted(facts.pods, key=lambda each: (each.attempt, each.number)):
+            if pod.uid not in self._logs and pod.begun and not pod.gone:
+                path = f"{self._job.at.pods}/{pod.name}/log"
+                over = pod.part_is_over or not self._follow
+                writer = self._writer(pod, facts.nodes)
+                self._logs[pod.uid] = PodLog(self._job.api, path, writer, self._moved, follow=not over)
+            elif pod.uid in self._logs and (pod.is_over or pod.part_is_over):
+                self._logs[pod.uid].pod_is_over()
+
+    def finish(self, stop: Event | None = None) -> None:
+        """Returns once all of it has been written."""
+        for log in self._logs.values():
+            log.pod_is_over()
+        for log in self._logs.values():
+            while not log.done.wait(_PAUSE) and not (stop is not None and stop.is_set()):
+                pass
+        os.close(self._sink)
+
+    def stop(self) -> None:
+        for log in self._logs.values():
+            log.stop()
+
+    def _writer(self, pod: Pod, nodes: int) -> Callable[[bytes], None]:
+        label = f"[{pod.number}] ".encode() if nodes > 1 else b""
+
+        def write(data: bytes) -> None:
+            if label:
+                data = b"".join(label + line for line in data.splitlines(keepends=True))
+            view = memoryview(data)
+            with self._lock:
+                while view:
+                    view = view[os.write(self._sink, view) :]
+
+        return write
+
+
+def read_logs(
+    job: KubernetesJob, follow: bool, over: Callable[[JobFacts], bool]
+) -> Generator[bytes, None, None]:
+    """What the job has written so far; with `follow` until its end."""
+    reader, writer = os.pipe()
+    stop = Event()
+    moved = Event()
+
+    def copy() -> None:
+        logs = JobLogs(job, writer, moved.set, follow=follow)
+        while not stop.is_set():
+            facts = job.look()
+            if isinstance(facts, JobFacts):
+                logs.look(facts)
+            if not follow or facts is None or (isinstance(facts, JobFacts) and over(facts)):
+                break
+            moved.wait(_LOOK)
+            moved.clear()
+        logs.finish(stop)
+
+    Thread(target=copy, name="dsv-kubernetes-logs", daemon=True).start()
+    try:
+        while data := os.read(reader, _PIECE):
+            yield data
+    finally:
+        stop.set()
+        os.close(reader)
+
+
+def read_metrics(job: KubernetesJob, facts: JobFacts) -> bytes | None:
+    """What the first node left, as the container that held its data has printed it."""
+    first = next((each for each in facts.last if each.number == 0 and not each.gone), None)
+    if first is None:
+        return None
+    with job.api.stream(f"{job.at.pods}/{first.name}/log", container=HOLDING) as answer:
+        if isinstance(answer, Refusal):
+            return None
+        data: bytes = answer.read()
+    _, marker, metrics = data.rpartition(f"{METRICS}\n".encode())
+    return metrics if marker else None
+
+
+def _drop(data: bytes) -> None:
+    """Nobody waits for it any more."""

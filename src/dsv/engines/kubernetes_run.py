@@ -1,0 +1,171 @@
+"""Looking on while a job on Kubernetes runs: its output as it is written, what it waits for, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Final
+
+from dsv.engines.base import CANNOT_LAUNCH, Ended
+from dsv.engines.kubernetes_api import Refusal
+from dsv.engines.kubernetes_end import JobFacts, ended, gone, refusal
+from dsv.engines.kubernetes_jobs import KubernetesJob
+from dsv.engines.kubernetes_logs import JobLogs, read_metrics
+from dsv.engines.kubernetes_pods import Obstacle
+from dsv.engines.output import Output
+from dsv.engines.signals import ENDING
+from dsv.model.run_end import EndCause
+
+_ASK: Final = (0.3, 3.0)
+"""Seconds between two looks at the job: at first, and at most."""
+_EVENTS: Final = 3.0
+"""Seconds after which the cluster is asked why there are no pods, or why one doesn't begin."""
+
+
+class KubernetesRun:
+    """A `Handle`. Several may look on at one job, from any machine that reaches the cluster."""
+
+    def __init__(
+        self, job: KubernetesJob, output: Output, on_end: Callable[[], None], *, autoscaling: bool
+    ) -> None:
+        self._job = job
+        self._autoscaling = autoscaling
+        self._on_end = on_end
+        self._ended: Ended | None = None
+        self._wake = Event()
+        self._lock = Lock()
+        self._kills = 0
+        self._untold: str | None = None  # a signal that should end the job, and has not reached its command
+        self._waits: dict[str, float] = {}  # since when a reason is there for which the job doesn't begin
+        self._said: set[str] = set()
+        streams = (os.pipe(), os.pipe())
+        output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
+        out, self._err = (writer for _, writer in streams)
+        self._logs = JobLogs(job, out, self._wake.set)
+        Thread(target=self._watch, name="dsv-kubernetes", daemon=True).start()
+
+    @property
+    def ended(self) -> Ended | None:
+        return self._ended
+
+    def signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        with self._lock:
+            if number in ENDING:
+                self._job.tell_stopped(name)
+            facts = self._job.known()
+            if facts is not None and facts.begun:
+                problem = self._job.signal(name.removeprefix("SIG"))
+                self._untold = name if problem is not None and number in ENDING else None
+            elif number in ENDING:
+                self._untold = name
+        self._wake.set()
+
+    def kill(self) -> None:
+        with self._lock:
+            self._kills += 1
+            self._job.tell_stopped("SIGKILL")
+            facts = self._job.known()
+            if self._kills == 1 and facts is not None and facts.begun:
+                self._job.signal("KILL")
+            else:
+                self._job.delete(0)
+        self._wake.set()
+
+    def _watch(self) -> None:
+        done = self._until_end()
+        os.close(self._err)
+        self._ended = done
+        self._on_end()
+        self._logs.finish()
+
+    def _until_end(self) -> Ended:
+        pause = _ASK[0]
+        while True:
+            facts = self._job.look()
+            if facts is None:
+                known = self._job.known()
+                if known is None:
+                    reason = f"the cluster has no Job {self._job.at.name} any more"
+                    return Ended(exit_code=CANNOT_LAUNCH, launched=False, seen=False, reason=reason)
+                return gone(known)
+            if isinstance(facts, Refusal):
+                self._say(f"the cluster does not answer: {facts.message}")
+            else:
+                self._logs.look(facts)
+                if (done := ended(facts)) is not None:
+                    return self._with_metrics(done, facts)
+                self._job.give_up_lost_pods()
+                if (stuck := self._stuck(facts)) is not None:
+                    self._job.delete()
+                    return stuck
+                self._tell_again(facts)
+            woken = self._wake.wait(pause)
+            self._wake.clear()
+            pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
+
+    def _with_metrics(self, done: Ended, facts: JobFacts) -> Ended:
+        from dataclasses import replace
+
+        return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
+
+    def _stuck(self, facts: JobFacts) -> Ended | None:
+        """How it ends if it can't begin; that it waits is told."""
+        if facts.suspended:
+            return None
+        found = {
+            each.uid: obstacle for each in facts.last if (obstacle := self._obstacle(facts, each)) is not None
+        }
+        if len(facts.last) < facts.nodes and self._since("no pods") > _EVENTS:
+            refused = refusal(self._job.messages())
+            if refused is not None:
+                found["no pods"] = Obstacle(refused[0], EndCause.UNSCHEDULABLE, 5.0 if refused[1] else None)
+        elif len(facts.last) == facts.nodes:
+            self._waits.pop("no pods", None)
+        for key in [each for each in self._waits if each not in found and each != "no pods"]:
+            if not key.endswith(":begin"):
+                del self._waits[key]
+        for key, obstacle in found.items():
+            self._say(f"the job waits: {obstacle.reason}")
+            if obstacle.patience is not None and self._since(key) > obstacle.patience:
+                return Ended(
+                    exit_code=CANNOT_LAUNCH, launched=False, reason=obstacle.reason, cause=obstacle.cause
+                )
+        return None
+
+    def _obstacle(self, facts: JobFacts, pod: object) -> Obstacle | None:
+        from dsv.engines.kubernetes_pods import Pod
+
+        assert isinstance(pod, Pod)
+        if pod.begun or pod.is_over:
+            return None
+        found = pod.obstacle(self._autoscaling)
+        if found is None and pod.host is not None and self._since(f"{pod.uid}:begin") > 4 * _EVENTS:
+            troubles = self._job.troubles(pod)
+            return Obstacle(" ".join(troubles[-1].split()), EndCause.NOT_STARTED, None) if troubles else None
+        return found
+
+    def _since(self, key: str) -> float:
+        return monotonic() - self._waits.setdefault(key, monotonic())
+
+    def _tell_again(self, facts: JobFacts) -> None:
+        """A job that has not begun is taken back; one that has begun since then gets the signal."""
+        with self._lock:
+            if self._untold is None:
+                return
+            if facts.begun:
+                if self._job.signal(self._untold.removeprefix("SIG")) is None:
+                    self._untold = None
+            elif self._job.delete() is None:
+                self._untold = None
+
+    def _say(self, text: str) -> None:
+        """Among what the job writes to stderr, once."""
+        if text not in self._said:
+            self._said.add(text)
+            with suppress(OSError):
+                os.write(self._err, f"[dsv] {text}\n".encode())

@@ -1,0 +1,114 @@
+"""What the containers of a job on Kubernetes run: plain shell, as an image of a job need not have more.
+
+The containers of a pod share an empty folder, `OWN`. Kubernetes shows annotations of the pod in `TOLD`, so whoever may
+change the pod can send a signal, without having to start programs in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OWN: Final = "/dsv/own"
+TOLD: Final = "/dsv/told"
+TIME_IS_OVER: Final = "time-limit"
+NOT_HELD: Final = "lease-lost"
+METRICS: Final = "--- metrics.json"
+"""The line after which the container that holds the data prints what the command has left."""
+
+SETTINGS: Final = """\
+umask 002
+if [ -n "${DSV_SETTINGS:-}" ]; then
+  export DSV_CONFIG=/dsv/own/config.toml
+  printf '%s\\n' "$DSV_SETTINGS" >"$DSV_CONFIG"
+fi
+"""
+STAGE: Final = f"""\
+{SETTINGS}
+# Folders that the job writes to, up to the word that is a dash.
+while [ "$1" != - ]; do
+  mkdir -p "$1" || exit
+  [ ! -O "$1" ] || chmod g+rwxs "$1"
+  shift
+done
+shift
+[ -z "${{DSV_PARAMS_FILE:-}}" ] || printf '%s\\n' "$DSV_PARAMS" >"$DSV_PARAMS_FILE"
+"$@" >/dev/termination-log
+"""
+"""Makes sure of the data. What it says of that becomes the end of the container, or if it fails the end of its log."""
+
+HOLD: Final = f"""\
+{SETTINGS}
+# The data is held until Kubernetes ends this container, which it does once the job's own has ended.
+over=
+trap 'over=yes; kill -TERM "$holder"' TERM
+"$@" sh -c 'while :; do sleep 3600 & wait $!; done' &
+holder=$!
+wait "$holder"
+[ -n "$over" ] || : >{OWN}/not-held
+wait "$holder"
+if [ -n "${{DSV_METRICS_FILE:-}}" ] && [ -f "$DSV_METRICS_FILE" ]; then
+  echo {METRICS}
+  head -c 1000000 "$DSV_METRICS_FILE"
+fi
+[ -n "$over" ]
+"""
+
+RUN: Final = f"""\
+# Kubernetes signals this shell alone, which only waits for the command; what stops it tells the command itself.
+exec 3>&2 2>/dev/null
+trap : HUP INT TERM
+DSV_ATTEMPT=$((${{DSV_FAILED:-0}} + ${{DSV_IGNORED:-0}} + 1))
+export DSV_ATTEMPT
+unset DSV_FAILED DSV_IGNORED
+
+end_command() {{ # WHY
+  [ ! -s {OWN}/why ] || return 0
+  echo "$1" >{OWN}/why
+  kill -TERM "$pid"
+  dying=$(($(date +%s) + 30))
+}}
+watch() {{
+  trap - HUP INT TERM
+  PATH=/usr/bin:/bin:$PATH
+  seen= pid= dying=
+  until [ -n "$pid" ]; do
+    read -r pid <{OWN}/command || sleep 0.1 || sleep 1
+  done
+  begun=$(date +%s)
+  while :; do
+    number= name=
+    read -r number name <{TOLD}/signal
+    if [ -n "$name" ] && [ "$number" != "$seen" ]; then
+      seen=$number
+      kill -s "$name" "$pid"
+    fi
+    [ ! -e {OWN}/not-held ] || end_command {NOT_HELD}
+    [ -z "$DSV_SECONDS" ] || [ $(($(date +%s) - begun)) -lt "$DSV_SECONDS" ] || end_command {TIME_IS_OVER}
+    [ -z "$dying" ] || [ "$(date +%s)" -lt "$dying" ] || kill -KILL "$pid"
+    sleep 0.25 || sleep 1
+  done
+}}
+rm -f {OWN}/command {OWN}/why
+watch </dev/null >/dev/null &
+(
+  unset DSV_SECONDS
+  exec /bin/sh -c 'echo "$$" >{OWN}/command && exec "$@"' sh "$@" </dev/null 2>&3 3>&-
+)
+code=$?
+why=
+read -r why <{OWN}/why
+case $why in
+  {NOT_HELD}) code=125 ;;
+  {TIME_IS_OVER}) code=124 ;;
+esac
+for peak in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes; do
+  read -r memory <"$peak" && break
+done
+read -r _ cpu </sys/fs/cgroup/cpu.stat && cpu=${{cpu}}000 || read -r cpu </sys/fs/cgroup/cpuacct/cpuacct.usage
+echo "end=$why memory=${{memory:-}} cpu=${{cpu:-}}" >/dev/termination-log
+exit "$code"
+"""
+"""The job's own container. Its exit code is the command's; how much it took is the end that it leaves."""
+
+STOP: Final = f'read -r pid <{OWN}/command && kill -TERM "$pid"'
+"""What Kubernetes runs in the job's container before it stops that, for whatever reason."""

@@ -1,0 +1,394 @@
+"""What a cluster is given for a job, and how its end is told: without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dsv.engines.base import Facts, Job, Mount
+from dsv.engines.kubernetes import Kubernetes
+from dsv.engines.kubernetes_capacity import quota_says, requests_of, rooms
+from dsv.engines.kubernetes_end import JobFacts, ended, gone, quantity, refusal, status
+from dsv.engines.kubernetes_manifest import merge, object_name
+from dsv.engines.kubernetes_options import KubernetesOptions
+from dsv.engines.kubernetes_pods import Pod
+from dsv.engines.machine import Machine
+from dsv.errors import UsageError
+from dsv.model.resources import Resources
+from dsv.model.run import RunState
+from dsv.model.run_end import EndCause
+
+RUN = "20261122-101530-1f2e3d4c"
+OPTIONS: dict[str, Any] = {
+    "image": "registry/dsv:1",
+    "volumes": {"/nfs": {"claim": "datasets"}, "/nfs/fast": {"nfs": "files", "path": "/fast"}},
+}
+FACTS = Facts(
+    Machine(memory_bytes=1 << 30, uid=1000, gid=1000),
+    where="cluster",
+    gpu_labels=(("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB"), ("nvidia.com/gpu.product", "Tesla-T4")),
+)
+JOB = Job(
+    run=RUN,
+    name="dsv",
+    command=("train", "$(HOME) costs $5"),
+    image="team/resnet",
+    mounts=(
+        Mount(Path("/nfs/cache/xray/ab12"), "/data"),
+        Mount(Path("/nfs/fast/out/1"), "/out", writable=True),
+    ),
+    env={"DSV_RUN": RUN, "DSV_PARAMS": '{"key": "hunter2"}', "TOKEN": "hunter2"},
+    scratch=Path("/nowhere"),
+    stage=("cache", "--cache", "/nfs/cache", "xray@ab12"),
+    hold=("with", "--cache", "/nfs/cache", "xray@ab12", "--"),
+)
+
+
+def planned(job: Job = JOB, **options: Any) -> dict[str, Any]:
+    """The manifests by their kind, as they are printed."""
+    plan = Kubernetes({}, {**OPTIONS, **options}).plan(job, FACTS)
+    return {each["kind"]: each for each in yaml.safe_load_all(plan.script or "")}
+
+
+def pod_of(job: Job = JOB, **options: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = planned(job, **options)["Job"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_the_job_sees_its_folders_alone_and_dsv_the_whole_volumes() -> None:
+    spec = pod_of()
+    (main,) = spec["containers"]
+    seen = {each["mountPath"]: (each.get("subPath"), each.get("readOnly")) for each in main["volumeMounts"]}
+    assert seen["/data"] == ("cache/xray/ab12", True) and seen["/out"] == ("out/1", False)
+    assert not {"/nfs", "/nfs/fast"} & set(seen)
+    stage, hold = spec["initContainers"]
+    assert hold["restartPolicy"] == "Always" and "restartPolicy" not in stage
+    assert {"/nfs", "/nfs/fast"} <= {each["mountPath"] for each in stage["volumeMounts"]}
+    sources = [{key: value for key, value in each.items() if key != "name"} for each in spec["volumes"][:2]]
+    assert sources == [
+        {"persistentVolumeClaim": {"claimName": "datasets"}},
+        {"nfs": {"server": "files", "path": "/fast"}},
+    ]
+
+
+def test_the_restricted_pod_security_standard_is_kept() -> None:
+    spec = pod_of()
+    assert spec["securityContext"]["runAsNonRoot"] and "runAsUser" not in str(spec)
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_no_value_that_may_be_secret_is_printed_and_the_secret_is_named() -> None:
+    plan = Kubernetes({"AWS_SECRET_ACCESS_KEY": "hunter2"}, OPTIONS).plan(replace(JOB, forward=True), FACTS)
+    assert "hunter2" not in plan.text() + repr(plan)
+    assert f"Secret dsv-{RUN} with the keys DSV_PARAMS, TOKEN" in plan.text()
+    assert f"Secret dsv-{RUN}-store with the keys AWS_SECRET_ACCESS_KEY" in plan.text()
+    assert b"hunter2" in plan.files[0].content
+    main = yaml.safe_load(plan.text())["spec"]["template"]["spec"]["containers"][0]
+    assert "envFrom" not in main  # the job itself has no credentials
+
+
+def test_credentials_of_the_terminal_stay_there() -> None:
+    plan = Kubernetes({"AWS_SECRET_ACCESS_KEY": "hunter2"}, OPTIONS).plan(JOB, FACTS)
+    assert plan.files == () and "AWS" not in plan.text()
+
+
+def test_dollars_in_a_command_are_no_variables_of_kubernetes() -> None:
+    assert pod_of()["containers"][0]["command"][-1] == "$$(HOME) costs $$5"
+
+
+def test_several_nodes_meet_at_the_first_by_its_name() -> None:
+    found = planned(replace(JOB, nodes=3, retries=2))
+    name, spec = f"dsv-{RUN}", found["Job"]["spec"]
+    assert found["Service"]["spec"]["clusterIP"] == "None"
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 2, 0)
+    env = {each["name"]: each for each in spec["template"]["spec"]["containers"][0]["env"]}
+    assert env["MASTER_ADDR"]["value"] == f"{name}-0.{name}" and env["PET_NNODES"]["value"] == "3"
+    assert "job-completion-index" in env["NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+@pytest.mark.parametrize(
+    ("retries", "actions"), [(0, ["FailJob", "FailJob"]), (1, ["Ignore", "FailJob", "FailJob"])]
+)
+def test_a_disruption_is_not_counted_if_the_job_may_begin_again(retries: int, actions: list[str]) -> None:
+    rules = planned(replace(JOB, retries=retries))["Job"]["spec"]["podFailurePolicy"]["rules"]
+    assert [each["action"] for each in rules] == actions
+
+
+def test_what_the_pool_and_the_job_ask_for() -> None:
+    spec = pod_of(
+        replace(JOB, gpus=2, gpu_type="A100", cpus=1.5, memory_bytes=1 << 30, time_seconds=60),
+        node_selector={"zone": "a"},
+        priority_class="high",
+        service_account="trainer",
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+        gpu="example.com/gpu",
+    )
+    assert spec["containers"][0]["resources"] == {
+        "requests": {"cpu": "1500m", "memory": str(1 << 30)},
+        "limits": {"memory": str(1 << 30), "example.com/gpu": "2"},
+    }
+    assert spec["nodeSelector"] == {"zone": "a"} and spec["priorityClassName"] == "high"
+    assert spec["serviceAccountName"] == "trainer" and spec["tolerations"][0]["key"] == "gpu"
+    assert "NVIDIA-A100-SXM4-80GB" in str(spec["affinity"]) and "T4" not in str(spec["affinity"])
+    assert spec["activeDeadlineSeconds"] > 60
+
+
+def test_a_tpu_slice_is_selected_as_gke_names_it() -> None:
+    spec = pod_of(replace(JOB, tpu="v5e-16", nodes=4))
+    assert spec["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    assert spec["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+
+
+def test_a_queue_decides_when_its_jobs_begin() -> None:
+    job = planned(queue="gpu")["Job"]
+    assert job["spec"]["suspend"] is True and job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
+    assert planned()["Job"]["spec"]["suspend"] is False
+
+
+def test_an_overlay_is_merged_by_name() -> None:
+    base = {"a": {"b": 1, "c": 2}, "list": [{"name": "x", "v": 1}, {"name": "y"}], "plain": [1, 2]}
+    over = {"a": {"b": None}, "list": [{"name": "x", "w": 2}, {"name": "z"}], "plain": [3]}
+    assert merge(base, over) == {
+        "a": {"c": 2},
+        "list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}, {"name": "z"}],
+        "plain": [3],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"wrong": "x"}, "means nothing"),
+        ({"context": "two words"}, "has to be a word"),
+        ({"volumes": {"relative": {"claim": "c"}}}, "no folder below /"),
+        ({"volumes": {"/nfs": {"claim": "c", "nfs": "s"}}}, "is a claim, or an nfs server"),
+        ({"volumes": {"/": {"claim": "c"}}}, "no folder below /"),
+        ({"root": "maybe"}, "true or false"),
+        ({"overlay": "x"}, "a table"),
+        ({"image_pull_secrets": "x"}, "a list of names"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Kubernetes.check_options(options, "pools.a.kubernetes")
+    assert words in caught.value.message and "pools.a.kubernetes" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (replace(JOB, mounts=(Mount(Path("/elsewhere/x"), "/data"),)), "no volume in which /elsewhere/x is"),
+        (replace(JOB, gpus=-1), "how many GPUs"),
+        (replace(JOB, gpus=1, gpu_type="H100"), "no node is labelled with a GPU of the type H100"),
+        (replace(JOB, engine_args=("--x",)), "no further options"),
+        (replace(JOB, tpu="v4-8"), "the shape of the slice"),
+        (replace(JOB, tpu="v5e-8", nodes=3), "can't be shared by 3 nodes"),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused(job: Job, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Kubernetes({}, OPTIONS).plan(job, FACTS)
+
+
+def test_names_fit_and_differ() -> None:
+    assert object_name(RUN) == f"dsv-{RUN}"
+    long = {object_name(f"Run_{'x' * 60}{number}") for number in range(3)}
+    assert len(long) == 3 and all(len(each) <= 52 and each.islower() for each in long)
+
+
+def a_job(**more: Any) -> dict[str, Any]:
+    conditions = [{"type": each, "status": "True"} for each in more.pop("conditions", ())]
+    annotations = more.pop("annotations", {})
+    return {
+        "metadata": {"name": "j", "uid": "u", "annotations": annotations},
+        "spec": {"completions": 1, **more},
+        "status": {"conditions": conditions},
+    }
+
+
+def a_pod(number: int = 0, failed: int = 0, *, phase: str = "Failed", **more: Any) -> Pod:
+    """code, at, reason: of the end of its container; condition: the reason of its disruption; status: all else."""
+    state: dict[str, Any] = {}
+    if "code" in more:
+        state["terminated"] = {
+            "exitCode": more["code"],
+            "reason": more.get("reason", "Error"),
+            "startedAt": "2026-11-22T10:00:00Z",
+            "finishedAt": f"2026-11-22T10:00:{more.get('at', 10):02}Z",
+            "message": more.get("message", ""),
+        }
+    elif phase == "Running":
+        state["running"] = {"startedAt": "2026-11-22T10:00:00Z"}
+    conditions = (
+        [{"type": "DisruptionTarget", "status": "True", "reason": more["condition"]}]
+        if "condition" in more
+        else []
+    )
+    return Pod(
+        {
+            "metadata": {
+                "name": f"p{number}{failed}",
+                "uid": f"{number}{failed}",
+                "annotations": {
+                    "batch.kubernetes.io/job-completion-index": str(number),
+                    "batch.kubernetes.io/job-index-failure-count": str(failed),
+                },
+            },
+            "spec": {"nodeName": f"host{number}"},
+            "status": {
+                "phase": phase,
+                "conditions": conditions,
+                "containerStatuses": [{"name": "main", "state": state}],
+                **more.get("status", {}),
+            },
+        }
+    )
+
+
+OOM = {"code": 137, "reason": "OOMKilled"}
+STAGE_FAILED = {
+    "initContainerStatuses": [
+        {
+            "name": "stage",
+            "state": {"terminated": {"exitCode": 7, "message": "note\nerror: no room\nhint: x\n"}},
+        }
+    ],
+    "containerStatuses": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "pods", "code", "cause", "words"),
+    [
+        (a_job(), [a_pod(phase="Succeeded", code=0)], 0, EndCause.EXITED, None),
+        (a_job(), [a_pod(code=3)], 3, EndCause.EXITED, None),
+        (a_job(completions=2), [a_pod(0, code=143, at=12), a_pod(1, code=4, at=11)], 4, EndCause.EXITED,
+         r"node 1 \(host1\) failed first"),
+        (a_job(), [a_pod(**OOM)], 137, EndCause.OUT_OF_MEMORY, "memory"),
+        (a_job(), [a_pod(code=143, condition="PreemptionByScheduler")], 143, EndCause.PREEMPTED, None),
+        (a_job(), [a_pod(code=137, condition="EvictionByEvictionAPI")], 137, EndCause.EVICTED, None),
+        (a_job(), [a_pod(code=137, condition="DeletionByTaintManager")], 137, EndCause.NODE_LOST, None),
+        (a_job(), [a_pod(code=124, message="end=time-limit memory=1 cpu=2")], 124, EndCause.TIME_LIMIT,
+         "time was over"),
+        (a_job(), [a_pod(code=125, message="end=lease-lost memory= cpu=")], 125, EndCause.LEASE_LOST, "not held"),
+        (a_job(), [a_pod(code=124)], 124, EndCause.EXITED, None),
+        (a_job(annotations={"dsv.run/stopped": "ann on h"}), [a_pod(code=143)], 143, EndCause.CANCELLED, "by ann on h"),
+        (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^error: no room$"),
+    ],
+)  # fmt: skip
+def test_the_end_is_told_truly(
+    job: dict[str, Any], pods: list[Pod], code: int, cause: EndCause, words: str | None
+) -> None:
+    import re
+
+    done = ended(JobFacts(job, tuple(pods)))
+    assert done is not None and (done.exit_code, done.cause) == (code, cause)
+    assert (words is None) == (done.reason is None) or words is None
+    assert words is None or re.search(words, done.reason or "")
+
+
+def test_a_job_with_retries_lives_until_the_last() -> None:
+    pods = (a_pod(0, 0, code=1), a_pod(0, 1, phase="Running"))
+    assert ended(JobFacts(a_job(backoffLimit=1), pods)) is None
+    assert ended(JobFacts(a_job(backoffLimit=1), pods[:1])) is None
+    assert status(JobFacts(a_job(backoffLimit=1), pods)).state is RunState.RUNNING
+    done = ended(JobFacts(a_job(backoffLimit=1), (pods[0], a_pod(0, 1, phase="Succeeded", code=0))))
+    assert done is not None and done.exit_code == 0 and [each.attempt for each in done.parts] == [1, 2]
+
+
+def test_a_job_that_was_deleted_was_cancelled() -> None:
+    done = gone(JobFacts(a_job(), (a_pod(phase="Running"),)))
+    assert (done.exit_code, done.cause, done.launched) == (143, EndCause.CANCELLED, True)
+    assert gone(JobFacts(a_job(), ())).launched is False
+
+
+@pytest.mark.parametrize(
+    ("waiting", "cause", "patient"),
+    [
+        ({"reason": "ErrImagePull", "message": "manifest unknown"}, EndCause.IMAGE_NOT_PULLED, False),
+        ({"reason": "ImagePullBackOff", "message": "i/o timeout"}, EndCause.IMAGE_NOT_PULLED, True),
+        ({"reason": "CreateContainerConfigError", "message": "runAsNonRoot"}, EndCause.NOT_STARTED, True),
+    ],
+)
+def test_what_keeps_a_pod_from_beginning(waiting: dict[str, str], cause: EndCause, patient: bool) -> None:
+    found = a_pod(
+        phase="Pending", status={"containerStatuses": [{"name": "main", "state": {"waiting": waiting}}]}
+    ).obstacle(False)
+    assert found is not None and found.cause is cause and found.reason == waiting["message"]
+    assert found.patience is not None and (found.patience > 10) == patient
+
+
+@pytest.mark.parametrize(
+    ("message", "autoscaling", "ends"),
+    [
+        ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", False, False),
+        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", False, True),
+        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", True, False),
+        ('persistentvolumeclaim "datasets" not found', True, True),
+    ],
+)
+def test_a_lack_of_room_is_waited_for(message: str, autoscaling: bool, ends: bool) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    found = a_pod(phase="Pending", status={"conditions": [condition]}).obstacle(autoscaling)
+    assert found is not None and found.reason == message and (found.patience is not None) == ends
+
+
+def test_refusals_of_pods() -> None:
+    quota = 'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods={}, limited: pods={}'
+    assert refusal([]) is None
+    assert refusal([f"Error creating: {quota.format(2, 2)}"]) == (quota.format(2, 2), False)
+    assert refusal([quota.format(0, 0)]) == (quota.format(0, 0), True)
+    assert refusal(['pods "x" is forbidden: violates PodSecurity "restricted:latest"'])[1]  # type: ignore[index]
+
+
+def test_quantities() -> None:
+    assert [quantity(each) for each in ("500m", "2", "1Ki", "2G", "1e3", "x")] == [0.5, 2, 1024, 2e9, 1000, 0]
+
+
+def test_room_of_nodes_and_quotas() -> None:
+    def node(name: str, **spec: Any) -> dict[str, Any]:
+        return {
+            "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": "A100"}},
+            "spec": spec,
+            "status": {
+                "allocatable": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "4"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+
+    pod = {
+        "spec": {
+            "nodeName": "a",
+            "initContainers": [{"resources": {"requests": {"cpu": "5"}}}],
+            "containers": [{"resources": {"limits": {"nvidia.com/gpu": "3", "cpu": "2"}}}],
+        }
+    }
+    assert requests_of(pod) == {"cpu": 5.0, "nvidia.com/gpu": 3.0}
+    tainted = node("c", taints=[{"key": "own", "effect": "NoSchedule"}])
+    found = list(rooms([node("a"), node("b", unschedulable=True), tainted], [pod], KubernetesOptions()))
+    assert [(each.name, each.free_cpus) for each in found] == [("a", 3.0)]
+    assert [(each.kind, each.free, each.total) for each in found[0].gpus] == [("A100", 1, 4)]
+    quota = {
+        "metadata": {"name": "q"},
+        "status": {"hard": {"requests.nvidia.com/gpu": "4"}, "used": {"requests.nvidia.com/gpu": "3"}},
+    }
+    told = [quota_says([quota], KubernetesOptions(), Resources(gpus=each)) for each in (1, 2, 5)]
+    assert [tuple(each is not None for each in one) for one in told] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]

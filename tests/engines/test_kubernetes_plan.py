@@ -111,7 +111,7 @@ def test_several_nodes_meet_at_the_first_by_its_name() -> None:
     name, spec = f"dsv-{RUN}", found["Job"]["spec"]
     assert found["Service"]["spec"]["clusterIP"] == "None"
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
-    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 2, 0)
+    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (6, 2, 0)
     env = {each["name"]: each for each in spec["template"]["spec"]["containers"][0]["env"]}
     assert env["MASTER_ADDR"]["value"] == f"{name}-0.{name}" and env["PET_NNODES"]["value"] == "3"
     assert "job-completion-index" in env["NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]

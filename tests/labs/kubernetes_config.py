@@ -43,6 +43,7 @@ apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
 cgroupRoot: /
+containerLogMaxSize: 500Mi
 cgroupsPerQOS: false
 enforceNodeAllocatable: []
 failSwapOn: false

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
@@ -31,7 +32,7 @@ from dsv.engines.kubernetes_api import PROBE_SECONDS, KubernetesApi, Refusal, is
 from dsv.engines.kubernetes_capacity import ask_capacity, gpu_labels
 from dsv.engines.kubernetes_end import JobFacts, ended, status
 from dsv.engines.kubernetes_jobs import Address, KubernetesJob
-from dsv.engines.kubernetes_logs import read_logs
+from dsv.engines.kubernetes_logs import read_logs, read_metrics
 from dsv.engines.kubernetes_manifest import (
     LABEL,
     MANAGED,
@@ -210,7 +211,12 @@ class Kubernetes:
                 return JobStatus(RunState.CUT_OFF) if self._identity() == ref.where else None
         except DsvError:
             return None
-        return None if isinstance(facts, Refusal) else status(facts)
+        if isinstance(facts, Refusal):
+            return None
+        now = status(facts)
+        if now.ended is None or not now.ended.launched:
+            return now
+        return replace(now, ended=replace(now.ended, metrics=read_metrics(job, facts)))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Suspends it first: the cluster takes the pods of a suspended Job away, unless the command has begun."""

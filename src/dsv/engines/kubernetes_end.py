@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import time
 from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
@@ -128,7 +129,9 @@ def gone(job: JobFacts) -> Ended:
 def status(job: JobFacts) -> JobStatus:
     done = ended(job)
     if done is not None:
-        return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)
+        state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
+        over = max((part.ended_ms for part in done.parts if part.ended_ms is not None), default=0)
+        return JobStatus(state, done.exit_code, done, quiet_for=max(time() - over / 1000, 0.0))
     if job.begun:
         return JobStatus(RunState.RUNNING)
     return JobStatus(RunState.SUBMITTED if job.suspended and not job.queued else RunState.QUEUED)

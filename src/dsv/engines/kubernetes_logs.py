@@ -79,7 +79,7 @@ class PodLog:
             rest = b""
             known = self._last
             try:
-                for data in answer.iter_bytes(_PIECE):
+                for data in answer.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")
                     known = self._take(lines, known)
             except httpx2.HTTPError:

@@ -88,7 +88,7 @@ def manifests(
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
-        "backoffLimit": job.retries,
+        "backoffLimit": job.retries * job.nodes,  # a node that fails takes the others along, which count too
         "backoffLimitPerIndex": job.retries,
         "maxFailedIndexes": 0,
         "podFailurePolicy": {"rules": _rules(job)},
@@ -232,6 +232,7 @@ def _environment(job: Job, name: str) -> list[Manifest]:
     ]
     if job.nodes > 1:
         addresses = [f"{name}-{index}.{name}" for index in range(job.nodes)]
+        found.append({"name": "DSV_NODES", "value": " ".join(addresses)})
         meeting = node_environment(0, addresses, _port(job.run))
         ranks = ("NODE_RANK", "PET_NODE_RANK")
         found += [{"name": each, "value": value} for each, value in meeting.items() if each not in ranks]

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Final
@@ -15,7 +16,7 @@ from dsv.engines.kubernetes_api import Refusal
 from dsv.engines.kubernetes_end import JobFacts, ended, gone, refusal
 from dsv.engines.kubernetes_jobs import KubernetesJob
 from dsv.engines.kubernetes_logs import JobLogs, read_metrics
-from dsv.engines.kubernetes_pods import Obstacle
+from dsv.engines.kubernetes_pods import Obstacle, Pod
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.model.run_end import EndCause
@@ -109,8 +110,6 @@ class KubernetesRun:
             pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
 
     def _with_metrics(self, done: Ended, facts: JobFacts) -> Ended:
-        from dataclasses import replace
-
         return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
 
     def _stuck(self, facts: JobFacts) -> Ended | None:
@@ -137,10 +136,7 @@ class KubernetesRun:
                 )
         return None
 
-    def _obstacle(self, facts: JobFacts, pod: object) -> Obstacle | None:
-        from dsv.engines.kubernetes_pods import Pod
-
-        assert isinstance(pod, Pod)
+    def _obstacle(self, facts: JobFacts, pod: Pod) -> Obstacle | None:
         if pod.begun or pod.is_over:
             return None
         found = pod.obstacle(self._autoscaling)

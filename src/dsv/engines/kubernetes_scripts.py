@@ -88,10 +88,18 @@ watch() {{
     sleep 0.25 || sleep 1
   done
 }}
+# All nodes or none: the command begins once each of them has its place, and so a name by which it is found.
+(
+  PATH=/usr/bin:/bin:$PATH
+  command -v getent || command -v nslookup || exit
+  for node in $DSV_NODES; do
+    until getent hosts "$node" || nslookup "$node"; do sleep 0.5 || sleep 1; done
+  done
+) </dev/null >/dev/null
 rm -f {OWN}/command {OWN}/why
 watch </dev/null >/dev/null &
 (
-  unset DSV_SECONDS
+  unset DSV_SECONDS DSV_NODES
   exec /bin/sh -c 'echo "$$" >{OWN}/command && exec "$@"' sh "$@" </dev/null 2>&3 3>&-
 )
 code=$?

@@ -20,7 +20,7 @@ from dsv.model.secrets import Masker
 from dsv.repo.runs import RunStore
 from dsv.runs.ending import no_log, salvaged
 from dsv.runs.jobs import FoundJob
-from dsv.runs.place import Metrics, job_folder, read_metrics, remove_scratch
+from dsv.runs.place import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.runs.records import encode_within_bounds
 
 _SUPERVISOR_HAS: Final = 30.0
@@ -59,7 +59,7 @@ def with_what_it_left(
 ) -> tuple[RunRecord, bytes | None]:
     """The log and the metrics of a job that is over, if they can be seen from here. logged: whether it keeps a log."""
     masker = _masker(record, environ)
-    found = salvaged(lambda: _metrics(record), lambda problem: Metrics(problem=problem))
+    found = salvaged(lambda: _metrics(record, job), lambda problem: Metrics(problem=problem))
     values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
     record = replace(record, metrics=values, metrics_error=found.problem)
     log = salvaged(lambda: _log(record, job, masker, environ), no_log) if logged else None
@@ -142,8 +142,11 @@ def _masker(record: RunRecord, environ: Mapping[str, str]) -> Masker:
     return Masker.of(given, environ, record.command, record.params)
 
 
-def _metrics(record: RunRecord) -> Metrics:
+def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
     """Of a folder that was there before the run, only a file that is not older."""
+    if not job.engine.shares_folders:
+        left = None if job.status.ended is None else job.status.ended.metrics
+        return Metrics() if left is None else parse_metrics(left)
     out = Path(record.out)
     if out.name != record.run:
         try:

@@ -1,0 +1,234 @@
+"""Runs on a real Kubernetes, from the command line, as from a laptop that sees no folder of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import dsv
+from tests.labs import kubernetes as lab
+from tests.labs.kubernetes_config import BUSYBOX
+from tests.labs.machine import environment
+from tests.waiting import PATIENCE, until
+
+DSV = str(Path(sys.executable).with_name("dsv"))
+IMAGE = f"docker.io/{BUSYBOX}"
+TRAIN = """
+import json, os, socket, sys, time
+import numpy
+out, rank = os.environ["DSV_OUT"], int(os.environ["NODE_RANK"])
+shard = numpy.load(f"{os.environ['DSV_DATA']}/part{rank}.npy")
+x, y = shard[:, :64] / 16, numpy.eye(10)[shard[:, 64].astype(int)]
+weights = numpy.zeros((64, 10))
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    listener = socket.create_server(place)
+    peer = listener.accept()[0]
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.1)
+def exchange(array):
+    peer.sendall(array.tobytes())
+    data = b""
+    while len(data) < array.nbytes:
+        piece = peer.recv(array.nbytes - len(data))
+        if not piece:
+            sys.exit("the other node is gone")
+        data += piece
+    return numpy.frombuffer(data).reshape(array.shape)
+for step in range(json.loads(os.environ["DSV_PARAMS"])["steps"]):
+    chances = numpy.exp(x @ weights)
+    gradient = x.T @ (chances / chances.sum(1, keepdims=True) - y) / len(x)
+    weights = weights - 0.5 * (gradient + exchange(gradient)) / 2
+    if step == 40:
+        open(f"{out}/half.{rank}", "w").close()
+        while not os.path.exists(f"{out}/go"):
+            time.sleep(0.1)
+right = float((numpy.argmax(x @ weights, 1) == numpy.argmax(y, 1)).mean())
+print(f"node {rank} has {right:.2f}", flush=True)
+if rank == 0:
+    json.dump({"accuracy": right}, open(f"{out}/metrics.json", "w"))
+"""
+WAIT = 'touch "$DSV_OUT/ready"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+
+
+def of_this_machine() -> dict[str, Any]:
+    """What gives the containers the Python of this machine with dsv and NumPy, as an overlay of the manifest."""
+    wanted = {"/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix, str(Path(dsv.__file__).parents[1])}
+    wanted |= {path for path in sys.path if path.startswith("/") and Path(path).is_dir()}
+    roots = [each for each in sorted(wanted) if not any(each.startswith(f"{one}/") for one in wanted)]
+    names = {f"host-{number}": path for number, path in enumerate(roots)}
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in names.items()]
+    spec = {
+        "initContainers": [{"name": name, "volumeMounts": mounts} for name in ("stage", "hold")],
+        "containers": [{"name": "main", "volumeMounts": mounts}],
+        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in names.items()],
+    }
+    return {"spec": {"template": {"spec": spec}}}
+
+
+@dataclass
+class Site:
+    """A store, and a user with a pool on Kubernetes, whose nodes have a file server at /nfs."""
+
+    cluster: lab.Kubernetes
+    folder: Path
+
+    def dsv(self, *words: str, code: int | None = 0) -> str:
+        done = subprocess.run(
+            [DSV, *words],
+            env=self._environment(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stdout + done.stderr
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """dsv in a terminal of its own."""
+        return subprocess.Popen(
+            [DSV, *words],
+            env=self._environment(),
+            cwd=self.folder,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def last(self) -> dict[str, Any]:
+        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
+        return items[0] if items else {}
+
+    def out(self) -> Path:
+        """The output folder of the last run, as the file server has it."""
+        until(lambda: any((self.nfs / "out").glob("digits/*")), "the run")
+        return max((self.nfs / "out").glob("digits/*"))
+
+    def has(self, *names: str) -> bool:
+        return all((self.out() / name).exists() for name in names)
+
+    def held(self) -> bool:
+        """Whether somebody on the file server is kept from evicting the data."""
+        self.dsv("--cache", str(self.nfs / "cache"), "evict", "--all", code=None)
+        return any((self.nfs / "cache" / "digits").glob("*/part0.npy"))
+
+    @property
+    def nfs(self) -> Path:
+        return self.folder / "nfs"
+
+    def _environment(self) -> dict[str, str]:
+        return {**environment(self.cluster.env), "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def site(tmp_path: Path, kubernetes: lab.Kubernetes) -> Site:
+    numpy = pytest.importorskip("numpy")
+    from sklearn.datasets import load_digits
+
+    site = Site(kubernetes, tmp_path)
+    bunch = load_digits()
+    rows = numpy.column_stack([bunch.data, bunch.target])
+    for name in ("data", "nfs/cache", "nfs/out", "store"):
+        (tmp_path / name).mkdir(parents=True)
+    for number in range(2):
+        numpy.save(tmp_path / "data" / f"part{number}.npy", rows[number::2])
+    pool = {
+        "engine": "kubernetes",
+        "cache": "/nfs/cache",
+        "out": "/nfs/out",
+        "kubernetes": {
+            "image": IMAGE,
+            "dsv": DSV,
+            "root": True,
+            "volumes": {
+                "/nfs": {"host": str(site.nfs)},
+                str(tmp_path / "store"): {"host": str(tmp_path / "store")},
+            },
+            "overlay": of_this_machine(),
+        },
+    }
+    settings = {"store": str(tmp_path / "store"), "pool": "k8s", "pools": {"k8s": pool}}
+    config = Path(os.environ["XDG_CONFIG_HOME"]) / "dsv" / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(tomli_w.dumps(settings))
+    site.dsv("-C", "data", "init", "digits")
+    site.dsv("-C", "data", "sync")
+    return site
+
+
+def run_of(*options: str, script: str = WAIT) -> tuple[str, ...]:
+    return ("run", "digits", "--image", IMAGE, *options, "--", "sh", "-c", script)
+
+
+def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) -> None:
+    """From one command; nobody can evict the data meanwhile, and the record tells it all."""
+    (site.folder / "code").mkdir()
+    (site.folder / "code" / "train.py").write_text(TRAIN)
+    terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--code", "code",
+                          "-p", "steps=120", "--", sys.executable, "train.py")  # fmt: skip
+    until(lambda: site.has("half.0", "half.1"), "the middle of the training")
+    assert site.held()
+    (site.out() / "go").touch()
+    out, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, out + err
+    assert sorted(line[:10] for line in out.splitlines() if "has 0.9" in line) == ["[0] node 0", "[1] node 1"]
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"], record["nodes"]) == ("ended", "exited", 0, 2)
+    assert record["metrics"]["accuracy"] > 0.9
+    parts = record["parts"]
+    assert [(part["attempt"], part["node"], part["exit_code"]) for part in parts] == [(1, 0, 0), (1, 1, 0)]
+    assert {part["host"] for part in parts} == {"node1", "node2"}
+    stored = sum(path.stat().st_size for path in (site.folder / "store").rglob("*") if path.is_file())
+    assert stored / 2 < sum(part["stage_bytes"] for part in parts) <= stored
+    assert json.loads((site.out() / "params.json").read_text()) == {"steps": 120}
+    assert "node 1 has" in site.dsv("logs", record["run"])
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
+    text = site.dsv(*run_of("--dry-run", script='cp "$DSV_DATA/part0.npy" "$DSV_OUT"'))
+    site.cluster.kubectl("create", "-f", "-", given=text)
+    name = re.search(r"^  name: (\S+)", text, re.MULTILINE)
+    assert name is not None
+    site.cluster.kubectl("wait", "--for=condition=complete", f"job/{name[1]}", "--timeout=300s", timeout=320)
+    assert site.has("part0.npy")
+
+
+def test_a_run_of_a_killed_terminal_is_finished_by_another_dsv(site: Site) -> None:
+    terminal = site.start(
+        *run_of(script=f"echo first; {WAIT}; echo '{{\"acc\": 1}}' >/out/metrics.json; exit 5")
+    )
+    until(lambda: site.has("ready"), "the start of the job")
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    assert site.held()
+    (site.out() / "go").touch()
+    until(lambda: site.last().get("state") == "ended", "the end of the run")
+    record = site.last()
+    assert (record["end"], record["exit_code"], record["metrics"]) == ("exited", 5, {"acc": 1})
+    assert "first" in site.dsv("logs", record["run"])
+
+
+def test_a_job_without_room_in_its_cache_says_so(site: Site) -> None:
+    (site.nfs / "cache" / "digits").write_text("no folder")
+    said = site.dsv(*run_of(), code=125)
+    assert "kubernetes could not start the command: error:" in said
+    assert site.last()["end"] == "not-started"

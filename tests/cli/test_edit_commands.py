@@ -148,13 +148,17 @@ def test_a_list_that_is_none_is_refused(outside: Dsv, content: bytes, message: s
         (["put", "new.csv", "pets:a.txt/"], 4, "'a.txt' is a file, so"),
         (["rm", "pets"], 2, "pets names no path in a dataset"),
         (["rm", "pets:"], 2, "whole dataset"),
-        (["rm", "pets:none"], 3, "'none' is not there"),
+        (["rm", "pets:none"], 3, "'none' is not in pets@main\nhint: dsv ls pets@main lists the paths"),
         (["rm", "pets:a.txt", "cats:b"], 2, "another dataset or branch"),
         (["rm", "pets:*"], 0, ""),
         (["rm", "--from-file", "new.csv", "pets:a"], 2, "names a path"),
         (["rm", "--from-file", "none", "pets"], 2, "there is no list none"),
         (["mv", "pets:a.txt"], 2, "name the new path too"),
-        (["mv", "pets:a.txt", "train/1.png"], 4, "'train/1.png' is there already"),
+        (
+            ["mv", "pets:a.txt", "train/1.png"],
+            4,
+            "'train/1.png' is there already\nhint: --replace replaces it",
+        ),
         (["mv", "pets:a.txt", "train/1.png", "--replace"], 0, ""),
         (["mv", "pets:a.txt", "cats:a.txt"], 2, "another dataset or branch"),
         (["mv", "pets:a.txt", ":12:30.txt"], 0, ""),
@@ -170,7 +174,8 @@ def test_a_dataset_without_a_commit_is_put_into(outside: Dsv) -> None:
     write_files(outside.cwd / "empty", {})
     (outside.cwd / "empty").mkdir()
     outside.at(outside.cwd / "empty").ok("init", "blank")
-    assert outside("rm", "blank:a").code == 3
+    refused = outside("rm", "blank:a")
+    assert refused.code == 3 and "'a' is not in blank@main, which has no commit yet" in refused.err, refused
     outside.ok("put", "new.csv", "blank:")
     assert listed(outside, "blank") == ["new.csv"]
     outside.ok("put", "new.csv", "other:", "--create")

@@ -68,7 +68,6 @@ def test_what_is_there_stays(mixed: Dsv) -> None:
     (mixed.cwd / "there").mkdir()
     assert mixed("export", "pets", "there").code == 4
     assert mixed("export", "pets:nowhere", "new").code == 3 and not (mixed.cwd / "new").exists()
-    assert mixed("export", "pets", "s3://bucket/x.tar").code == 2
 
 
 @pytest.mark.parametrize("to", ["out.tar", "folder"])

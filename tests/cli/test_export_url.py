@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
+import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -53,9 +55,9 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(path.decode())
         return small(self, path, data)
 
-    def write_large(self: RemoteWrites, path: bytes, pieces: Iterable[bytes]) -> str | None:
+    def write_large(self: RemoteWrites, path: bytes, pieces: Iterable[bytes], size: int) -> str | None:
         seen.append(path.decode())
-        return large(self, path, pieces)
+        return large(self, path, pieces, size)
 
     monkeypatch.setattr(RemoteWrites, "write", write)
     monkeypatch.setattr(RemoteWrites, "write_large", write_large)
@@ -65,6 +67,16 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def packs(dsv: Dsv) -> Iterator[Path]:
     for folder in dsv.home.rglob("packs"):
         yield from folder.rglob("*")
+
+
+def damage(dsv: Dsv) -> None:
+    """Changes a byte near the end of the large file, in the store."""
+    for pack in packs(dsv):
+        if pack.is_file() and pack.stat().st_size > len(BIG) // 2:
+            data = bytearray(pack.read_bytes())
+            data[-len(BIG) // 4] ^= 1
+            pack.chmod(0o644)
+            pack.write_bytes(data)
 
 
 def folder(root: Path) -> dict[str, bytes]:
@@ -180,12 +192,7 @@ def test_a_named_pipe_in_the_way_is_not_opened(things: Dsv, tmp_path: Path) -> N
 
 
 def test_a_damaged_content_never_gets_its_name(things: Dsv, tmp_path: Path) -> None:
-    for pack in packs(things):
-        if pack.is_file() and pack.stat().st_size > len(BIG) // 2:
-            data = bytearray(pack.read_bytes())
-            data[len(data) // 2] ^= 1
-            pack.chmod(0o644)
-            pack.write_bytes(data)
+    damage(things)
     done = things("export", "things", f"file://{tmp_path}/out")
     assert done.code == 5
     assert not (tmp_path / "out/big").exists()
@@ -215,7 +222,8 @@ def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
     [
         ("nosuch://x", 2, "is no URL that can be reached"),
         ("gs://x/y", 9, "gcsfs"),
-        ("memory://lab/out.tar", 2, "dsv export TARGET -"),
+        ("s3://out.tar", 2, "names no file in a bucket"),
+        ("http://127.0.0.1:9/x.tar", 9, "its kind of server has no such thing"),
         ("http://127.0.0.1:9/x", 9, "its kind of server has no such thing"),
     ],
 )
@@ -295,6 +303,73 @@ def test_an_export_to_a_bucket_that_was_killed_goes_on(many: Dsv, ceph_s3: S3Ser
         ceph_s3.remove_bucket(bucket)
 
 
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".tar.xz"])
+def test_a_tar_is_written_at_a_url(things: Dsv, tmp_path: Path, ending: str) -> None:
+    url = f"file://{tmp_path}/new/out{ending}"
+    done = things.ok("export", "things", url, "--json").json
+    assert_documented("export", done)
+    assert (done["files"], done["paths"], done["written"]) == (5, 7, None)
+    there = tmp_path / "new" / f"out{ending}"
+    assert list(there.parent.iterdir()) == [there]
+    with tarfile.open(there) as tar:
+        files = {one.name: file.read() for one in tar if one.isfile() and (file := tar.extractfile(one))}
+        assert files == FILES and tar.getmember("link").linkname == "a.txt"
+
+
+def test_a_tar_at_a_url_replaces_nothing_without_force(things: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path, {"out.tar": b"others'", "folder.tar/x": b""})
+    done = things("export", "things", f"file://{tmp_path}/out.tar")
+    assert done.code == 4 and "--force replaces it" in done.err, done
+    assert (tmp_path / "out.tar").read_bytes() == b"others'"
+    things.ok("export", "things", f"file://{tmp_path}/out.tar", "--force")
+    assert tarfile.is_tarfile(tmp_path / "out.tar")
+    done = things("export", "things", f"file://{tmp_path}/folder.tar", "--force")
+    assert done.code == 4 and "is a folder" in done.err, done
+
+
+def test_of_a_tar_that_fails_nothing_is_there(things: Dsv, tmp_path: Path) -> None:
+    damage(things)
+    (tmp_path / "out").mkdir()
+    assert things("export", "things", f"file://{tmp_path}/out/x.tar").code == 5
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_tar_in_a_bucket_is_whole_or_not_there(things: Dsv, ceph_s3: S3Server) -> None:
+    """In several parts, as it is larger than one."""
+    pytest.importorskip("s3fs")
+    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+    person = things.at(things.cwd, **ceph_s3.env)
+    try:
+        person.ok("export", "things", f"s3://{bucket}/x/all.tar")
+        body = client.get_object(Bucket=bucket, Key="x/all.tar")["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+            file = tar.extractfile("big")
+            assert file is not None and file.read() == BIG
+        assert person("export", "things", f"s3://{bucket}/x/all.tar").code == 4
+        damage(things)
+        assert person("export", "things", f"s3://{bucket}/y.tar").code == 5
+        assert [each["Key"] for each in client.list_objects_v2(Bucket=bucket)["Contents"]] == ["x/all.tar"]
+        assert not client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+    finally:
+        ceph_s3.remove_bucket(bucket)
+
+
+def test_an_empty_folder_where_a_file_is_to_be_is_refused(things: Dsv, tmp_path: Path) -> None:
+    (tmp_path / "out/a.txt").mkdir(parents=True)
+    done = things("export", "things", f"file://{tmp_path}/out", "--force")
+    assert done.code == 4 and "out/a.txt/\n" in done.err, done
+    assert not folder(tmp_path / "out")
+
+
+def test_what_another_machine_writes_now_is_left_to_it(things: Dsv, tmp_path: Path) -> None:
+    """Until it is a day old: then that machine has left it behind."""
+    out = tmp_path / "out"
+    write_files(out, {".dsv-0123456789abcdef.part": b"now", "d/.dsv-123456789abcdef0.part": b"long ago"})
+    os.utime(out / "d/.dsv-123456789abcdef0.part", (1e9, 1e9))
+    things.ok("export", "things", f"file://{out}")
+    assert folder(out) == {**FILES, ".dsv-0123456789abcdef.part": b"now"}
+
+
 def test_a_large_file_is_in_a_bucket_whole_or_not_at_all(things: Dsv, ceph_s3: S3Server) -> None:
     pytest.importorskip("s3fs")
     bucket, client = ceph_s3.bucket(), ceph_s3.client()
@@ -305,12 +380,7 @@ def test_a_large_file_is_in_a_bucket_whole_or_not_at_all(things: Dsv, ceph_s3: S
         assert client.get_object(Bucket=bucket, Key="x/d/odd #?%name")["Body"].read() == b"odd"
         again = person.ok("export", "things", f"s3://{bucket}/x", "--json").json
         assert (again["known"], again["written"]) == (5, 0)
-        for pack in packs(things):
-            if pack.is_file() and pack.stat().st_size > len(BIG) // 2:
-                data = bytearray(pack.read_bytes())
-                data[-len(BIG) // 4] ^= 1
-                pack.chmod(0o644)
-                pack.write_bytes(data)
+        damage(things)
         assert person("export", "things", f"s3://{bucket}/y").code == 5
         found = client.list_objects_v2(Bucket=bucket, Prefix="y/").get("Contents", [])
         assert "y/big" not in [each["Key"] for each in found]

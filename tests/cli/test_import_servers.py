@@ -184,6 +184,24 @@ def test_a_folder_is_imported_over_ssh(pets: Dsv, ssh: Ssh) -> None:
     assert (again.json["known"], again.json["read"]) == (4, 0)
 
 
+def test_over_ssh_a_symlink_is_read_as_its_file_and_a_pipe_is_not_opened(pets: Dsv, ssh: Ssh) -> None:
+    (ssh.folder / "link").symlink_to("d/b")
+    (ssh.folder / "away").symlink_to("none")
+    os.mkfifo(ssh.folder / "pipe")
+    refused = pets.process("import", ssh.url(), "pets:raw")
+    assert refused.code == 9 and "named pipe" in refused.err and "away" in refused.err, refused
+    assert ".dsvignore" not in refused.err
+    done = pets.process("import", ssh.url(), "pets:raw", "--skip-unsupported", "--json")
+    assert done.code == 0 and done.json["found"] == 5, done
+    assert pets.ok("cat", "pets:raw/link").out == "22"
+
+
+def test_a_folder_where_a_file_is_to_be_is_told_over_ssh(pets: Dsv, ssh: Ssh) -> None:
+    (ssh.folder / "out/a.txt").mkdir(parents=True)
+    done = pets.process("export", "pets", ssh.url("/out"))
+    assert done.code == 4 and "out/a.txt/" in done.err, done
+
+
 def test_a_server_over_ssh_that_nobody_knows_is_refused(pets: Dsv, ssh: Ssh) -> None:
     (ssh.home / ".ssh/known_hosts").write_text("")
     done = pets.process("import", ssh.url(), "pets:raw")

@@ -38,13 +38,13 @@ class Plan:
         return [path for path, what in self.changes if what is None and path not in moved]
 
 
-def make_plan(base: TreeReader | None, edits: Sequence[Edit]) -> Plan:
-    """Applies the edits one after the other; each sees what those before it did.
+def make_plan(base: TreeReader | None, edits: Sequence[Edit], name: str) -> Plan:
+    """Applies the edits one after the other; each sees what those before it did. name: of the branch, for messages.
 
     Raises `NotFound` for a path that is not there, `Conflict` if a folder would be replaced by a file or the other way
     round, and `UsageError` for edits that contradict themselves.
     """
-    planner = _Planner(base)
+    planner = _Planner(base, name)
     planner.look_up(edits)
     for edit in edits:
         planner.apply(edit)
@@ -59,7 +59,9 @@ def make_plan(base: TreeReader | None, edits: Sequence[Edit]) -> Plan:
 
 
 class _Planner:
-    def __init__(self, base: TreeReader | None) -> None:
+    def __init__(self, base: TreeReader | None, name: str) -> None:
+        self._name = name
+        self._is_empty = base is None
         self.tree = EditedTree[Source](base)
         self.old: dict[bytes, bytes] = {}
         self.problems: list[Problem] = []
@@ -105,9 +107,9 @@ class _Planner:
         if not isinstance(edit.content, Path):
             if into:
                 raise UsageError(
-                    f"{show(path)} is a folder, and what is put there has no name of its own",
-                    subject=_text(path),
-                    hint="end the path with the name of a file",
+                    f"{show(path) + ' is a folder, and ' if path else ''}what is put there has no name of its own",
+                    subject=_text(path) or self._name,
+                    hint="end the path with the name of a file, such as " + _text(_join(path, b"NAME")),
                 )
             given = isinstance(edit.content, bytes)
             size = len(edit.content) if isinstance(edit.content, bytes) else 0
@@ -248,12 +250,16 @@ class _Planner:
             return [(path, below)]
         found = [] if literal or not is_pattern(path) else self._matching(path, is_folder)
         if not found:
-            raise NotFound(
-                f"{'nothing matches ' if is_pattern(path) and not literal else ''}{show(path)}"
-                f"{'' if is_pattern(path) and not literal else ' is not there'}",
-                subject=_text(path),
-            )
+            raise self._nothing(path, by_pattern=is_pattern(path) and not literal)
         return found
+
+    def _nothing(self, path: bytes, *, by_pattern: bool) -> NotFound:
+        if self._is_empty:
+            what, hint = f"is not in {self._name}, which has no commit yet", "dsv put adds files"
+        else:
+            what = f"matches nothing in {self._name}" if by_pattern else f"is not in {self._name}"
+            hint = f"dsv ls {self._name} lists the paths"
+        return NotFound(f"{show(path)} {what}", subject=_text(path), hint=hint)
 
     def _matching(
         self, text: bytes, folders_only: bool
@@ -291,7 +297,9 @@ def _clean(text: Path_) -> tuple[bytes, bool]:
 
 
 def _there(path: bytes) -> Conflict:
-    return Conflict(f"{show(path)} is there already", subject=_text(path))
+    return Conflict(
+        f"{show(path)} is there already", subject=_text(path), hint="--replace puts both folders together"
+    )
 
 
 def _join(folder: bytes, name: bytes) -> bytes:

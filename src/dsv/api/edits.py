@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dsv.api.branch_to_edit import branch_to_edit
 from dsv.api.context import Context
-from dsv.api.edit_list import Edit, Move, MoveAll, Put, Remove, RemoveAll
+from dsv.api.edit_list import Edit, Move, MoveAll, Put, PutSources, Remove, RemoveAll
 from dsv.api.edit_plan import Plan, make_plan
 from dsv.api.local_files import OnStored, Source, store_sources
 from dsv.errors import Conflict
@@ -128,10 +128,12 @@ class Editing:
             context, repository, target, create=request.create
         )
         self._attempts = 1
+        self._from_url = False
 
     def run(self, edits: Sequence[Edit]) -> Edited:
+        self._from_url = any(isinstance(one, PutSources) for one in edits)
         base = self._tree(self._head)
-        plan = make_plan(base, edits)
+        plan = make_plan(base, edits, f"{self._dataset}@{self._branch}")
         self._refuse(plan.problems)
         self._check_removals(plan, base)
         if self._request.dry_run:
@@ -198,7 +200,8 @@ class Editing:
         found = list(problems)
         if found and not self._request.skip_unsupported:
             error = refusal(found, "what was to be put")
-            error.hint = "remove them, name them in .dsvignore, or leave them out with --skip-unsupported"
+            ignoring = "" if self._from_url else "name them in .dsvignore, "
+            error.hint = f"remove them, {ignoring}or leave them out with --skip-unsupported"
             raise error
 
     def _check_removals(self, plan: Plan, base: TreeReader | None) -> None:

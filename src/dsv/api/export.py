@@ -42,20 +42,25 @@ def export_stream(context: Context, target: Target, out: IO[bytes], compression:
         commit_id = context.resolve(repository, target).commit
         tree = TreeReader(repository.objects, commit_id)
         found = found_entries(tree, target)
-        mode: Any = f"w|{compression}"
-        with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
-            for name, entry, pieces in contents_of(repository.objects, found):
-                info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
-                info.mtime = tree.commit.time_ms // 1000
-                info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
-                if entry.kind is Kind.SYMLINK:
-                    info.type, info.linkname = tarfile.SYMTYPE, (entry.target or b"").decode()
-                elif entry.kind is Kind.EMPTY_DIRECTORY:
-                    info.type = tarfile.DIRTYPE
-                else:
-                    info.size = entry.size
-                tar.addfile(info, _Pieces(pieces))
-        return _exported(commit_id, found)
+        write_tar(repository.objects, tree, found, out, compression)
+        return exported(commit_id, found)
+
+
+def write_tar(objects: Objects, tree: TreeReader, found: Found, out: IO[bytes], compression: str) -> None:
+    """A tar of what was found in the tree."""
+    mode: Any = f"w|{compression}"
+    with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
+        for name, entry, pieces in contents_of(objects, found):
+            info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
+            info.mtime = tree.commit.time_ms // 1000
+            info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
+            if entry.kind is Kind.SYMLINK:
+                info.type, info.linkname = tarfile.SYMTYPE, (entry.target or b"").decode()
+            elif entry.kind is Kind.EMPTY_DIRECTORY:
+                info.type = tarfile.DIRTYPE
+            else:
+                info.size = entry.size
+            tar.addfile(info, _Pieces(pieces))
 
 
 def export_tar(context: Context, target: Target, path: Path) -> Exported:
@@ -105,7 +110,7 @@ def export_folder(context: Context, target: Target, path: Path) -> Exported:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    return _exported(commit_id, found)
+    return exported(commit_id, found)
 
 
 Found = list[tuple[bytes, Entry, Location | None]]
@@ -157,7 +162,8 @@ def _write(objects: Objects, found: Found, root: Path) -> list[tuple[bytes, byte
     return links
 
 
-def _exported(commit: CommitId, found: Found) -> Exported:
+def exported(commit: CommitId, found: Found) -> Exported:
+    """What was written, if all that was found was."""
     files = [entry for _, entry, _ in found if entry.is_file]
     return Exported(commit, len(found), len(files), sum(entry.size for entry in files))
 

@@ -80,14 +80,15 @@ def export_url(
     or the server can't be written to.
     """
     reach = options or context.store_options(context.settings.store())
-    writes = RemoteWrites(open_place(url, reach))
+    place = open_place(url, reach)
     with context.repository(target) as repository:
         commit = context.resolve(repository, target).commit
         found = found_entries(TreeReader(repository.objects, commit), target)
         files = [each for each in found if each[1].is_file]
         folder = context.metadata / "stores" / str(repository.id) / "exports"
         journal = ImportJournal(folder, url.rstrip("/"))
-        with _alone(journal.path, writes.place.shown), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
+        writes = RemoteWrites(place, str(journal.path))
+        with _alone(journal.path, place.shown), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
             there = writes.found()
             plan = _planned(files, there, journal, writes)
             clashing = writes.clashes((writes.key(name) for name, _, _ in plan.write), there)
@@ -207,7 +208,7 @@ class _Exporting:
             for name, entry, pieces in contents:
                 self._writes.prepare(name)
                 if entry.size > SMALL:
-                    self._note(name, entry, self._writes.write_large(name, pieces))
+                    self._note(name, entry, self._writes.write_large(name, pieces, entry.size))
                     continue
                 data = b"".join(pieces)
                 self._under_way.append((name, entry, self._pool.submit(self._writes.write, name, data)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,7 +55,6 @@ class Remote:
         files: list[RemoteFile] = []
         problems: list[Problem] = []
         for key, info in found.items():
-            size = info.get("size")
             if key.endswith("/") or info.get("type") == "directory":
                 continue  # what consoles put there to show a folder
             inside = key.strip("/").removeprefix(self.root.strip("/")).strip("/")
@@ -64,6 +64,10 @@ class Remote:
             if reason is not None:
                 problems.append(Problem(path, reason))
                 continue
+            if info.get("type") == "link":
+                with self.place.at_work("read"):
+                    info = self.fs.info(key)
+            size = info.get("size")
             files.append(RemoteFile(path, key, None if size is None else int(size), version_of(info)))
         if not files and not problems:
             raise NotFound(f"there is no file at {self.url}", subject=self.url)
@@ -71,6 +75,10 @@ class Remote:
 
     def _no_file(self, key: str, info: dict[str, Any]) -> str | None:
         """Why something that is listed among the files is none: to open a named pipe would wait for its writer."""
+        if self.place.by_ssh and info.get("type") == "file" and not info.get("size"):
+            with self.place.at_work("read"):  # fsspec calls everything a file that is no folder and no link
+                mode = self.fs.ftp.lstat(key).st_mode
+            return None if mode is None or stat.S_ISREG(mode) else what_it_is(mode)
         if info.get("type") not in ("other", "link"):
             return None
         with self.place.at_work("read"):

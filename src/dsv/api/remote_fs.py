@@ -40,6 +40,10 @@ class Place:
     def takes_turns(self) -> bool:
         return not isinstance(self.turn, nullcontext)
 
+    @property
+    def by_ssh(self) -> bool:
+        return self.protocol in _BY_SSH
+
     @contextmanager
     def at_work(self, done: str) -> Iterator[None]:
         """For everything that is asked of the file system. done: what could not be done if it fails, such as `read`."""

@@ -19,6 +19,7 @@ OTHER_NAMES: dict[str, str] = {
     "get": "dsv cache",
     "materialize": "dsv cache",
     "history": "dsv log",
+    "blame": "dsv log --follow PATH says in which commit a file got its content, and from which path it came",
     "list": "dsv ls",
     "find": "dsv ls",
     "prune": "dsv evict",
@@ -45,7 +46,6 @@ OTHER_NAMES: dict[str, str] = {
 """To each name the command, or a sentence that has it."""
 
 NOT_YET: dict[str, str] = {
-    "blame": "trace a file's history; 'dsv log' shows the commits",
     "delete": "delete datasets; 'dsv rm' removes files, 'dsv tag --delete NAME' a tag, 'dsv evict' a cached commit",
     "gc": "remove what nothing names from a store; 'dsv evict' frees room in a cache",
     "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",

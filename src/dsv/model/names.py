@@ -112,7 +112,8 @@ class Rev(msgspec.Struct, frozen=True):
             return cls(name.lower(), ancestor)
         fault = _Name._fault(name)
         if fault is not None:
-            raise UsageError(f"{text!r} is no revision: {fault}", subject=text)
+            fault = "a branch, a tag or a commit id comes before the ~" if text and not name else fault
+            raise UsageError(f"{text!r} is no revision: {fault}", subject=text, hint=_revision_like(text))
         return cls(name, ancestor)
 
     @property
@@ -122,6 +123,11 @@ class Rev(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.text}~{self.ancestor}" if self.ancestor else self.text
+
+
+def _revision_like(text: str) -> str:
+    """What may have been meant by a text that is no revision."""
+    return f"such as main{text}" if re.fullmatch(r"~[0-9]+", text) else "such as main, v1.0 or main~2"
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -141,6 +147,12 @@ class Target(msgspec.Struct, frozen=True):
         if dataset and _HEX.fullmatch(dataset) is not None:
             raise UsageError(
                 f"{dataset!r} is no name for a dataset: 8 to 64 hex digits are read as a commit id",
+                subject=text,
+                hint=f"write @{dataset} for the commit",
+            )
+        if dataset and not at and _REV.fullmatch(dataset) and "~" in dataset:
+            raise UsageError(
+                f"{dataset!r} is no name for a dataset: a ~ belongs to a revision, after an @",
                 subject=text,
                 hint=f"write @{dataset} for the commit",
             )

@@ -133,7 +133,9 @@ class EditedTree(Generic[Source]):
                 f"{show(path)} is a {_word(here.kind)}, and no folder replaces it", subject=_text(path)
             )
         if here is not None and not replace:
-            raise Conflict(f"{show(path)} is there already", subject=_text(path))
+            raise Conflict(
+                f"{show(path)} is there already", subject=_text(path), hint="--replace replaces it"
+            )
         self._make_way(path)
         if here is not None:
             self.remove(path)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dsv.api.export import export_folder, export_stream, export_tar
+from dsv.api.export import Exported, export_folder, export_stream, export_tar
+from dsv.api.export_tar_url import export_tar_url
 from dsv.api.export_url import export_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command
@@ -28,6 +29,7 @@ TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
         ("dsv export chest-xray@v1:val - | ssh lab tar x -C /data", "a folder, as a tar on stdout"),
         ("dsv export chest-xray@v1 xrays", "a folder of plain files that nobody has to release"),
         ("dsv export chest-xray@v1 s3://partner/xrays", "into a bucket; again: what is not there yet"),
+        ("dsv export chest-xray@v1 s3://partner/xrays.tar", "into a bucket, as one tar"),
     ],
     result={
         "commit": "the commit",
@@ -35,7 +37,7 @@ TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
         "paths": "paths written, with symlinks and empty folders",
         "files": "files of the target",
         "bytes": "their size",
-        "known": "how many of them were at the URL already; null but for a URL, as the next four",
+        "known": "how many of them were at the URL already; null for a tar and a folder here, as the next four",
         "written": "how many were written there",
         "written_bytes": "their size",
         "left_out": "symlinks and empty folders, which a URL can't have",
@@ -63,10 +65,10 @@ def export(
     Every byte is checked against its id. A file or a folder appears when it is whole. Of a tar on stdout the exit code
     says whether it is.
 
-    At a URL that fsspec knows (s3://, gs://, sftp://), many files are written at a time, each to be seen when it is
-    whole. The same command goes on after a kill: what is there and right is not written again. If others have files
-    there, nothing is written without --force. s3:// is reached with the store's endpoint and credentials unless others
-    are named.
+    At a URL that fsspec knows (s3://, gs://, sftp://) it is a tar if the name says so. Otherwise many files are
+    written at a time, each to be seen when it is whole, and the same command goes on after a kill: what is there and
+    right is not written again. If others have files there, nothing is written without --force. s3:// is reached with
+    the store's endpoint and credentials unless others are named.
     """
     target = Target.parse(typed)
     if "://" in to:
@@ -82,6 +84,10 @@ def export(
             export_stream(context, target, call.out)  # type: ignore[arg-type]
             return
         done = (export_tar if to.endswith(TARS) else export_folder)(context, target, Path(to))
+    _show(call, done, to)
+
+
+def _show(call: Call, done: Exported, to: str) -> None:
     if call.json:
         document = {"commit": str(done.commit), "to": to, "paths": done.paths}
         call.document({**document, "files": done.files, "bytes": done.bytes, **dict.fromkeys(_OF_URLS)})
@@ -92,16 +98,14 @@ def export(
 def _to_url(
     call: Call, target: Target, url: str, *, force: bool, profile: str | None, endpoint: str | None
 ) -> None:
-    if url.endswith(TARS):
-        raise UsageError(
-            f"{hide_in_urls(url)} would be a tar at a URL, and dsv writes plain files there",
-            subject=hide_in_urls(url),
-            hint="dsv export TARGET - writes a tar to stdout",
-        )
     with call.context() as context:
-        options = context.options.overridden(endpoint=endpoint, profile=profile)
         own = profile is not None or endpoint is not None
-        done = export_url(context, target, url, force=force, options=options if own else None)
+        options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
+        if url.endswith(TARS):
+            tar = export_tar_url(context, target, url, force=force, options=options)
+            _show(call, tar, hide_in_urls(url))
+            return
+        done = export_url(context, target, url, force=force, options=options)
     if call.json:
         call.document(
             {

@@ -81,6 +81,13 @@ def tag(
             raise UsageError("a list of tags has no message and no author", hint="dsv tag NAME -m TEXT")
         _list(call, listing)
         return
+    dataset, at, rev = name.rpartition("@")
+    if at:
+        raise UsageError(
+            f"a tag is named without its dataset, not {name!r}",
+            subject=name,
+            hint=f"dsv tag {rev or 'NAME'} {target or dataset or 'TARGET'}",
+        )
     tag_name, wanted = TagName.parse(name), commit_target(f"tag {name}", target)
     with call.context(writes=True, author=author) as context:
         made = api.tag(context, tag_name, wanted, message)

@@ -1,0 +1,164 @@
+"""A site as docs/clusters.md sets one up on Kubernetes, with the manifests that it shows.
+
+A namespace of the strictest Pod Security standard, a claim that all pods can write to, the image of dsv, and a user who
+has the rights of docs/kubernetes/rights.yaml and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.labs.kubernetes import Kubernetes
+from tests.labs.kubernetes_config import BUSYBOX
+from tests.labs.machine import environment
+from tests.waiting import PATIENCE, until
+
+DSV = str(Path(sys.executable).with_name("dsv"))
+DOCUMENTS = Path(__file__).parents[2] / "docs" / "kubernetes"
+OF_A_SITE = {
+    "export": "nfs: {server: files.example.org, path: /export/training}",
+    "options": "mountOptions: [nfsvers=4.2, hard]",
+    "image": "registry.example.org/team/dsv:0.1.0",
+}
+WAIT = 'touch "$DSV_OUT/ready.$DSV_ATTEMPT"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+
+
+def document(name: str, **replaced: str) -> str:
+    """One of the manifests, with what is of a site replaced by what the lab has."""
+    text = (DOCUMENTS / f"{name}.yaml").read_text()
+    for old, new in replaced.items():
+        assert OF_A_SITE[old] in text
+        text = text.replace(OF_A_SITE[old], new)
+    return text
+
+
+@dataclass(frozen=True)
+class Site:
+    """`export` is what the claim stands for. Pods see it under its own name, as this machine does."""
+
+    cluster: Kubernetes
+    folder: Path
+
+    @property
+    def export(self) -> Path:
+        return self.folder / "export"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        kept = {name: value for name, value in environment().items() if not name.startswith("XDG_")}
+        home, config = self.folder / "home", self.folder / "user.conf"
+        return {**kept, "PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": str(config)}
+
+    def dsv(self, *words: str, code: int | None = 0) -> str:
+        """What dsv prints."""
+        done = self.start(*words)
+        out, err = done.communicate(timeout=PATIENCE)
+        assert code is None or done.returncode == code, f"{done.returncode}: {out}{err}"
+        return out if code == 0 else out + err
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """dsv in a terminal of its own."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [DSV, *words], env=self.environ, cwd=self.folder, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+        )  # fmt: skip
+
+    def last(self) -> dict[str, Any]:
+        """The record of the newest run."""
+        items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
+        return items[0] if items else {}
+
+    def end(self, terminal: subprocess.Popen[str]) -> tuple[int, str, str]:
+        """How a run ended: for whoever started it, in its record, and the error there."""
+        out, err = terminal.communicate(timeout=PATIENCE)
+        record = self.last()
+        assert record["exit_code"] == terminal.returncode, f"{record}\n{out}{err}"
+        return terminal.returncode, record["end"], record["error"] or ""
+
+    def out(self) -> Path:
+        """The output folder of the newest run."""
+        return max((self.export / "runs" / "digits").glob("*"))
+
+    def ready(self, terminal: subprocess.Popen[str], attempt: int = 1) -> None:
+        def begun() -> bool:
+            found = list((self.export / "runs" / "digits").glob("*"))
+            return bool(found) and (max(found) / f"ready.{attempt}").exists()
+
+        until(lambda: begun() or terminal.poll() is not None, "the start of the job")
+        assert begun(), terminal.communicate()
+
+    def go(self) -> None:
+        (self.out() / "go").touch()
+
+    def pod(self) -> dict[str, Any]:
+        """The pod of the newest run that has begun."""
+        items = self.cluster.get("pods", "-n", "training", "--field-selector=status.phase=Running")["items"]
+        assert len(items) == 1, [each["metadata"]["name"] for each in items]
+        found: dict[str, Any] = items[0]
+        return found
+
+    def held(self) -> bool:
+        """Whether somebody on another machine is kept from evicting the data."""
+        self.dsv("--cache", str(self.export / "dsv"), "evict", "--all", code=None)
+        return any((self.export / "dsv" / "digits").glob("*/part"))
+
+
+@contextmanager
+def made(cluster: Kubernetes, folder: Path, image: str) -> Iterator[Site]:
+    """A site with the dataset `digits`, which has one file, `part`; folder: an empty one."""
+    site = Site(cluster, folder)
+    for name in ("export", "home", "data"):
+        (folder / name).mkdir(parents=True)
+    site.export.chmod(0o777)  # as a provisioner of volumes makes it
+    for each in (folder, *folder.parents[:2]):
+        each.chmod(each.stat().st_mode | 0o755)
+    (folder / "data" / "part").write_bytes(os.urandom(300_000))
+    volume = f"hostPath: {{path: {site.export}}}"
+    storage = document("storage-nfs", export=volume, options="mountOptions: []")
+    for text in (document("namespace"), document("rights"), storage, document("prepare", image=image)):
+        cluster.kubectl("apply", "-f", "-", given=text)
+    try:
+        wait = ("wait", "--for=condition=complete", "job/dsv-prepare", "--timeout=300s")
+        cluster.kubectl("-n", "training", *wait, timeout=320)
+        _configure(site, image)
+        yield site
+    finally:
+        cluster.make_ready()
+        cluster.kubectl("delete", "namespace", "training", "--timeout=200s", timeout=220)
+        cluster.kubectl("delete", "-f", "-", "--ignore-not-found", given=storage)
+        cluster.kubectl("delete", "-f", "-", "--ignore-not-found", given=document("rights"))
+
+
+def _configure(site: Site, image: str) -> None:
+    token = site.cluster.kubectl("-n", "training", "create", "token", "dsv", "--duration=3h").strip()
+    user = json.loads(site.cluster.kubectl("config", "view", "--raw", "-o", "json"))
+    user["users"][0]["user"] = {"token": token}
+    (site.folder / "user.conf").write_text(json.dumps(user))
+    not_root = {"spec": {"template": {"spec": {"securityContext": {"runAsUser": 1000}}}}}
+    for key, value in (
+        ("store", str(site.export / "store")),
+        ("pool", "k8s"),
+        ("pools.k8s.engine", "kubernetes"),
+        ("pools.k8s.cache", str(site.export / "dsv")),
+        ("pools.k8s.out", str(site.export / "runs")),
+        ("pools.k8s.kubernetes.namespace", "training"),
+        ("pools.k8s.kubernetes.image", image),
+        ("pools.k8s.kubernetes.volumes", json.dumps({str(site.export): {"claim": "training"}})),
+        ("pools.k8s.kubernetes.overlay", json.dumps(not_root)),
+    ):
+        site.dsv("config", key, value)
+    site.dsv("-C", "data", "init", "digits")
+    site.dsv("-C", "data", "sync")
+
+
+def run_of(*options: str, script: str = WAIT) -> tuple[str, ...]:
+    return ("run", "digits", "--image", f"docker.io/{BUSYBOX}", *options, "--", "sh", "-c", script)

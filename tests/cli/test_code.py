@@ -154,3 +154,16 @@ def test_the_code_is_held_while_the_job_lives(pets: Dsv, code: Path) -> None:
     assert len(held) == 2 and all("run" in purposes for purposes in held.values())
     started.terminate()
     started.communicate()
+
+
+def test_gc_keeps_the_code_until_a_record_names_it(pets: Dsv) -> None:
+    """Its session is closed once the start of the run is in the store, and before the run has ended."""
+    code = pets.home / "work"
+    code.mkdir()
+    (code / "train.py").write_text("pass\n")
+    store = Path(pets.ok("config", "store").out.strip())
+    closed = f"[ $(ls {store}/sessions/*/closed | wc -l) = $(ls -d {store}/sessions/* | wc -l) ]"
+    wait = f"until ls {store}/runs/pets/*/start && {closed}"
+    pets.process("run", "pets@v1", "--code", str(code), "--", "sh", "-c", f"{wait}; do sleep 0.1; done")
+    start = next(store.glob("runs/pets/*/start")).stat().st_mtime_ns
+    assert max(path.stat().st_mtime_ns for path in store.glob("sessions/*/closed")) >= start

@@ -16,6 +16,7 @@ from dsv.model.names import BranchName, DatasetName
 from dsv.model.paths import link_escapes, show
 from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
+from dsv.repo.session import Session
 from dsv.worktree.scan.ignore import NAME
 from dsv.worktree.scan.problem import Problem
 
@@ -28,10 +29,11 @@ BRANCH: Final = BranchName("code")
 
 def commit_code(
     context: Context, repository: Repository, dataset: DatasetName, folder: Path, *, force: bool = False
-) -> CommitId:
+) -> tuple[CommitId, Session]:
     """Commits what is in the folder, less what `.gitignore` and `.dsvignore` leave out, and gives the commit's id.
 
-    The same code gives the same commit, whoever commits it and when. force: also if it is larger than `LARGEST`. Raises
+    The session is open, so that gc keeps the commit until a record names it: whoever has written that closes it. The
+    same code gives the same commit, whoever commits it and when. force: also if it is larger than `LARGEST`. Raises
     `UsageError` for what is too large or empty, `Unsupported` for what no commit can hold, and what a store raises.
     """
     found = _sources(folder)
@@ -53,8 +55,7 @@ def commit_code(
         time_ms=0,
         message="code of a run",
     )
-    session.close()
-    return commit_id
+    return commit_id, session
 
 
 def _sources(folder: Path) -> list[tuple[bytes, Source]]:

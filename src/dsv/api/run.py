@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tomli_w
@@ -27,6 +27,7 @@ from dsv.model.pool import PassedOver
 from dsv.model.run import RunId, RunOutput, RunRecord
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.repo.session import Session
 from dsv.runs import life
 from dsv.runs.life import RunResult
 from dsv.runs.listing import show_run, waiting_run
@@ -65,6 +66,7 @@ def run(
     """
     with life.as_launch_error(), ExitStack() as stagers:
         stagings = _Stagings(context, stagers, offline, jobs, force)
+        stagers.callback(stagings.started)
         placed = None
         if placing is not None:
             placed = placing.choose(spec, context.progress.note)
@@ -73,7 +75,7 @@ def run(
         turns = None
         if placing is not None and placed is not None:
             turns = life.Turns(placing.order(placed), placing.wait, stagings.enter(placing, placed, staging))
-        with LateRunStore(context, staging.store) as runs:
+        with LateRunStore(context, staging.store, stagings.started) as runs:
             spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
             return life.run(
                 spec,
@@ -198,10 +200,16 @@ class _Stagings:
     offline: bool
     jobs: int | None
     force: bool
+    sessions: list[Session] = field(default_factory=list)
+
+    def started(self) -> None:
+        """The start of the run is in the store, and names its code: gc keeps that without the session too."""
+        while self.sessions:
+            self.sessions.pop().close()
 
     def make(self, cache: Path, spec: JobSpec) -> _Fixed:
         stager = Stager(self.context, CacheRoot(cache), offline=self.offline, jobs=self.jobs)
-        code = _Code(self.context, self.force, self.offline)
+        code = _Code(self.context, self.force, self.offline, self.sessions)
         output = KeptOutput(self.context, self.offline)
         self.open.callback(output.close)  # once the record is sent
         return _Fixed(self.open.enter_context(stager), spec, code, output)
@@ -226,11 +234,13 @@ class _Stagings:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Commits code. force: however large it is. offline: the store is not asked, so nothing is committed."""
+    """Commits code. force: however large it is. offline: the store is not asked, so nothing is committed. sessions:
+    gets the one that keeps the commit until a record names it."""
 
     context: Context
     force: bool
     offline: bool
+    sessions: list[Session]
 
     def commit(self, stager: Stager, dataset: DatasetName, folder: Path) -> CommitId | None:
         """None if this user can't write to the store now: the run doesn't need that, and says so."""
@@ -238,7 +248,10 @@ class _Code:
             self._tell(folder, "a run with --offline asks no store")
             return None
         try:
-            return commit_code(self.context, stager.targets.repository, dataset, folder, force=self.force)
+            repository = stager.targets.repository
+            code, session = commit_code(self.context, repository, dataset, folder, force=self.force)
+            self.sessions.append(session)
+            return code
         except (Denied, Unreachable) as error:
             self._tell(folder, error.message)
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -11,18 +12,24 @@ from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import RunId
+from dsv.model.run import RunId, start_number
 from dsv.repo.runs import RunStore
 from dsv.store.base import Buffer
 
 
 class LateRunStore(RunStore):
-    """Takes records for one store, and only for that one. A context manager that closes what was opened."""
+    """Takes records for one store, and only for that one. A context manager that closes what was opened.
 
-    def __init__(self, context: Context, store_id: StoreId) -> None:
+    started: called when the start of a run is there.
+    """
+
+    def __init__(
+        self, context: Context, store_id: StoreId, started: Callable[[], None] = lambda: None
+    ) -> None:
         # Not the base's: the store that it would be given isn't open yet.
         self._context = context
         self._store_id = store_id
+        self._started = started
         self._runs: RunStore | None = None
         self._stack = ExitStack()
         self._lock = threading.Lock()
@@ -41,6 +48,8 @@ class LateRunStore(RunStore):
             if self._runs is None:
                 self._runs = self._open()
         self._runs.write(dataset, run, part, data)
+        if start_number(part) is not None:
+            self._started()
 
     def _open(self) -> RunStore:
         repository = self._stack.enter_context(self._context.repository())

@@ -10,7 +10,7 @@ import pytest
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName
 from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import RunId, RunRecord, RunState
+from dsv.model.run import LOG, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause
 from dsv.repo.runs import RunStore
 from dsv.store.directory import DirectoryStore
@@ -109,6 +109,17 @@ def test_a_further_attempt_belongs_to_the_same_run(pets: Dsv) -> None:
     assert on_nodes(pets, order, 'test "$DSV_ATTEMPT" = 2', attempt=2) == [0, 0]
     whole = record(pets)
     assert (whole.exit_code, len(whole.parts)) == (0, 4)
+
+
+def test_a_log_that_another_has_written_leaves_the_record_whole(pets: Dsv) -> None:
+    """Whoever wrote it was killed before the record."""
+    order = write_order(pets, 2)
+    write_start(pets, 2)
+    runs(pets).write(DatasetName.parse("pets"), RUN, LOG, b"what another saw")
+    assert on_nodes(pets, order, "exit 3") == [3, 3]
+    whole = record(pets)
+    assert (whole.state, whole.exit_code) == (RunState.ENDED, 3)
+    assert whole.log is not None and whole.log.kept_bytes == len(b"what another saw")
 
 
 def test_what_a_node_left_waits_if_the_store_is_away(pets: Dsv) -> None:

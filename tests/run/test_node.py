@@ -11,14 +11,17 @@ from signal import SIGTERM
 import pytest
 
 from dsv.engines.signals import Signals
-from dsv.errors import IntegrityError, Unsupported, UsageError
+from dsv.errors import IntegrityError, NoRoom, Unsupported, UsageError
 from dsv.model.ids import CommitId
+from dsv.model.names import Target
 from dsv.model.node_order import NodeOrder, OrderedData
+from dsv.model.run import RunId
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.run_parts import decode_part, encode_part, node_log_name, parse_part_name, part_name
 from dsv.runs.collect import assemble, is_over, join_logs
 from dsv.runs.node import NodeResult, NodeSeat, run_node
-from tests.run.shop import Shop
+from dsv.runs.staged import Staged
+from tests.run.shop import FolderLease, Folders, Shop
 from tests.waiting import until
 
 RUN = "20261120-132145-1f2e3d4c"
@@ -215,3 +218,21 @@ def test_logs_of_several_nodes_are_told_apart() -> None:
     assert join_logs(logs, 2) == (
         b"[dsv: node 0, attempt 1]\nzero\n[dsv: node 1, attempt 1]\none\n[dsv: node 0, attempt 2]\nagain\n"
     )
+
+
+class _Full(Folders):
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:
+        raise NoRoom("1 TB is needed, and 1 GB can be made free")
+
+
+def test_data_that_has_no_room_is_the_end_of_the_part(shop: Shop) -> None:
+    """The other nodes, and whoever completes the record, are told why."""
+    shop.data = _Full(shop.data.folder)
+    done = on_node(shop, "true", attempt=2)
+    assert (done.exit_code, done.log, done.part.attempt, done.part.end) == (
+        125,
+        None,
+        2,
+        EndCause.NOT_STARTED,
+    )
+    assert done.part.error == "1 TB is needed, and 1 GB can be made free"

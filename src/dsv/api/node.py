@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +11,16 @@ from dsv.api.run_store import LateRunStore
 from dsv.cache.root import CacheRoot
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import Conflict, DsvError, IntegrityError, NoRoom
+from dsv.errors import DsvError, IntegrityError, NoRoom
 from dsv.model.ids import StoreId
 from dsv.model.node_order import NodeOrder
-from dsv.model.run import LOG, RECORD, LogInfo, RunId
+from dsv.model.run import RECORD, LogInfo, RunId
 from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs import life
 from dsv.runs.collect import assemble, is_over, join_logs
+from dsv.runs.completing import finish as complete
 from dsv.runs.node import NodeResult, NodeSeat, run_node
 from dsv.runs.place import RunPlace
 
@@ -88,7 +88,7 @@ def _send(
 
 
 def finish(runs: RunStore, order: NodeOrder, run: RunId) -> bool:
-    """Completes the record if all nodes have left their parts. Several may do so at once: they write the same."""
+    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins."""
     found = runs.listing(order.dataset, run)
     if not found or RECORD in found[0].parts:
         return False
@@ -101,9 +101,5 @@ def finish(runs: RunStore, order: NodeOrder, run: RunId) -> bool:
     if not is_over(start, parts):
         return False
     log = join_logs(runs.node_logs(stored), start.nodes)
-    with suppress(Conflict):  # another node was first
-        if log:
-            runs.write(order.dataset, run, LOG, log)
-        info = LogInfo(len(log), len(log)) if log else None
-        runs.write(order.dataset, run, RECORD, assemble(start, parts, info).encode())
+    complete(runs, assemble(start, parts, LogInfo(len(log), len(log)) if log else None), log or None)
     return True

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals as SignalName
 
-from dsv.engines.base import Job, NoEngine
+from dsv.engines.base import CANNOT_LAUNCH, Job, NoEngine
 from dsv.engines.foreground import Foreground
 from dsv.engines.guard import GRACE
 from dsv.engines.log import LogKeeper
@@ -19,12 +19,12 @@ from dsv.engines.output import Output
 from dsv.engines.process import Process
 from dsv.engines.signals import Signals, spared
 from dsv.engines.supervise import supervise
-from dsv.errors import UsageError
+from dsv.errors import DsvError, Interrupted, Terminated, UsageError
 from dsv.model.node_env import meeting_port, node_environment
 from dsv.model.node_order import NodeOrder
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import RunId
-from dsv.model.run_end import RunPart
+from dsv.model.run_end import EndCause, RunPart
 from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
 from dsv.runs.ending import part_of, salvaged
@@ -90,8 +90,9 @@ def run_node(
 ) -> NodeResult:
     """Runs the command here, as a plain process, with its data leased for as long as it lives.
 
-    What the command writes goes to these descriptors, and into the log of this node. Raises `LaunchError` for what
-    keeps it from being started; `UsageError` if the seat is none of this order.
+    What the command writes goes to these descriptors, and into the log of this node. Data that can't be had is an end
+    like any other. Raises `LaunchError` for what else keeps the command from being started; `UsageError` if the seat is
+    none of this order.
     """
     _check(order, seat)
     watcher = progress if progress is not None else NoProgress()
@@ -99,7 +100,13 @@ def run_node(
     own = place.folder(order.dataset, run) / f"node-{seat.rank}-{seat.attempt}"
     out = own.parent / "out" if order.out is None else Path(order.out)
     with ExitStack() as leases, spared() if signals is not None else nullcontext():
-        staged, held = _stage(order, run, staging, leases)
+        began = now_ms()
+        try:
+            staged, held = _stage(order, run, staging, leases)
+        except DsvError as error:
+            if isinstance(error, Interrupted | Terminated):
+                raise
+            return _never_began(seat, place, began, error)
         watcher.finish()
         env = node_variables(order, seat, staged, out)
         log = LogKeeper() if order.log else None
@@ -163,6 +170,15 @@ def _stage(
         staged.append(one)
         held.append(lease)
     return staged, held
+
+
+def _never_began(seat: NodeSeat, place: RunPlace, began: int, error: DsvError) -> NodeResult:
+    told = Masker.of({}, place.environ).text(error.message)
+    part = RunPart(
+        node=seat.rank, attempt=seat.attempt, host=place.host, started_ms=began, ended_ms=now_ms(),
+        end=EndCause.NOT_STARTED, exit_code=CANNOT_LAUNCH, error=told,
+    )  # fmt: skip
+    return NodeResult(part, None, CANNOT_LAUNCH, told)
 
 
 def _described(part: RunPart, staged: Sequence[Staged], masker: Masker) -> RunPart:

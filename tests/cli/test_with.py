@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -284,3 +285,12 @@ def test_while_wants_a_process_that_is_there(pets: Dsv) -> None:
     assert result.code == 3 and f"there is no process {ended.pid} here" in result.err
     assert pets("cache", "pets@v1", "--while", "0").code == 2
     assert pets("cache", "pets@v1", "--while", str(os.getpid()), "--hold", "1d").code == 2
+
+
+def test_what_it_took_is_written_to_a_file(pets: Dsv, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    pets.process("with", "pets@v1", "--json-file", str(said), "--", "true")
+    (item,) = json.loads(said.read_text())["items"]
+    assert (item["dataset"], item["hit"]) == ("pets", False) and item["fetched_bytes"] > 0
+    done = pets.process("with", "pets@v1", "--json-file", "/proc/none", "--", "sh", "-c", "exit 3")
+    assert done.code == 3 and "/proc/none can't be written" in done.err

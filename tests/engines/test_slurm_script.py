@@ -302,3 +302,33 @@ def test_free_room_is_read_node_by_node() -> None:
     assert fit(Resources(gpus=4, gpu_type="a100", nodes=2), found).not_now is not None
     assert read_capacity("\n".join(lines), "", SlurmOptions(partition="cpu")).nodes == ()
     assert read_capacity("\n".join(lines), "", SlurmOptions(constraint="c")).nodes == ()
+
+
+def test_a_job_of_one_node_makes_sure_of_the_data_as_it_begins() -> None:
+    """One program is started there, and not one after the other; of several nodes all have the data first."""
+    words = {"stage": ("cache", "x@1"), "hold": ("with", "x@1", "--")}
+    alone = render(batch_of(job(**words), SlurmOptions(dsv="/d/dsv")))
+    assert alone.count("/d/dsv") == 1
+    assert '/d/dsv with x@1 --json-file "$folder/stage.$attempt.0" -- bash -c' in alone
+    several = render(batch_of(job(**words, nodes=2), SlurmOptions(dsv="/d/dsv")))
+    assert several.index("/d/dsv cache x@1") < several.index("/d/dsv with x@1 -- bash -c")
+
+
+@pytest.mark.parametrize(
+    ("log", "retries", "cause"),
+    [
+        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***\n", 1, "cancelled"),
+        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE ***\n", 1, "cancelled"),
+        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE ***\n", 0, "node-lost"),
+        ("attempt 1 on n1\nx DUE TO JOB REQUEUE ***\nattempt 2 on n1\n", 1, "exited"),
+    ],
+)  # fmt: skip
+def test_a_job_that_went_while_it_waited_for_another_attempt(
+    tmp_path: Path, log: str, retries: int, cause: str
+) -> None:
+    """It was cancelled: what the log says is of the attempt before."""
+    (tmp_path / "job.sh").write_text(f"#SBATCH --nodes=1\nretries={retries}\n")
+    (tmp_path / "slurm.log").write_text(log)
+    (tmp_path / "node.1.0").write_text("n1 1770000000 3 1770000009\n")
+    done = ended(None, read_left(tmp_path))
+    assert done is not None and (done.exit_code, str(done.cause or "exited")) == (3, cause)

@@ -65,7 +65,11 @@ def run_script(tmp_path: Path, batch: Batch, nodes: str = "0", **more: str) -> t
     """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task."""
     batch.folder.mkdir()
     env = programs(
-        tmp_path, srun=SRUN, scontrol=SCONTROL, hold='shift; exec "$@"', lost='shift; "$@"; exit 125'
+        tmp_path,
+        srun=SRUN,
+        scontrol=SCONTROL,
+        hold='[ "$1" != --json-file ] || echo "{}" >"$2"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
+        lost='until [ "$1" = -- ]; do shift; done; shift; "$@"; exit 125',
     )
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.nodes)}
     done = subprocess.run(

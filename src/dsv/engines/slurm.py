@@ -260,7 +260,7 @@ def batch_of(job: Job, options: SlurmOptions) -> Batch:
         folder=job.scratch,
         command=command,
         workdir=workdir,
-        stage=(options.dsv, *job.stage) if job.stage else (),
+        stage=(options.dsv, *job.stage) if job.stage and job.nodes > 1 else (),
         hold=(options.dsv, *job.hold) if job.hold else (),
         known=known,
         passed=tuple(name for name in job.env if name not in known),

@@ -23,6 +23,8 @@ STOPPED: Final = "stopped"
 _KILLED: Final = 137
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
 _LAST: Final = 1 << 16
+_ATTEMPT: Final = re.compile(r"^attempt ([0-9]{1,6}) on ", re.MULTILINE)
+_REQUEUED: Final = re.compile("CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE)|Node failure on")
 _CAUSES: Final = (
     (EndCause.PREEMPTED, {"PREEMPTED"}, re.compile("CANCELLED AT .* DUE TO PREEMPTION")),
     (EndCause.TIME_LIMIT, {"TIMEOUT", "DEADLINE"}, re.compile("CANCELLED AT .* DUE TO TIME LIMIT")),
@@ -55,7 +57,8 @@ class Left:
     """What a job left of its last attempt.
 
     nodes: how many it had, which all have a part if all began; earlier: of the attempts before. end: its exit code,
-    once it is over for good; stopped: who asked dsv to end it; log: what Slurm said.
+    once it is over for good; stopped: who asked dsv to end it; log: what Slurm said; retries: how many more attempts
+    there could be after the first.
     """
 
     parts: tuple[RunPart, ...] = ()
@@ -64,6 +67,14 @@ class Left:
     stopped: str | None = None
     log: str = ""
     nodes: int = 1
+    retries: int = 0
+
+    @property
+    def was_to_go_on(self) -> bool:
+        """Whether Slurm had ended the last attempt so as to begin another."""
+        attempts = [int(each) for each in _ATTEMPT.findall(self.log)]
+        told = self.end is None and _REQUEUED.search(_last_attempt(self.log)) is not None
+        return told and max(attempts, default=1) <= self.retries
 
     @property
     def begun(self) -> bool:
@@ -104,18 +115,25 @@ def read_left(folder: Path) -> Left:
         log=_text(folder / "slurm.log")
         + ("" if parts else "".join(map(_text, sorted(folder.glob("err.*"))))),
         nodes=nodes_of(folder) if end is None or end[2] is None else int(end[2]),
+        retries=_retries_of(folder),
     )
 
 
 def nodes_of(folder: Path) -> int:
     """How many nodes the job was to have, as its script says."""
+    return _number_in(folder, r"^#SBATCH --nodes=([0-9]+)$", 1)
+
+
+def _retries_of(folder: Path) -> int:
+    return _number_in(folder, r"^retries=([0-9]+)$", 0)
+
+
+def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
     try:
-        found = re.search(
-            r"^#SBATCH --nodes=([0-9]+)$", (folder / SCRIPT).read_text("utf-8", "replace"), re.MULTILINE
-        )
+        found = re.search(pattern, (folder / SCRIPT).read_text("utf-8", "replace"), re.MULTILINE)
     except OSError:
-        return 1
-    return 1 if found is None else int(found[1])
+        return otherwise
+    return otherwise if found is None else int(found[1])
 
 
 def quiet_for(ref: JobRef) -> float | None:
@@ -221,6 +239,8 @@ def status(job: Queued | None, left: Left) -> JobStatus:
 def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
     """Why Slurm ended it, and in which words. What it says itself comes before the log, which may be of an attempt
     before the last if that one never began."""
+    if left.was_to_go_on and (job is None or job.state == "CANCELLED"):
+        return EndCause.CANCELLED, "it waited for another attempt"
     log = _last_attempt(left.log)
     found = [(cause, states, pattern.search(log)) for cause, states, pattern in _CAUSES]
     known = [each for each in found if job is not None and job.state in each[1]]

@@ -47,9 +47,10 @@ class Batch:
     """One job.
 
     folder: of the job, which the nodes see under the same name; command: of each node, to be run in `workdir`; stage: a
-    command that makes sure of the data on a node, none if nothing is to be staged; hold: words in front of a command
-    that hold the data until it has ended. known: variables that may stand in the script; passed: the names
-    of those whose values come with the environment of sbatch. options: of sbatch, as `--partition=gpu`.
+    command that makes sure of the data on a node before any of them begins, none if there is nothing to wait for; hold:
+    words in front of a command, `--` the last, that make sure of the data and hold it until the command has ended.
+    known: variables that may stand in the script; passed: the names of those whose values come with the environment of
+    sbatch. options: of sbatch, as `--partition=gpu`.
     """
 
     run: str
@@ -104,7 +105,7 @@ def render(batch: Batch) -> str:
             program=shlex.quote(batch.command[0]),
             command=shlex.join(batch.command),
         ),
-        _RUN.replace("HOLD ", shlex.join(batch.hold) + " " if batch.hold else ""),
+        _RUN.replace("HOLD ", _hold(batch)),
     ]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip("\n") + "\n"
 
@@ -147,6 +148,14 @@ def _exports(batch: Batch) -> str:
     lines += [f'export {name}="${_PASSED}{name}"' for name in sorted(batch.passed)]
     lines += [f"unset {_PASSED}{name}" for name in sorted(batch.passed)]
     return "\n".join(lines)
+
+
+def _hold(batch: Batch) -> str:
+    """What holds the data makes sure of it as well, and says what that took if nothing has before."""
+    if not batch.hold:
+        return ""
+    said = "" if batch.stage else '--json-file "$folder/stage.$attempt.0" '
+    return f"{shlex.join(batch.hold[:-1])} {said}-- "
 
 
 def _nodes(batch: Batch) -> str:

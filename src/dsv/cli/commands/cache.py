@@ -116,7 +116,7 @@ def cache(
         make_link(Path(link), found[0].path)
         call.say(f"{link} leads to {found[0].path}")
     if call.json:
-        call.items(map(_item, found))
+        call.items(map(item_of, found))
     for item in found:
         if not call.json:
             call.out.line(str(item.path))
@@ -135,7 +135,8 @@ def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, s
     return (left, job) if left > 0 else (None, job)
 
 
-def _item(item: CacheItem) -> dict[str, object]:
+def item_of(item: CacheItem) -> dict[str, object]:
+    """For `--json`."""
     return {
         "path": str(item.path),
         "dataset": str(item.dataset),

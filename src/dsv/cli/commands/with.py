@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dsv.api.cache_stage import CacheItem
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cli.call import Call
+from dsv.cli.commands.cache import item_of
 from dsv.cli.declare import COMMAND, command, whole
 from dsv.cli.launch import launching
+from dsv.cli.output import document, to_json
 from dsv.cli.targets import Offline
 from dsv.errors import UsageError
 from dsv.model.names import Target
@@ -47,6 +50,12 @@ def with_(
         typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
     ] = None,
     offline: Offline = False,
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json-file", metavar="FILE", help="Write there what 'dsv cache --json' says of the data."
+        ),
+    ] = None,
 ) -> int:
     """Run a command while its data is held in the cache.
 
@@ -75,10 +84,20 @@ def with_(
             offline=offline,
             jobs=jobs,
         )
+    if json_file is not None:
+        _write(call, json_file, [CacheItem.of(each) for each in held.staged])
     variables = environment_of(held.staged[0], dict(zip(further, held.staged[1:], strict=True)))
     with launching():
         _become_attendant(held, call.words, {**call.around.environ, **variables})
     raise AssertionError("unreachable")
+
+
+def _write(call: Call, name: str, items: Sequence[CacheItem]) -> None:
+    """That it can't be written keeps no command from running."""
+    try:
+        Path(name).write_text(to_json(document({"items": [item_of(each) for each in items]})) + "\n")
+    except OSError as error:
+        call.warn(f"{name} can't be written: {error.strerror}")
 
 
 def _become_attendant(held: HeldData, words: tuple[str, ...], environ: Mapping[str, str]) -> None:

@@ -90,3 +90,30 @@ def test_it_is_one_frame_of_a_limited_size() -> None:
     for data in (b"", body(), compress(b""), compress(bytes(1 << 28))):
         with pytest.raises(IntegrityError):
             Locator.decode(data)
+
+
+@pytest.mark.parametrize("offset", [8, (96 << 20) - 1, 96 << 20, (128 << 20) - 24, (1 << 32) - 1])
+@pytest.mark.parametrize("stored", [1, (16 << 20) - 1, 16 << 20, 32 << 20])
+@pytest.mark.parametrize("tail", [0, 23, (16 << 20) - 1, 16 << 20])
+def test_a_place_is_within_the_largest_pack(offset: int, stored: int, tail: int) -> None:
+    rows = [
+        Location(PACKS[0], 8, 5, 5, Codec.RAW),
+        Location(PACKS[0], offset, stored, 32 << 20, Codec.ZSTD, tail),
+    ]
+    encoded = Locator.of(rows).encode()
+    if offset + stored + tail <= 128 << 20:
+        assert list(Locator.decode(encoded).locations()) == rows
+    else:
+        with pytest.raises(IntegrityError, match="beyond the end of any pack"):
+            Locator.decode(encoded)
+
+
+@pytest.mark.parametrize("length", [1, (32 << 20) - 1, 32 << 20, (32 << 20) + 1, (1 << 32) - 1])
+def test_an_object_has_a_length_that_is_possible(length: int) -> None:
+    rows = [Location(PACKS[0], 8, 5, 5, Codec.RAW), Location(PACKS[0], 13, 5, length, Codec.ZSTD)]
+    encoded = Locator.of(rows).encode()
+    if length <= 32 << 20:
+        assert list(Locator.decode(encoded).locations()) == rows
+    else:
+        with pytest.raises(IntegrityError, match="impossible length"):
+            Locator.decode(encoded)

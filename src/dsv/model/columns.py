@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from dsv.model.wire import Buffer, damaged, header, strip_header
 
 _WIDTHS = {"I": 4, "Q": 8}
 _SWAP = sys.byteorder == "big"
+_DIGITS = bytes(range(256))
 assert all(array(code).itemsize == width for code, width in _WIDTHS.items())
 
 
@@ -102,6 +103,40 @@ def cut(data: bytes, width: int) -> list[bytes]:
     return [data[at : at + width] for at in range(0, len(data), width)]
 
 
-def first_seen(values: Sequence[int], count: int) -> bool:
-    """Whether the numbers below `count` all occur, and first do so in rising order: a table without slack."""
-    return list(dict.fromkeys(values)) == list(range(count))
+def surely_below(column: array[int], limit: int) -> bool:
+    """Whether no number has a digit to base 256 that could make it `limit` or more. False leaves it open.
+
+    Python makes an object of every number that `max` looks at. This looks at one digit of all numbers at a time, which
+    takes a tenth of the work.
+    """
+    raw, size = little(column), column.itemsize
+    for place in range(size - 1, -1, -1):
+        digits, digit = raw[place::size], limit >> 8 * place
+        if digit:
+            return not digits.translate(None, _DIGITS[:digit])
+        if digits != bytes(len(digits)):
+            return False
+    return not column
+
+
+def any_above(column: array[int], limit: int) -> bool:
+    """Whether a number is larger than `limit`."""
+    return not surely_below(column, limit + 1) and max(column) > limit
+
+
+def count_zeros(column: array[int]) -> int:
+    """How many numbers are zero. Mostly none is, and that is found out in a fifth of the work of counting."""
+    words = array("I", column.tobytes())
+    if column.itemsize > words.itemsize:
+        words = words[:: column.itemsize // words.itemsize]  # of a zero they are all zero
+    return column.count(0) if bytes(words.itemsize) in words.tobytes() else 0
+
+
+def first_seen(values: array[int], count: int) -> bool:
+    """Whether the numbers below `count` all occur, no others do, and each first occurs behind the one below it: a
+    table without slack."""
+    if count > len(_DIGITS) or not surely_below(values, len(_DIGITS)):
+        return list(dict.fromkeys(values)) == list(range(count))
+    digits = little(values)[:: values.itemsize]
+    found = [digits.find(number) for number in range(count)]
+    return not digits.translate(None, _DIGITS[:count]) and -1 not in found and found == sorted(found)

@@ -55,12 +55,10 @@ def check_joined(blob: bytes) -> list[bytes]:
     """
     paths = blob.split(b"\0")
     framed = b"/" + blob.replace(b"\0", b"/") + b"/"
-    longest = max(map(len, paths))
     good = (
-        longest <= MAX_PATH
-        and b"//" not in framed
-        and (b"/." not in framed or _dots_are_fine(framed))
-        and (longest <= MAX_COMPONENT or max(map(len, framed.split(b"/"))) <= MAX_COMPONENT)
+        (not _any_longer(blob, MAX_COMPONENT) or _lengths_are_fine(paths, framed))
+        and framed.rfind(b"//") < 0  # takes half the time of `in`
+        and (framed.rfind(b"/.") < 0 or _dots_are_fine(framed))
     )
     try:
         blob.decode("utf-8")
@@ -93,6 +91,20 @@ def disorder(blob: bytes) -> int | None:
     if all(map(operator.le, ends, starts)):
         return None
     return next(at for at, (end, start) in enumerate(zip(ends, starts, strict=False), 1) if end > start)
+
+
+def _any_longer(blob: bytes, limit: int) -> bool:
+    """Whether one of the paths in the blob has more than `limit` bytes."""
+    start, last = 0, len(blob) - limit
+    while start < last:
+        start = blob.rfind(b"\0", start, start + limit + 1) + 1
+        if not start:
+            return True
+    return False
+
+
+def _lengths_are_fine(paths: list[bytes], framed: bytes) -> bool:
+    return max(map(len, paths)) <= MAX_PATH and max(map(len, framed.split(b"/"))) <= MAX_COMPONENT
 
 
 def _dots_are_fine(framed: bytes) -> bool:

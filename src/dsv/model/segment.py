@@ -9,7 +9,7 @@ from itertools import compress
 
 from dsv.errors import IntegrityError
 from dsv.model.chunking import SINGLE_CHUNK_MAX
-from dsv.model.columns import ColumnReader, ColumnWriter, cut
+from dsv.model.columns import ColumnReader, ColumnWriter, any_above, count_zeros, cut
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import EMPTY_FILE, FileId, RecipeId
 from dsv.model.paths import check_target, show
@@ -36,7 +36,17 @@ class Segment:
     targets: one for each symlink, in order.
     """
 
-    __slots__ = ("file_ids", "kinds", "paths", "recipe_ids", "sizes", "targets")
+    __slots__ = (
+        "__weakref__",
+        "_total",
+        "_zeros",
+        "file_ids",
+        "kinds",
+        "paths",
+        "recipe_ids",
+        "sizes",
+        "targets",
+    )
 
     def __init__(
         self,
@@ -54,6 +64,8 @@ class Segment:
         self.file_ids = file_ids
         self.recipe_ids = recipe_ids
         self.targets = targets
+        self._total: int | None = None
+        self._zeros: int | None = None
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Segment:
@@ -89,7 +101,16 @@ class Segment:
     @property
     def total_bytes(self) -> int:
         """The sum of the files' sizes."""
-        return sum(self.sizes)
+        if self._total is None:
+            self._total = sum(self.sizes)
+        return self._total
+
+    @property
+    def without_content(self) -> int:
+        """How many entries have no bytes: empty files, symlinks and folders."""
+        if self._zeros is None:
+            self._zeros = count_zeros(self.sizes)
+        return self._zeros
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in order."""
@@ -180,9 +201,9 @@ class Segment:
     def _plain_rows(self) -> Iterator[tuple[bytes, int, int, bytes]]:
         return zip(self.paths, self.kinds, self.sizes, cut(self.file_ids, 32), strict=True)
 
-    def encode(self) -> bytes:
-        """Raises `ValueError` for what `decode` would refuse."""
-        paths = b"".join([path + b"\0" for path in self.paths])
+    def encode(self, split: SplitPaths = split_paths) -> bytes:
+        """Raises `ValueError` for what `decode` would refuse. split: checks the paths."""
+        paths = b"\0".join([*self.paths, b""])
         sizes = self.sizes
         if self.files != len(self):
             sizes = array("Q", compress(sizes, self.kinds.translate(_IS_FILE)))
@@ -194,17 +215,20 @@ class Segment:
         out.numbers(sizes)
         out.raw(self.file_ids)
         out.raw(self.recipe_ids)
-        out.raw(b"".join([target + b"\0" for target in self.targets]))
+        out.raw(b"\0".join([*self.targets, b""]) if self.targets else b"")
         try:
-            split_paths("segment", _limited(paths), len(self))
+            split("segment", _limited(paths), len(self))
             self._check()
         except IntegrityError as error:
             raise ValueError(error.message) from None
         return out.finish()
 
     @classmethod
-    def decode(cls, data: Buffer, split: SplitPaths = split_paths) -> Segment:
-        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
+    def decode(cls, data: Buffer, split: SplitPaths = split_paths, *, checked: bool = False) -> Segment:
+        """Raises `IntegrityError`, or `Unsupported` for a newer version.
+
+        split: splits the column of paths, and checks them. checked: these very bytes were decoded before.
+        """
         read = ColumnReader("segment", data)
         count = read.u32(MAX_ENTRIES, "entries")
         column = bytes(read.raw(read.u32(PATHS_LIMIT, "bytes of paths")))
@@ -212,16 +236,15 @@ class Segment:
         files = kinds.count(Kind.FILE) + kinds.count(Kind.EXECUTABLE)
         sizes = read.numbers("Q", files)
         file_ids = bytes(read.raw(32 * files))
-        recipes = (
-            0 if not files or max(sizes) <= SINGLE_CHUNK_MAX else sum(s > SINGLE_CHUNK_MAX for s in sizes)
-        )
+        recipes = sum(s > SINGLE_CHUNK_MAX for s in sizes) if any_above(sizes, SINGLE_CHUNK_MAX) else 0
         recipe_ids = bytes(read.raw(32 * recipes))
         targets = _split_targets(bytes(read.rest()))
         if files != count:
             of_files = iter(sizes)
             sizes = array("Q", [next(of_files) if is_file else 0 for is_file in kinds.translate(_IS_FILE)])
         segment = cls(split("segment", column, count), kinds, sizes, file_ids, recipe_ids, targets)
-        segment._check()
+        if not checked:
+            segment._check()
         return segment
 
     def _check(self) -> None:
@@ -230,9 +253,9 @@ class Segment:
             raise damaged("segment", f"it has {len(self)} entries")
         if self.kinds.translate(None, _ALL_KINDS):
             raise damaged("segment", "it has an entry of an unknown kind")
-        if sum(self.sizes) >= TOTAL_LIMIT:
+        if self.total_bytes >= TOTAL_LIMIT:
             raise damaged("segment", "its files are too large")
-        empty = self.sizes.count(0) - (len(self) - self.files)
+        empty = self.without_content - (len(self) - self.files)
         if self.file_ids.count(EMPTY_FILE) != empty or (empty and not self._empty_ids_fit()):
             raise damaged("segment", "a file's size and id contradict each other")
         if len(self.targets) != self.kinds.count(Kind.SYMLINK):

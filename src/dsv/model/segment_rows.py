@@ -20,7 +20,7 @@ class SegmentRows:
 
     def __init__(self, segment: Segment, locator: Locator) -> None:
         """Raises `ValueError` if the locator has too few rows."""
-        full = len(segment) - segment.sizes.count(0)
+        full = len(segment) - segment.without_content
         if len(locator) < full:
             raise ValueError(f"a locator of {len(locator)} rows is not that of {full} files")
         self.segment = segment

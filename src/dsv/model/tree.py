@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -54,18 +55,25 @@ class Cutter:
             return True
         return False
 
-    def add_all(self, paths: Sequence[bytes]) -> int | None:
-        """As `add`, path by path up to one that ends it: how many these are. None if all are added and none ends it."""
-        count = self._count + len(paths)
-        size = self._bytes + sum(map(len, paths)) + len(paths)
+    def add_all(self, paths: Sequence[bytes], at: int = 0, of: int = 0) -> int | None:
+        """As `add`, path by path up to one that ends it: how many these are. None if all are added and none ends it.
+
+        at, of: these are the paths from this place on of a segment with so many. It was cut by the same rule, so none
+        but its last, behind which it has `MIN_ENTRIES` or more, is one to end with.
+        """
+        added = len(paths)
+        count = self._count + added
+        size = self._bytes + len(b"\0".join(paths)) + bool(paths)
         if count >= MAX_ENTRIES or size >= MAX_PATH_BYTES:
             return next((at for at, path in enumerate(paths, 1) if self.add(path)), None)
         first = max(0, MIN_ENTRIES - 1 - self._count)
+        known = max(0, MIN_ENTRIES - 1 - at)
+        unknown = chain(range(first, min(known, added)), range(max(first, known, of - 1 - at), added))
         level, every = self._level, MIN_ENTRIES
-        for at, path in enumerate(paths[first:], first + 1):
-            if xxh3_64_intdigest(path, level) % every == 0:
+        for number in unknown:
+            if xxh3_64_intdigest(paths[number], level) % every == 0:
                 self._count = self._bytes = 0
-                return at
+                return number + 1
         self._count, self._bytes = count, size
         return None
 
@@ -190,11 +198,19 @@ class PathColumns:
         """As `split_paths`. The list may be that of another segment: treat it as frozen."""
         found = self._known.get(column)
         if found is None or len(found) != count:
-            found = split_paths(kind, column, count)
-            if len(self._known) == _REMEMBERED:
-                del self._known[next(iter(self._known))]
-            self._known[column] = found
+            found = self._keep(column, split_paths(kind, column, count))
         return found
+
+    def split_again(self, kind: str, column: bytes, count: int) -> list[bytes]:
+        """As `split`, of a column with this count that was checked before."""
+        found = self._known.get(column)
+        return self._keep(column, column.split(b"\0")[:-1]) if found is None else found
+
+    def _keep(self, column: bytes, paths: list[bytes]) -> list[bytes]:
+        if len(self._known) == _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[column] = paths
+        return paths
 
 
 def check_follows(previous: bytes | None, path: bytes) -> None:

@@ -14,7 +14,7 @@ FindLocator = Callable[[], Locator | None]
 class Located(Generic[T]):
     """An object, checked, and its locator if there is one. That is read when it is first asked for: most are not."""
 
-    __slots__ = ("_locator", "value")
+    __slots__ = ("__weakref__", "_locator", "value")
 
     def __init__(self, value: T, locator: Locator | FindLocator | None) -> None:
         self.value = value

@@ -40,9 +40,15 @@ class MetadataCache:
         if self._folder is None:
             return None
         try:
-            with open(self._text(kind, name), "rb", opener=_at_once) as file:
-                found = os.fstat(file.fileno())
-                return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= limit else None
+            file = _at_once(self._text(kind, name), os.O_RDONLY)
+            try:
+                found = os.fstat(file)
+                if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+                    return None
+                data = os.read(file, found.st_size)
+                return data if len(data) == found.st_size else None
+            finally:
+                os.close(file)
         except OSError:
             return None
 
@@ -60,10 +66,11 @@ class MetadataCache:
         """Keeps a copy; a name that is there already stays, unless its size is another."""
         if self._folder is None:
             return
+        with contextlib.suppress(OSError):
+            if os.stat(self._text(kind, name)).st_size == len(data):  # noqa: PTH116 (see `_text`)
+                return
         path = self._path(kind, name)
         with contextlib.suppress(OSError):
-            if path.exists() and path.stat().st_size == len(data):
-                return
             mode = _make_folder(path.parent)
             replace_file(path, data, mode=mode & 0o444, sync=False)
 

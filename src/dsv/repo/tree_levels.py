@@ -104,7 +104,7 @@ class Levels:
             check_follows(self._previous, paths[rows.at])
             self._previous = paths[stop - 1]
         while rows.at < stop:
-            count = self._cutter.add_all(paths[rows.at : stop])
+            count = self._cutter.add_all(paths[rows.at : stop], rows.at, len(paths))
             rows.take(stop if count is None else rows.at + count, self._columns, self._places)
             if count is not None:
                 self._end_segment()

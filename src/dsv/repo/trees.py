@@ -36,7 +36,7 @@ class LocatedSegment(Located[Segment]):
         entry = self.segment.entry(at)
         if self.locator is None or not entry.size:
             return entry, None
-        row = at - self.segment.sizes[:at].count(0)
+        row = at - (self.segment.sizes[:at].count(0) if self.segment.without_content else 0)
         return entry, self.locator.get(row) if row < len(self.locator) else None
 
     def find(self, path: bytes) -> tuple[Entry, Location | None] | None:

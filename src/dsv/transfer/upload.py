@@ -183,7 +183,7 @@ class Uploader:
         return None if found is None else Stored(size, file_id, recipe_id, found)
 
     def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
-        encoded = segment.encode()
+        encoded = self._session.repository.objects.encode_segment(segment)
         segment_id = SegmentId.hash(encoded)
         return segment_id, self._described(ObjectKind.SEGMENT, segment_id, encoded, locator)
 

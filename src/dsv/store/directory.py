@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -42,6 +42,9 @@ _LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEX
 # O_NONBLOCK: opening a pipe that somebody put there must not hang.
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _ATTEMPTS: Final = 30
+# To find the first of many names takes a tenth of the time of sorting all. Nobody who needs few takes more of them.
+_FIRST: Final = 2048
+_MANY: Final = 16 * _FIRST
 _Folders: TypeAlias = list[str]
 
 
@@ -317,15 +320,24 @@ def _look(folder: int, name: str) -> os.stat_result | None:
     return found
 
 
-def _names(folder: int, begins: str) -> list[str]:
-    """All names that begin so, sorted. There may be millions, so no work is done for each one."""
+def _names(folder: int, begins: str) -> Iterator[str]:
+    """All names that begin so, sorted. There may be millions, so no work is done for each one, and they are sorted only
+    for a caller that takes more than the first ones.
+    """
     readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
     try:
         names = os.listdir(readable)  # noqa: PTH208 (a descriptor)
     finally:
         os.close(readable)
+    if begins:
+        names = [name for name in names if name.startswith(begins)]
+    if len(names) > _MANY:
+        first = nsmallest(_FIRST, names)
+        yield from first
+        after = first[-1]
+        names = [name for name in names if name > after]
     names.sort()
-    return [name for name in names if name.startswith(begins)] if begins else names
+    yield from names
 
 
 def _folders(folder: int) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.clone import CloneRequest, clone
+from dsv.api.clone import CloneRequest, Differing, clone
 from dsv.api.pull import pull
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
@@ -87,6 +87,34 @@ def test_a_clone_of_a_part(team: Team) -> None:
             clone_part(bob, "train")
         assert bob.files() == TRAIN
         nothing_is_removed(bob)
+
+
+@pytest.mark.parametrize("differing", list(Differing))
+def test_a_clone_into_a_folder_that_has_files(team: Team, differing: Differing) -> None:
+    """What was there is never lost but by consent, and the same call finishes it."""
+    there: Files = {"train/a": b"a", "val/deep/d": b"d", "val/link@": b"c"}
+    if differing is not Differing.REFUSE:
+        there |= {"top": b"mine", "notes/n": b"n"}
+    kept = {**there, "top": FILES["top"]} if differing is Differing.OVERWRITE else there
+
+    def make() -> Person:
+        bob = team.bob()
+        bob.write(there)
+        return bob
+
+    def work(bob: Person) -> None:
+        clone(bob.context(bob.home), Target.parse("scans"), bob.workspace, CloneRequest(differing=differing))
+
+    for bob in killed_everywhere(make, work):
+        now = bob.files()
+        assert all(now[name] in (data, kept[name]) for name, data in there.items())
+        with suppress(Conflict):  # it was done
+            work(bob)
+        assert bob.files() == {**FILES, **kept}
+        found = status(bob.context()).differences
+        mine = [] if differing is Differing.REFUSE else [b"notes/n"]
+        assert (found.added, found.removed) == (mine, [])
+        assert found.changed == ([b"top"] if differing is Differing.KEEP else [])
 
 
 def test_adding(team: Team) -> None:

@@ -90,7 +90,7 @@ def test_a_cached_tag_needs_no_store(pets: Dsv) -> None:
     assert pets.ok("cache", "pets@v1").out == path
     gone = pets("cache", "pets@v2")
     assert (gone.code, gone.out) == (6, "")
-    assert pets("cache", "pets@v2", "--offline").code == 3
+    assert pets("cache", "pets@v2", "--offline").code == 6
     assert pets("cache", "pets@v2", "--json").json["error"]["retryable"] is True
 
 

@@ -9,14 +9,15 @@ import select
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from dsv.cli.catalogue import COMMANDS
-from dsv.cli.completion import line
-from dsv.cli.completion.answer import split
+from dsv.cli.completion import known, line
+from dsv.cli.completion.answer import complete, split
 from dsv.cli.described import described
 from tests.cli.runner import PROGRAM, Dsv, write_files
 from tests.waiting import PATIENCE
@@ -84,6 +85,27 @@ def test_what_a_command_has_heard_of_a_bucket_is_completed(pets: Dsv, tmp_path: 
     away = pets.at(tmp_path, DSV_STORE="s3://nowhere/dsv", DSV_CACHE=str(tmp_path / "none"))
     assert offered(away, "ls", "p") == ["pets"]
     assert "pets@v1" in offered(away, "ls", "pets@v")
+
+
+def test_a_folder_that_does_not_answer_is_not_waited_for(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else is known is offered. Such a folder lies on a file server that is away."""
+    back, asked = threading.Event(), list[str]()
+    real = os.listdir
+
+    def listing(folder: str) -> list[str]:
+        if "/store/" in folder:
+            asked.append(folder)
+            back.wait()
+        return real(folder)
+
+    monkeypatch.setattr(known.os, "listdir", listing)
+    monkeypatch.chdir(pets.cwd)
+    try:
+        environ = {**pets.environ, "DSV_COMPLETION_SECONDS": "3"}
+        assert complete(["ls", ""], environ)[1] == [("pets", "")]
+        assert len(asked) == 1
+    finally:
+        back.set()
 
 
 def test_a_name_that_has_gone_is_offered_no_more(pets: Dsv, tmp_path: Path) -> None:

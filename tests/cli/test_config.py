@@ -139,3 +139,16 @@ def test_a_workspace_is_found_from_below(dsv: Dsv) -> None:
     assert here.ok("config", "store").out == "s3://bound\n"
     keys = [item["key"] for item in here.ok("config", "--json").json["items"]]
     assert "dataset" in keys
+
+
+def test_a_named_pipe_in_place_of_settings_is_refused_and_not_waited_for(dsv: Dsv) -> None:
+    os.mkfifo(dsv.cwd / "pipe")
+    done = dsv.at(dsv.cwd, DSV_CONFIG=str(dsv.cwd / "pipe"))("config")
+    assert done.code == 2 and "is a named pipe" in done.err, done
+
+
+def test_passwords_in_urls_are_not_shown(dsv: Dsv) -> None:
+    said = dsv.ok("config", "stores.lake.endpoint", "https://ann:s3cret@proxy.example").err
+    for done in (dsv.ok("config"), dsv.ok("config", "--json"), dsv.ok("config", "stores.lake.endpoint")):
+        assert "proxy.example" in done.out and "s3cret" not in done.out + done.err + said, done
+    assert "s3cret" in (dsv.home / ".config/dsv/config.toml").read_text()

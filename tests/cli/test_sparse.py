@@ -113,6 +113,42 @@ def test_diff_and_sync_leave_the_rest_alone(part: Dsv) -> None:
     assert part.ok("diff", "@main~1", "--name-status").out.split() == ["A", "train/3.png"]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["clone", "pets", "new", "--only", "train,test"], "a comma is a part of the pattern"),
+        (["clone", "pets", "new", "--only", "train, a.txt"], "--only train --only a.txt"),
+        (["clone", "pets", "new", "--only", "train *.txt"], "a space is a part of the pattern"),
+        (["clone", "pets", "new", "--only", "none, neither"], "patterns begin at the top"),
+        (["clone", "pets", "new", "--only", "tr[a-z, ]in/no,train"], "patterns begin at the top"),
+    ],
+)
+def test_several_patterns_in_one_word_are_told(pets: Dsv, words: list[str], told: str) -> None:
+    there = pets.at(pets.cwd.parent)
+    refused(there(*words), 3, told)
+    assert not (there.cwd / "new").exists()
+
+
+@pytest.mark.parametrize("first", ["status", "sync"])
+def test_a_file_beside_the_patterns_that_went_is_told_once(part: Dsv, first: str) -> None:
+    write_files(part.cwd, {"test/mine": b"m", "test/yours": b"y"})
+    part.ok("sync")
+    (part.cwd / "test/mine").unlink()
+    told = part.ok(first).err
+    assert "'test/mine' is not here any more, and stays in the dataset" in told and "dsv rm" in told
+    assert "not here any more" not in part.ok("sync").err + part.ok("status").err
+    assert "test/mine" in part.ok("ls").out
+
+
+def test_status_needs_no_store_for_what_is_new_here(part: Dsv) -> None:
+    write_files(part.cwd, {"train/3.png": b"3", "test/1.png": b"changed"})
+    (part.cwd / "more").mkdir()
+    before = part.ok("status").out
+    store = part.home / ".local/share/dsv/store"
+    store.rename(store.with_name("away"))
+    assert part.ok("status").out == before != ""
+
+
 def test_a_clone_that_was_begun_with_other_patterns(pets: Dsv) -> None:
     there = pets.at(pets.cwd.parent)
     there.ok("clone", "pets", "part", "--only", "train")

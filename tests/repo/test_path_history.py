@@ -130,7 +130,7 @@ def test_commits_of_a_long_history_are_read_together() -> None:
     head = repository.refs.head(DATASET, MAIN)
     singly: list[int] = []
     original = repository.objects.commit_or_none
-    ahead = CommitsAhead(repository.objects, repository.refs, head)
+    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head)
     before = store.counts
     for commit_id in reversed(made):
         at_hand = repository.objects.is_at_hand(commit_id)
@@ -146,8 +146,25 @@ def test_no_more_commits_are_read_than_asked_for() -> None:
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
     for most in (3, 6):
         repository = Repository.open(store, None, writer.clock)
-        ahead = CommitsAhead(repository.objects, repository.refs, repository.refs.head(DATASET, MAIN), most)
+        head = repository.refs.head(DATASET, MAIN)
+        ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head, most)
         before = store.counts
         for commit_id in made[: -most - 1 : -1]:
             ahead.commit(commit_id)
         assert (store.counts - before).gets <= most + 4
+
+
+def test_a_long_history_is_read_together_from_any_of_its_commits() -> None:
+    """As from a tag: where it lies among the moves of its branch is found by halves."""
+    store = Counting(MemoryStore())
+    writer = create(store)
+    made = [commit(writer, {"a": b"%d" % number}) for number in range(120)]
+    repository = Repository.open(store, None, writer.clock)
+    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, None)
+    singly: list[int] = []
+    for number in range(59, -1, -1):
+        at_hand = repository.objects.is_at_hand(made[number])
+        assert ahead.commit(made[number]) == writer.objects.commit(made[number])
+        singly += [] if at_hand else [number]
+    assert singly[:8] == list(range(59, 51, -1)) and len(singly) <= 8 + 4
+    assert not any(repository.objects.is_at_hand(later) for later in made[60:])

@@ -87,8 +87,8 @@ class Targets:
             if known is not None and (self._offline or self._is_there(known)):
                 return known
             if self._offline:
-                raise NotFound(
-                    f"{target} is not known to the cache {self.root.path}",
+                raise Unreachable(  # only the store knows what is not there
+                    f"{target} is not known to the cache {self.root.path}, and the store is not asked",
                     subject=str(target),
                     hint=f"without --offline the store is asked: dsv cache {target}",
                 )

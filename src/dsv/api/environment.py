@@ -6,6 +6,7 @@ The environment is handed over, so that a program decides which one it is.
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from dsv.model.toml import MAX_BYTES, binding
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
 GIT_SECONDS = 5.0
+_OPEN = ("/dev/fd/", "/proc/")
+"""Where what a shell has opened already lies, such as `<(command)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,12 @@ def _git_author(cwd: Path) -> Setting | None:
 def read_settings(path: Path) -> bytes | None:
     """What a file of settings holds, of one that is too large a little more than may be; None if there is none."""
     try:
+        if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(_OPEN):
+            raise UsageError(
+                f"{path} is a named pipe, and settings stand in a file",
+                subject=str(path),
+                hint=f"ls -l {path}",
+            )
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):

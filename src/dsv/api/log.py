@@ -103,7 +103,7 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
         names = _by_commit(heads, tags)
         head = next((one for one in heads if one.branch == branch), None)
         most = query.limit if query.takes_all else None
-        commits = CommitsAhead(repository.objects, repository.refs, head, most)
+        commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
         for item in _items(repository, commits, start, query):
             found = None
             if query.stat:

@@ -40,13 +40,28 @@ def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
 def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
     """Raises `NotFound` for a pattern that matches nothing of the tree: it may be misspelt."""
     for line in lines:
-        pattern = SparsePatterns((line,))
-        if tree is not None and not any(pattern.matches(entry.path) for entry, _ in tree.within(pattern)):
+        if tree is not None and not _finds(tree, line):
             raise NotFound(
                 f"nothing in commit {str(tree.commit_id)[:12]} matches {line}",
                 subject=line,
-                hint="patterns begin at the top of the dataset; dsv ls shows what is there",
+                hint=_several(tree, line)
+                or "patterns begin at the top of the dataset; dsv ls shows what is there",
             )
+
+
+def _several(tree: TreeReader, line: str) -> str | None:
+    """What to do if the line is several patterns in one, at least one of which matches something."""
+    parts = line.replace(",", " ").split()
+    if len(parts) < 2 or set(line) & set("\\[]") or not any(_finds(tree, part) for part in parts):
+        return None
+    name = "a comma" if "," in line else "a space"
+    each = f"--only {parts[0]} --only {parts[1]}"
+    return f"{name} is a part of the pattern; name each pattern by itself (dsv clone: {each})"
+
+
+def _finds(tree: TreeReader, line: str) -> bool:
+    pattern = SparsePatterns((line,))
+    return any(pattern.matches(entry.path) for entry, _ in tree.within(pattern))
 
 
 def _line(tree: TreeReader | None, text: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from dsv.api.branch_position import BranchPosition, branch_position, fetch_position
 from dsv.api.context import Context
@@ -11,8 +13,11 @@ from dsv.api.sync_forecast import Findings, Forecast, forecast
 from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.lock import Lock
 from dsv.model.ids import CommitId
+from dsv.repo.local_store import LocalStore
+from dsv.repo.metadata import MetadataCache
+from dsv.repo.objects import Objects
 from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state
-from dsv.worktree.checks import check_paths, check_removals
+from dsv.worktree.checks import check_paths, check_removals, note_let_go
 from dsv.worktree.held import Collision
 from dsv.worktree.scan.problem import Problem
 from dsv.worktree.scan.state import State
@@ -61,18 +66,16 @@ def status(
     base = workspace.base()
     if fetch:
         fetch_position(context, workspace, base)
-    state = load_state(workspace)
+    compare = partial(_compare, context, workspace, base, paths, rehash=rehash)
     with ExitStack() as opened:
-        trees = Trees(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
-        check_paths(workspace.root, lambda: trees.of(base), paths)
-        baseline = find_baseline(workspace, state, base, trees, paths, rehash=rehash)
-        scan = baseline.scan
-        context.progress.start(None, None)
-        differences, unread = detect_changes(scan, baseline.entry, context.progress)
-        context.progress.finish()
-        suspicious = _suspicion(baseline) if scan.missing else None
-    save_news(workspace, state)
-    problems = tuple(scan.problems + unread)
+        try:
+            compared = compare(lambda: _local_objects(context, workspace))
+        except Unreachable:  # something has no local copy
+            compared = compare(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
+    baseline, scan, differences = compared.baseline, compared.baseline.scan, compared.differences
+    suspicious, problems = compared.suspicious, compared.problems
+    note_let_go(scan, context.progress)
+    save_news(workspace, scan.state)
     branch = branch_position(context, workspace, base)
     findings = Findings(
         workspace.dataset,
@@ -97,6 +100,40 @@ def status(
         branch,
         forecast(findings, branch),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    baseline: Baseline
+    differences: Differences
+    problems: tuple[Problem, ...]
+    suspicious: str | None
+
+
+def _compare(
+    context: Context,
+    workspace: Workspace,
+    base: CommitId | None,
+    paths: tuple[bytes, ...],
+    objects: Callable[[], Objects],
+    *,
+    rehash: bool,
+) -> _Compared:
+    trees = Trees(objects)
+    check_paths(workspace.root, lambda: trees.of(base), paths)
+    baseline = find_baseline(workspace, load_state(workspace), base, trees, paths, rehash=rehash)
+    scan = baseline.scan
+    context.progress.start(None, None)
+    differences, unread = detect_changes(scan, baseline.entry, context.progress)
+    context.progress.finish()
+    suspicious = _suspicion(baseline) if scan.missing else None
+    return _Compared(baseline, differences, tuple(scan.problems + unread), suspicious)
+
+
+def _local_objects(context: Context, workspace: Workspace) -> Objects:
+    """What this machine has copies of; anything else is `Unreachable`."""
+    metadata = MetadataCache(context.metadata_folder(workspace.store_id))
+    return Objects(LocalStore(context.settings.store().url, metadata), metadata)
 
 
 def _suspicion(baseline: Baseline) -> str | None:

@@ -12,7 +12,7 @@ from dsv.model.paths import show
 from dsv.model.progress import Progress
 from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import open_baseline
-from dsv.worktree.checks import check_paths, check_removals
+from dsv.worktree.checks import check_paths, check_removals, note_let_go
 from dsv.worktree.journal import Journal
 from dsv.worktree.open_workspace import OpenWorkspace
 from dsv.worktree.scan.problem import Problem, refusal
@@ -109,6 +109,7 @@ def sync(context: Context, request: SyncRequest) -> Synced:
 
 
 def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progress) -> None:
+    note_let_go(scan, progress)
     for one, other in scan.clashes:
         progress.note(
             f"{_text(one)} and {_text(other)} are one name where case or Unicode is folded: "

@@ -6,6 +6,7 @@ from functools import partial
 
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
+from dsv.model.names import MAIN, DatasetName
 from dsv.repo.objects import Objects
 from dsv.repo.refs import Head, Refs
 from dsv.store.together import together
@@ -13,17 +14,24 @@ from dsv.store.together import together
 _SINGLY = 4
 """Commits that are read one after the other before others are read ahead: short histories are not worth it."""
 _MOST = 128
+_SEARCHED = 8
+"""The same if the place of the first one among a branch's moves has to be found."""
 
 
 class CommitsAhead:
     """Commits as `Objects.commit` gives them. The moves of a branch name the commits that will be asked for next.
 
-    most: how many commits will be asked for at most.
+    head: that of the branch, if the first commit that is asked for is its; None if the branch that the commits were
+    made for is to be searched. most: how many commits will be asked for at most.
     """
 
-    def __init__(self, objects: Objects, refs: Refs, head: Head | None, most: int | None = None) -> None:
+    def __init__(
+        self, objects: Objects, refs: Refs, dataset: DatasetName, head: Head | None, most: int | None = None
+    ) -> None:
         self._objects = objects
         self._refs = refs
+        self._dataset = dataset
+        self._searching = head is None
         self._head = head
         self._next = 0 if head is None else head.number  # moves below this one were not read
         self._asked = 0
@@ -37,10 +45,32 @@ class CommitsAhead:
         if self._objects.is_at_hand(commit_id):
             return self._objects.commit(commit_id)
         self._asked += 1
+        if self._searching and self._asked == _SEARCHED and self._left != 0:
+            found = self._objects.commit(commit_id)
+            self._searching = False
+            self._find_place(found)
+            return found
         if self._asked <= _SINGLY or self._head is None or not self._next or self._left == 0:
             return self._objects.commit(commit_id)
         self._read_ahead(commit_id)
         return self._objects.commit(commit_id)
+
+    def _find_place(self, commit: Commit) -> None:
+        """Looks for the first move of the commit's branch that is not older than the commit, by halves. If a clock was
+        wrong, commits are read that nobody asks for, and that is all."""
+        branch = commit.branch or MAIN
+        head = self._refs.head_or_none(self._dataset, branch)
+        if head is None:
+            return
+        first, last = 0, head.number
+        while first < last:
+            middle = (first + last) // 2
+            move = self._refs.entry(self._dataset, branch, middle)
+            if move is None or move.time_ms < commit.time_ms:
+                first = middle + 1
+            else:
+                last = middle
+        self._head, self._next = head, first
 
     def _read_ahead(self, commit_id: CommitId) -> None:
         """The commits before this one, by the moves before its own. One that can't be read is not asked for yet."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from dsv.errors import Conflict, NotFound
 from dsv.model.paths import show
+from dsv.model.progress import Progress
+from dsv.model.units import format_count
 from dsv.repo.trees import TreeReader
 from dsv.worktree.held import count_held
 from dsv.worktree.scan.folder import KEPT
@@ -32,6 +34,18 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
         raise _refused(f"{removed:,} of {before:,} paths{here}", str(scan.root))
     for top in emptied(scan):
         raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", str(scan.root))
+
+
+def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
+    """Says that what went here, beside what a sparse workspace is to have, stays in the dataset."""
+    if not scan.let_go:
+        return
+    first = show(scan.let_go[0])
+    more = f" and {format_count(len(scan.let_go) - 1, 'more path')} are" if len(scan.let_go) > 1 else " is"
+    progress.note(
+        f"{first}{more} not here any more, and stay{'' if len(scan.let_go) > 1 else 's'} in the dataset, as this "
+        "workspace is sparse and its patterns don't match: dsv rm removes files from a dataset"
+    )
 
 
 def emptied(scan: WorkspaceScan) -> list[bytes]:

@@ -26,7 +26,8 @@ def completion(call: Call, shell: Annotated[str, typer.Argument(metavar="[bash|z
     """Print the script that completes dsv's words in your shell.
 
     It completes commands and options, datasets, branches, tags, commits, paths in a commit that is cached, runs, and
-    configured stores and caches: what this machine knows. No store is asked.
+    configured stores and caches: what this machine knows. Folders are listed, those of a store too, for 0.3 s at most;
+    no bucket is asked.
     """
     name = shell or call.around.environ.get("SHELL", "").rpartition("/")[2]
     if name not in SCRIPTS:

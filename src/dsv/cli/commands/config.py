@@ -16,6 +16,7 @@ from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
 from dsv.model.pool import HERE
+from dsv.model.secret_shapes import hide_in_urls
 
 NAMES = "names"
 """Shown like a setting, and set as that of a store."""
@@ -38,7 +39,7 @@ NAMES = "names"
     ],
     result={
         "items.key": "the setting",
-        "items.value": "its value",
+        "items.value": "its value; a password in a URL is shown as ***",
         "items.origin": "flag, variable or file it is from",
     },
 )
@@ -74,7 +75,7 @@ def config(
         call.items(_item(setting) for setting in settings)
         return
     columns = [Column("key", keep=True), Column("value", keep=True), Column("origin")]
-    call.table(columns, [[setting.key, setting.value, setting.origin] for setting in settings])
+    call.table(columns, [[setting.key, hide_in_urls(setting.value), setting.origin] for setting in settings])
     for origin, unknown in call.settings.unknown():
         call.warn(f"{origin} has {unknown}, which is no setting of this version")
 
@@ -103,7 +104,7 @@ def _show_one(call: Call, key: str) -> None:
     if call.json:
         call.items([_item(setting)])
     else:
-        call.line(setting.value)
+        call.line(hide_in_urls(setting.value))
         call.say(f"from {setting.origin}")
 
 
@@ -123,7 +124,9 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
         check_key(key)
         typed, value = value, lasting(key, value, cwd)
         if value != typed:
-            call.say(f"{typed} is {value}: a config file means the same in every folder")
+            call.say(
+                f"{hide_in_urls(typed)} is {hide_in_urls(value)}: a config file means the same in every folder"
+            )
     document = parse_toml(environment.read_settings(path) or b"", str(path))
     changed = with_value(document, key, value)
     if unset and changed == document:
@@ -149,7 +152,7 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
     if key not in PLAIN_KEYS:
         return
     if effective is not None and effective.origin != path:
-        call.warn(f"{effective.origin} says {key} = {effective.value}, and comes first here")
+        call.warn(f"{effective.origin} says {key} = {hide_in_urls(effective.value)}, and comes first here")
     elif key == "pool":
         for name in value.split(","):
             if name.strip() not in (HERE, *call.settings.names("pools")):
@@ -160,7 +163,7 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
 
 
 def _item(setting: Setting) -> dict[str, object]:
-    return {"key": setting.key, "value": setting.value, "origin": setting.origin}
+    return {"key": setting.key, "value": hide_in_urls(setting.value), "origin": setting.origin}
 
 
 def _write(path: Path, document: dict[str, object]) -> None:

@@ -7,33 +7,43 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 Row = tuple[str, str]
 """A word that may stand there, and a few words on what it means."""
 
 _MAX_BYTES = 8 << 20
 _HEX = set("0123456789abcdef")
+_SECONDS = 0.3
+"""How long a key press waits for folders in all: a file server that is away would stop the shell. The variable
+DSV_COMPLETION_SECONDS names another time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
-    """environ, cwd: of the shell. flags: global options that were typed, such as `--store`."""
+    """environ, cwd: of the shell. flags: global options that were typed, such as `--store`.
+
+    until: when no folder is waited for any more, from the first that is read; what was not read by then is left out.
+    """
 
     environ: Mapping[str, str]
     cwd: str
     flags: Mapping[str, str] = field(default_factory=dict)
+    until: float | None = None
 
     def datasets(self) -> list[Row]:
         """Those of the workspace, the cache, the store if it is a folder, and of the stores that were read before."""
         workspace = self._workspace()
         found = [workspace["dataset"]] if "dataset" in workspace else []
-        found += _decoded(_list(os.path.join(self._cache(), ".dsv", "datasets")))
-        found += _decoded(_list(os.path.join(self._store(), "refs")))
         found += [name for heard in self._heard() for name in heard]
+        found += _decoded(self._list(os.path.join(self._cache(), ".dsv", "datasets")))
+        found += _decoded(self._list(os.path.join(self._store(), "refs")))
         return [(name, "") for name in _once(found)]
 
     def revisions(self, dataset: str) -> list[Row]:
@@ -52,7 +62,7 @@ class Known:
         name = dataset or self._workspace().get("dataset", "")
         heard = [row for known in self._heard() for row in known.get(name, {}).get("commits", [])]
         rows = [(str(row[0])[:12], str(row[1])) for row in heard if len(row) > 1]
-        cached = [(found[:12], "cached") for found in _list(self._cached(name)) if _is_commit(found)]
+        cached = [(found[:12], "cached") for found in self._list(self._cached(name)) if _is_commit(found)]
         return list({row[0]: row for row in (*cached, *rows)}.values())
 
     def paths(self, dataset: str, revision: str, prefix: str) -> list[Row]:
@@ -61,7 +71,7 @@ class Known:
         for root in self._trees(dataset, revision):
             rows = [
                 (f"{folder}/{name}" if folder else name, "")
-                for name in _entries(os.path.join(root, folder))
+                for name in self._entries(os.path.join(root, folder))
                 if name.startswith(start) and name != ".dsv/"
             ]
             if rows:
@@ -71,9 +81,11 @@ class Known:
     def runs(self) -> list[Row]:
         """Those of this machine, the newest first."""
         state = os.path.join(self._home("XDG_STATE_HOME", ".local/state"), "dsv")
-        under_way = {name for name in _list(os.path.join(state, "running")) if not name.endswith(".stop")}
+        under_way = {
+            name for name in self._list(os.path.join(state, "running")) if not name.endswith(".stop")
+        }
         folder = os.path.join(state, "runs")
-        kept = {run for dataset in _list(folder) for run in _list(os.path.join(folder, dataset))}
+        kept = {run for dataset in self._list(folder) for run in self._list(os.path.join(folder, dataset))}
         return [
             (run, "under way" if run in under_way else "") for run in sorted(under_way | kept, reverse=True)
         ]
@@ -97,17 +109,19 @@ class Known:
         cached = self._cached(name)
         commit = self._commit(name, revision or ("" if not dataset else "main"))
         if commit:
-            yield from (os.path.join(cached, each) for each in _list(cached) if each[:64].startswith(commit))
+            yield from (
+                os.path.join(cached, each) for each in self._list(cached) if each[:64].startswith(commit)
+            )
         if name and name == workspace.get("dataset"):
             yield workspace["root"]
 
     def _commit(self, dataset: str, revision: str) -> str:
         """The id of a branch or a tag as the cache knows it, else what may be the beginning of one."""
         stores = os.path.join(self._cache(), ".dsv", "stores")
-        for store in _list(stores):
+        for store in self._list(stores):
             for kind in ("tags", "branches"):
                 path = os.path.join(stores, store, "refs", _component(dataset), kind, _component(revision))
-                if said := str(_json(path).get("commit", "")):
+                if said := str(self._json(path).get("commit", "")):
                     return said
         return revision if len(revision) >= 8 and set(revision) <= _HEX else ""
 
@@ -116,17 +130,17 @@ class Known:
         part = os.path.join("refs", _component(name), kind)
         stores = os.path.join(self._cache(), ".dsv", "stores")
         found = [each for heard in self._heard() for each in heard.get(name, {}).get(kind, [])]
-        found += _decoded(_list(os.path.join(self._store(), part)))
-        for store in _list(stores):
-            found += _decoded(_list(os.path.join(stores, store, part)))
+        for store in self._list(stores):
+            found += _decoded(self._list(os.path.join(stores, store, part)))
+        found += _decoded(self._list(os.path.join(self._store(), part)))
         return _once(found)
 
     def _heard(self) -> list[dict[str, dict[str, list[Any]]]]:
         """What was heard of each store by commands before: datasets with their branches, tags and commits."""
         stores = os.path.join(self._home("XDG_CACHE_HOME", ".cache"), "dsv", ".dsv", "stores")
         own = self._workspace().get("store_id")
-        names = [own] if own else _list(stores)
-        found = [_json(os.path.join(stores, name, "names.json")).get("datasets") for name in names]
+        names = [own] if own else self._list(stores)
+        found = [self._json(os.path.join(stores, name, "names.json")).get("datasets") for name in names]
         return [
             {name: row for name, row in each.items() if isinstance(row, dict)}
             for each in found
@@ -166,8 +180,8 @@ class Known:
     def _config(self) -> dict[str, Any]:
         named = self.environ.get("DSV_CONFIG")
         own = os.path.join(self._home("XDG_CONFIG_HOME", ".config"), "dsv", "config.toml")
-        merged = _toml("/etc/dsv/config.toml")
-        for key, value in _toml(os.path.join(self.cwd, named) if named else own).items():
+        merged = self._toml("/etc/dsv/config.toml")
+        for key, value in self._toml(os.path.join(self.cwd, named) if named else own).items():
             is_table = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if is_table else value
         return merged
@@ -176,7 +190,7 @@ class Known:
         """What the workspace around the working folder is bound to, and its `root`; empty if there is none."""
         folder = os.path.realpath(os.path.join(self.cwd, self.flags.get("-C", "")))
         while True:
-            bound = _toml(os.path.join(folder, ".dsv", "config.toml"))
+            bound = self._toml(os.path.join(folder, ".dsv", "config.toml"))
             if bound:
                 bound = bound.get("workspace", bound)  # where a sparse one has it
                 return {**{key: str(value) for key, value in bound.items()}, "root": folder}
@@ -188,6 +202,43 @@ class Known:
     def _home(self, variable: str, below: str) -> str:
         named = self.environ.get(variable, "")
         return named if named.startswith("/") else os.path.join(self.environ.get("HOME", "/"), below)
+
+    def _list(self, folder: str) -> list[str]:
+        return self._in_time(lambda: _names_in(folder), [])
+
+    def _entries(self, folder: str) -> list[str]:
+        """Sorted names in a folder, those of folders with a slash."""
+        return self._in_time(lambda: _entries_of(folder), [])
+
+    def _toml(self, path: str) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self._in_time(lambda: _read(path), b"").decode())
+        except ValueError:
+            return {}
+
+    def _json(self, path: str) -> dict[str, Any]:
+        try:
+            found = json.loads(self._in_time(lambda: _read(path), b"") or b"{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _in_time(self, read: Callable[[], _T], otherwise: _T) -> _T:
+        """What was read, if that ended in time. A read that never ends goes with the process."""
+        found: list[_T] = []
+        thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
+        thread.start()
+        if self.until is None:
+            self.until = time.monotonic() + _seconds(self.environ)
+        thread.join(max(0.0, self.until - time.monotonic()))
+        return found[0] if found else otherwise
+
+
+def _seconds(environ: Mapping[str, str]) -> float:
+    try:
+        return min(3600.0, float(environ["DSV_COMPLETION_SECONDS"]))
+    except (KeyError, ValueError):
+        return _SECONDS
 
 
 def _once(names: Iterable[str]) -> list[str]:
@@ -206,14 +257,14 @@ def _is_commit(name: str) -> bool:
     return len(name) >= 64 and set(name[:64]) <= _HEX
 
 
-def _list(folder: str) -> list[str]:
+def _names_in(folder: str) -> list[str]:
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")] if folder else []
     except OSError:
         return []
 
 
-def _entries(folder: str) -> list[str]:
+def _entries_of(folder: str) -> list[str]:
     """Sorted names in a folder, those of folders with a slash."""
     try:
         with os.scandir(folder) as found:
@@ -231,18 +282,3 @@ def _read(path: str) -> bytes:
             return file.read(_MAX_BYTES)
     except (OSError, ValueError):
         return b""
-
-
-def _toml(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_read(path).decode())
-    except ValueError:
-        return {}
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_read(path) or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -85,7 +85,9 @@ class _Scanner:
         names = NameIndex(self._state)
         gone = self._state.gone | self._validator.lost
         chosen = self._state.chosen
-        self._state.gone = {path for path in gone if path in chosen and not self._is_back(path, names)}
+        gone = {path for path in gone if not self._is_back(path, names)}
+        self._state.gone = {path for path in gone if path in chosen}
+        scan.let_go = sorted(gone - self._state.gone, key=sort_key)
         self._check_links()
         scan.clashes = self._validator.clashes
         scan.withheld = PathSet.of(self._validator.withheld) if self._validator.withheld else None

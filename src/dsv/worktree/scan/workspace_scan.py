@@ -92,6 +92,8 @@ class WorkspaceScan:
         """What can't be read: what the base has there stays."""
         self.filled_elsewhere: frozenset[bytes] = frozenset()
         """Folders that are empty here, and not in the base: it has paths in them that this workspace leaves out."""
+        self.let_go: list[bytes] = []
+        """Paths of the base that were here beside what a sparse workspace is to have, and are not here any more."""
         self._device = device
         self._notices = {device: notice(root)}
 

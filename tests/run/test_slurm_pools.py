@@ -113,3 +113,19 @@ exit $code
     record = site.last()
     assert record["state"] in ("not-launched", "cut-off") and record["exit_code"], record
     assert site.queued() == [] and not (site.folder / "began").exists()
+
+
+def test_data_without_room_in_the_pools_cache_ends_the_run(site: Site) -> None:
+    """The cache became too small while the job waited: its node says so, and the command never begins."""
+    blocker = fill(site)
+    began = site.folder / "began"
+    terminal = site.start("run", "digits", "--on", "a", "--gpus", "1", "--", "touch", str(began))
+    until(lambda: site.last().get("state") == "queued", "the place in the queue")
+    (site.folder / "cache").mkdir(exist_ok=True)
+    (site.folder / "cache" / "dsv-cache.toml").write_text('protocol = 1\nmax_size = "1K"\n')
+    site.slurm.call("scancel", blocker)
+    _, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 125 and "room" in err, err
+    record = site.last()
+    assert (record["state"], record["end"]) == ("not-launched", "not-started") and "room" in record["error"]
+    assert not began.exists() and not list((site.folder / "cache").glob("digits/*/part0.npy"))

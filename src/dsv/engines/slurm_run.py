@@ -24,6 +24,8 @@ from dsv.model.run_end import EndCause
 
 _PAUSE: Final = (0.1, 1.0)
 """Seconds between two looks at the job's files: at first, and at most."""
+_SLOWER: Final = 1.05
+"""By which the pause grows: a job of some seconds is seen to end at once."""
 _ASK: Final = (0.5, 15.0)
 """Seconds between two questions to the controller."""
 LATE: Final = 60.0
@@ -115,7 +117,7 @@ class SlurmRun:
                         exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.UNSCHEDULABLE
                     )
             self._tell_again(left.begun)
-            pause = _PAUSE[0] if moved else min(pause * 1.2, _PAUSE[1])
+            pause = _PAUSE[0] if moved else min(pause * _SLOWER, _PAUSE[1])
             self._wake.wait(pause)
 
     def _tell_again(self, begun: bool) -> None:

@@ -190,7 +190,8 @@ def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> _Done:
         entered = turns.enter(pool, seconds, passed, note)
         if isinstance(entered, GaveUp):
             return entered
-        now = _decide(entered.spec, place, entered.staging, decided.run)
+        if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
+            now = _decide(entered.spec, place, entered.staging, decided.run)
         reason = entered.reason or "it did not begin"
         return stay.at(now, entered.staging, Patience(seconds, reason))
 

@@ -11,7 +11,7 @@ from typing import Final, cast
 from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.engines.log import KeptLog, LogKeeper
 from dsv.engines.registry import Engines
-from dsv.errors import Denied
+from dsv.errors import DsvError
 from dsv.model.json_values import Json
 from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause
@@ -61,7 +61,8 @@ def with_what_it_left(
     masker = _masker(record, environ)
     found = salvaged(lambda: _metrics(record, job), lambda problem: Metrics(problem=problem))
     values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
-    record = replace(record, metrics=values, metrics_error=found.problem)
+    error = None if record.error is None else masker.text(record.error)
+    record = replace(record, metrics=values, metrics_error=found.problem, error=error)
     log = salvaged(lambda: _log(record, job, masker, environ), no_log) if logged else None
     if log is None:
         return record, None
@@ -111,7 +112,7 @@ class Settler:
         )
         try:
             whole = finish(self.runs, whole, log)
-        except (Denied, OSError):
+        except DsvError:  # the next dsv that may write to the store
             return whole, False
         forget_job(whole, self.engines)
         return whole, True

@@ -1,0 +1,113 @@
+"""Who completes the record of a run whose job is over, when, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dsv.engines.base import Ended, JobStatus
+from dsv.engines.registry import Engines
+from dsv.model.ids import CommitId
+from dsv.model.run import JobRef, LogInfo, RunId, RunRecord, RunState
+from dsv.model.run_end import EndCause, RunPart
+from dsv.runs.completing import Settler
+from tests.run.shop import SCANS, Shop
+
+RUN = RunId.parse("20261120-132145-1f2e3d4c")
+OVER = Ended(
+    exit_code=4, launched=True, cause=EndCause.EXITED, parts=(RunPart(started_ms=5000, ended_ms=9000),)
+)
+NEVER = Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED)
+
+
+@dataclass
+class Cluster:
+    """One engine, which says this of its only job."""
+
+    says: JobStatus | None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    pools: Mapping[str, Any] = field(default_factory=dict)
+    queues = True
+
+    def make(self, name: str, pool: str | None) -> Cluster:
+        return self
+
+    def status(self, ref: JobRef) -> JobStatus | None:
+        return self.says
+
+    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None]:
+        yield b"the token is hunter2hunter2\n"
+
+
+def started(**more: Any) -> RunRecord:
+    job = JobRef("slurm", RUN, "c", "7:/job")
+    record = RunRecord(
+        run=RUN, dataset=SCANS, commit=CommitId.hash(b"x"), target="team/scans", data=(), state=RunState.QUEUED,
+        engine="slurm", job=job, params={}, out="/nowhere", host="login", user="ada", started_ms=1000,
+        log=LogInfo(0, 0),
+    )  # fmt: skip
+    return replace(record, **more)
+
+
+def over(ended: Ended = OVER, quiet_for: float | None = 60.0) -> JobStatus:
+    return JobStatus(RunState.ENDED, ended.exit_code, ended, quiet_for)
+
+
+def settler(shop: Shop, says: JobStatus | None, *supervised: RunId, **environ: str) -> Settler:
+    return Settler(cast("Engines", Cluster(says, environ)), shop.runs, frozenset(supervised))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_a_run_is_completed_with_its_log_and_its_times(shop: Shop) -> None:
+    record, sent = settler(shop, over(), TOKEN="hunter2hunter2").settle(started(env=("TOKEN",)))
+    assert sent and (record.state, record.exit_code, record.started_ms) == (RunState.ENDED, 4, 5000)
+    (stored,) = shop.runs.listing(SCANS, RUN)
+    assert shop.runs.read(stored) == record
+    log = shop.runs.log(stored)
+    assert log is not None and b"hunter2" not in log and log.startswith(b"the token is")
+
+
+def test_a_log_that_may_show_what_is_not_known_here_is_left_out(shop: Shop) -> None:
+    record, _ = settler(shop, over()).settle(started(env=("TOKEN",)))
+    log = shop.runs.log(shop.runs.listing(SCANS, RUN)[0])
+    assert log is not None and b"hunter2" not in log and b"TOKEN, which only login knows" in log
+    assert record.log is not None and record.log.kept_bytes == len(log)
+
+
+def test_of_two_who_complete_it_one_wins(shop: Shop) -> None:
+    first, _ = settler(shop, over()).settle(started())
+    second, sent = settler(shop, over(replace(OVER, exit_code=9))).settle(started())
+    assert sent and second == first and first.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("says", "more", "supervised"),
+    [
+        (over(quiet_for=None), {}, False),  # what the job left can't be seen here
+        (over(quiet_for=3.0), {}, False),  # whoever waits for it elsewhere completes it
+        (over(NEVER), {"then": ("cloud",)}, False),  # it may go on to another pool
+        (over(), {}, True),
+        (over(replace(OVER, seen=False)), {}, False),
+        (JobStatus(RunState.CUT_OFF), {}, False),
+        (None, {}, False),
+    ],
+)
+def test_what_others_know_better_is_left_to_them(
+    shop: Shop, says: JobStatus | None, more: dict[str, Any], supervised: bool
+) -> None:
+    record = started(**more)
+    found = settler(shop, says, *((RUN,) if supervised else ())).settle(record)
+    assert found == (record, True) and shop.runs.listing(SCANS, RUN) == []
+
+
+def test_a_run_that_goes_on_is_shown_as_its_cluster_has_it(shop: Shop) -> None:
+    record, _ = settler(shop, JobStatus(RunState.RUNNING)).settle(started())
+    assert record.state is RunState.RUNNING and shop.runs.listing(SCANS, RUN) == []

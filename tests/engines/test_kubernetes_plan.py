@@ -85,6 +85,7 @@ def test_the_restricted_pod_security_standard_is_kept() -> None:
             "capabilities": {"drop": ["ALL"]},
         }
     assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 def test_no_value_that_may_be_secret_is_printed_and_the_secret_is_named() -> None:

@@ -28,7 +28,14 @@ from dsv.engines.base import (
     PrivateFile,
 )
 from dsv.engines.container import check_image
-from dsv.engines.kubernetes_api import PROBE_SECONDS, KubernetesApi, Refusal, is_installed, not_installed
+from dsv.engines.kubernetes_api import (
+    PROBE_SECONDS,
+    KubernetesApi,
+    Refusal,
+    is_installed,
+    not_installed,
+    too_old,
+)
 from dsv.engines.kubernetes_capacity import ask_capacity, gpu_labels
 from dsv.engines.kubernetes_end import JobFacts, ended, status
 from dsv.engines.kubernetes_jobs import Address, KubernetesJob
@@ -109,6 +116,8 @@ class Kubernetes:
             version = self._api.get("/version", PROBE_SECONDS)
             if isinstance(version, Refusal):
                 return NoEngine(_no_answer(version))
+            if (reason := too_old(version)) is not None:
+                return NoEngine(reason)
             where = self._identity()
             nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
         except DsvError as error:

@@ -7,6 +7,7 @@ imported here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 EXTRA: Final = "dsv[kubernetes]"
 SECONDS: Final = 15.0
 PROBE_SECONDS: Final = 5.0
+OLDEST: Final = (1, 29)
+"""The first release whose init containers may go on beside the job's own; older ones would wait for their end."""
 _MERGE: Final = "application/merge-patch+json"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 
@@ -231,6 +234,15 @@ class KubernetesApi:
             return response.json()
         except ValueError:
             return Refusal(f"no answer of Kubernetes: {response.text[:200]}", 502)
+
+
+def too_old(version: Mapping[str, Any]) -> str | None:
+    """What keeps runs from a cluster that says this of itself, if anything does."""
+    numbers = [re.match(r"\d+", str(version.get(each, ""))) for each in ("major", "minor")]
+    major, minor = (0 if each is None else int(each[0]) for each in numbers)
+    if (major, minor) >= OLDEST or None in numbers:
+        return None
+    return f"it is Kubernetes {major}.{minor}, and runs need {OLDEST[0]}.{OLDEST[1]} or later"
 
 
 def _timeout(seconds: float | None) -> Any:

@@ -161,6 +161,7 @@ def _template(job: Job, name: str, options: KubernetesOptions, facts: Facts, for
         "securityContext": {
             **({} if options.root else {"runAsNonRoot": True}),
             "supplementalGroups": [0],
+            "fsGroupChangePolicy": "OnRootMismatch",  # of a group that the cluster gives: not for each file of a cache
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": _data_containers(job, name, options, forwarded),

@@ -93,7 +93,9 @@ def test_runs_are_sorted_and_filtered(trained: Dsv) -> None:
     def names(*arguments: str) -> list[str]:
         return _names(trained.ok("runs", "--json", *arguments))
 
-    assert names("--sort", "metrics.acc") == ["base1", "base2", "base3"]
+    assert names("--sort", "metrics.acc") == ["base3", "base2", "base1"]
+    assert names("--sort", "+metrics.acc") == ["base1", "base2", "base3"]
+    assert names("--sort", "metrics.val.loss") == ["base1", "base2", "base3"]
     assert names("--sort", "-metrics.val.loss") == ["base3", "base2", "base1"]
     assert names("--sort", "params.n", "--reverse", "-n", "2") == ["base3", "base2"]
     assert names("--filter", "params.n>1", "--filter", "exit_code=0") == ["base2"]

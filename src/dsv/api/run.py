@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tomli_w
@@ -32,7 +32,7 @@ from dsv.runs import life
 from dsv.runs.life import RunResult
 from dsv.runs.listing import show_run, waiting_run
 from dsv.runs.marks import Marks
-from dsv.runs.place import RunPlace
+from dsv.runs.place import RunPlace, code_folder, code_state
 from dsv.runs.pools.turns import GaveUp
 from dsv.runs.records import RunRecords
 from dsv.runs.spec import JobSpec
@@ -110,6 +110,57 @@ def dry_run(
         return life.dry_run(spec, place=place, staging=_Fixed(stager, spec))
 
 
+@contextmanager
+def prepared(
+    context: Context,
+    cache: Path,
+    spec: JobSpec,
+    place: RunPlace,
+    *,
+    stage: bool,
+    offline: bool = False,
+    jobs: int | None = None,
+    force: bool = False,
+) -> Iterator[JobSpec]:
+    """What the runs of a sweep have in common: the commits that its targets mean now, and its code.
+
+    stage: the data is fetched into this cache, once for all of them, and held meanwhile.
+    """
+    sessions: list[Session] = []
+    with Stager(context, CacheRoot(cache), offline=offline, jobs=jobs) as stager, ExitStack() as held:
+        held.callback(_close, sessions)  # records name the code by then
+        with life.as_launch_error():
+            targets = (spec.target, *spec.data.values())
+            found = {target: stager.targets.find(_pinned(spec, target)) for target in targets}
+            main = found[spec.target]
+            code = spec.recorded_code
+            if spec.code is not None and code is None:
+                folder = code_folder(place, spec.code)
+                tree = _Code(context, force, offline, sessions).commit(stager, main.dataset, folder)
+                if tree is not None:
+                    code = replace(code_state(folder, place.environ), tree=tree.hex())
+            for target, one in found.items() if stage else ():
+                whole = Target(one.dataset, Rev(str(one.commit)), target.path)
+                held.callback(stager.stage(whole, None)[1].release)
+        pins = {str(target): str(one.commit) for target, one in found.items()}
+        yield replace(
+            spec,
+            target=Target(main.dataset, spec.target.rev, spec.target.path),
+            pins=pins,
+            recorded_code=code,
+        )
+
+
+def _close(sessions: list[Session]) -> None:
+    for session in sessions:
+        session.close()
+
+
+def _pinned(spec: JobSpec, target: Target) -> Target:
+    pin = spec.pins.get(str(target))
+    return target if pin is None else Target(target.dataset, Rev(pin), target.path)
+
+
 def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:
     """The record of the run that `text` names: an id, part of one, or a name.
 
@@ -133,7 +184,7 @@ class _Fixed:
         output: KeptOutput | None = None,
     ) -> None:
         targets = (spec.target, *spec.data.values())
-        found = {target: stager.targets.find(target) for target in targets}
+        found = {target: stager.targets.find(_pinned(spec, target)) for target in targets}
         self.store = found[spec.target].store
         self._dataset = found[spec.target].dataset
         self._code = code

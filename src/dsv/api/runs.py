@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.engines.registry import Engines
+from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunRecord
+from dsv.model.sweep import PREFIX, SweepId
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.completing import Settler
 from dsv.runs.cut_off import record_cut_off
-from dsv.runs.listing import RunView, run_log, show_run
+from dsv.runs.listing import RunView, list_runs, run_log, show_run
 from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
 from dsv.runs.marks import Marks
 from dsv.runs.place import LIVE_LOG, SPOOLS, run_folder
+from dsv.runs.sweeps import SweepView, sweep_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,33 @@ class Runs:
         """One run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
         return show_run(self.runs, self.spool, text, places, self.marks.known())
+
+    def sweep(self, text: str) -> SweepView:
+        """A sweep, by its id, four characters or more of its end, or its name. Raises `NotFound` and `UsageError`."""
+        since = ""
+        with suppress(UsageError):
+            since = SweepId.parse(text).begun
+        views = list_runs(self.runs, self.spool, None, early=self.marks.known(), since=since)
+        found = sweep_of(views, text)
+        if found is None:
+            raise NotFound(f"there is no sweep {text}", subject=text, hint="dsv runs lists them")
+        return found
+
+    def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
+        """The run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""
+        if text.startswith(PREFIX):
+            return self.sweep(text)
+        try:
+            return self.show(text, dataset)
+        except NotFound as error:
+            return self.sweep_instead(text, error)
+
+    def sweep_instead(self, text: str, error: NotFound) -> SweepView:
+        """The sweep that a text means which means no run. Raises that error if there is none either."""
+        try:
+            return self.sweep(text)
+        except NotFound:
+            raise error from None
 
     def log(self, record: RunRecord) -> bytes | None:
         """What a run that has ended wrote, as far as it is kept: of one that was cut off, by this machine."""

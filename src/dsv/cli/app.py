@@ -117,10 +117,11 @@ def run(
     arguments: Sequence[str],
     around: Surroundings,
     announce: Callable[[str, Path, Path], None] | None = None,
+    member: dict[str, Any] | None = None,
 ) -> int:
-    """Runs one command line. Everything it has to say goes to `around`. announce: as of `Session`."""
+    """Runs one command line. Everything it has to say goes to `around`. announce, member: as of `Session`."""
     with Output(around.stdout) as out, _terminable():
-        session = Session(around, out, arguments=tuple(arguments), announce=announce)
+        session = Session(around, out, arguments=tuple(arguments), announce=announce, member=member)
         try:
             return _invoke(arguments, session)
         except ReaderGone:

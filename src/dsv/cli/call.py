@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -55,6 +55,8 @@ class Session:
     """Stores whose moved names were reported already."""
     announce: Callable[[str, Path, Path], None] | None = None
     """In the process of a detached run: tells the one that has started it of the run."""
+    member: dict[str, Any] | None = None
+    """In the process of a run of a sweep: which one it is, and what all of them have in common."""
 
 
 class Call(typer.Context):

@@ -10,25 +10,76 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 from dsv.cli.app import exit_now, hear_of_children, run
 from dsv.cli.call import Call
 from dsv.cli.surroundings import of_process
 from dsv.errors import Interrupted, LaunchError
+from dsv.model.json_values import Json
 from dsv.runs.place import MESSAGES
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """The process of a detached run. told: what it has told of its run, None if it has ended before; said: why, if it
+    is a run of a sweep."""
+
+    process: subprocess.Popen[bytes]
+    told: dict[str, str] | None
+    said: str = ""
+
+    @classmethod
+    def start(cls, call: Call, member: dict[str, Json] | None = None) -> Supervisor:
+        """Returns once it has told of its run, or has failed. member: what it is of a sweep. Then what it has to say is
+        not shown but kept. Raises `LaunchError`."""
+        with ExitStack() as files:
+            said = None if member is None else files.enter_context(TemporaryFile())
+            process, told = _start(call, member, said)
+            if told:
+                return cls(process, json.loads(told))
+            process.wait()
+            if said is None:
+                return cls(process, None)
+            said.seek(0)
+            text = said.read().decode("utf-8", "replace").strip()
+            return cls(process, None, text.removeprefix("error: "))
+
+    def poll(self) -> int | None:
+        """Its exit code, which is the run's; None while it goes on."""
+        code = self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
 
 
 def detach(call: Call) -> int:
     """Starts the supervisor; returns once it has told of its run, or has failed and said why."""
+    supervisor = Supervisor.start(call)
+    if supervisor.told is None:
+        code = supervisor.poll()
+        assert code is not None  # it was waited for
+        return code
+    if call.json:
+        call.document(supervisor.told)
+    else:
+        call.line(supervisor.told["run"])
+    return 0
+
+
+def _start(
+    call: Call, member: dict[str, Json] | None, said: IO[bytes] | None
+) -> tuple[subprocess.Popen[bytes], bytes]:
     reading, writing = os.pipe()
     try:
         supervisor = subprocess.Popen(
             [sys.executable, "-P", "-X", "utf8", "-m", __name__, str(writing)],
             env=dict(call.around.environ),
             stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
             pass_fds=(writing,),
             start_new_session=True,  # what ends the terminal, or is typed there, doesn't reach it
         )
@@ -40,37 +91,31 @@ def detach(call: Call) -> int:
     try:
         with os.fdopen(reading, "rb") as pipe:
             assert supervisor.stdin is not None  # asked for above
-            _hand_over(supervisor.stdin, call.session.arguments)
-            told = pipe.readline()
+            _hand_over(supervisor.stdin, call.session.arguments, member)
+            return supervisor, pipe.readline()
     except BaseException:
         supervisor.terminate()
         supervisor.wait()
         raise
-    if not told:
-        code = supervisor.wait()
-        return code if code >= 0 else 128 - code
-    document = json.loads(told)
-    if call.json:
-        call.document(document)
-    else:
-        call.line(document["run"])
-    return 0
 
 
-def _hand_over(pipe: IO[bytes], arguments: tuple[str, ...]) -> None:
+def _hand_over(pipe: IO[bytes], arguments: tuple[str, ...], member: dict[str, Json] | None) -> None:
     """The command line goes by a pipe: what is in it is not shown to every user of the machine for days."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
+    if member is not None:  # what it has to say is for a person
+        arguments = (*(each for each in arguments[:at] if each != "--json"), *arguments[at:])
+        at = arguments.index("--") if "--" in arguments else len(arguments)
     # The last -C counts; this process is in that folder already.
     whole = [*arguments[:at], "-C", str(Path.cwd()), *arguments[at:]]
     with pipe as file:
-        file.write(json.dumps(whole).encode("ascii"))
+        file.write(json.dumps({"arguments": whole, "member": member}).encode("ascii"))
 
 
 def main() -> None:
     hear_of_children()
     pipe = int(sys.argv[1])
     os.set_inheritable(pipe, False)
-    arguments = json.loads(sys.stdin.buffer.read())
+    handed = json.loads(sys.stdin.buffer.read())
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nothing, 0)
 
@@ -88,7 +133,7 @@ def main() -> None:
 
     # No bar is drawn: the terminal is soon without this process.
     around = replace(of_process(), stderr_is_terminal=False, stdout_is_terminal=False)
-    code = run(arguments, around, announce)
+    code = run(handed["arguments"], around, announce, handed["member"])
     exit_now(code)
     sys.exit(code)
 

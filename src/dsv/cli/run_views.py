@@ -9,15 +9,23 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
-from dsv.cli.run_words import output_lines, part_text, pool_lines, resources_text
+from dsv.cli.run_words import (
+    cause_text,
+    name_lines,
+    output_lines,
+    part_text,
+    pool_lines,
+    resources_text,
+    result_text,
+)
 from dsv.cli.table import GAP, Column, width
-from dsv.fs.process import host_name
 from dsv.model.json_values import Json
-from dsv.model.run import RunRecord, RunState
+from dsv.model.run import RunRecord
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.runs.listing import RunView
 from dsv.runs.query import as_text, flattened
+from dsv.runs.sweeps import SweepView, grouped
 
 _WIDEST = 24
 """Columns that a parameter or a metric gets on a terminal, unless it is a number."""
@@ -41,6 +49,8 @@ def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ())
         Column("took", right=True, keep=True),
     ]
     columns.append(Column("result", keep=True))
+    groups = grouped(views)
+    views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
     rows = [_row(call, view) for view in views]
     if not any(view.record.name for view in views):
         del columns[1]
@@ -62,9 +72,29 @@ def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ())
         columns.append(Column(titles[key], right=numbers, keep=numbers, exact=True))
         for row, cell in zip(rows, cells[key], strict=True):
             row.append(cell)
-    call.table(columns, rows)
+    _write_groups(call, columns, rows, groups)
     if hidden := [titles[key] for key in keys if key not in shown]:
         call.say(f"no room for {', '.join(hidden)}: --csv and --json have all")
+
+
+def _write_groups(
+    call: Call, columns: Sequence[Column], rows: list[list[str]], groups: Sequence[SweepView | RunView]
+) -> None:
+    """Above the runs of each sweep a row that sums it up."""
+    at = 0
+    result = [column.title for column in columns].index("result")
+    for each in groups:
+        if not isinstance(each, SweepView):
+            at += 1
+            continue
+        own = [""] * len(columns)
+        own[0] = each.id.short if call.screen.terminal else each.id
+        own[result] = ", ".join(f"{count} {word}" for word, count in each.counts().items())
+        for row in rows[at : at + len(each.members)]:
+            row[0] = f"  {row[0]}"
+        rows.insert(at, own)
+        at += 1 + len(each.members)
+    call.table(columns, rows)
 
 
 def write_csv(call: Call, views: Sequence[RunView]) -> None:
@@ -118,7 +148,7 @@ def _row(call: Call, view: RunView) -> list[str]:
         record.name or "-",
         _data(record, 8 if call.screen.terminal else 12),
         took,
-        _result(record),
+        result_text(record),
     ]
 
 
@@ -134,29 +164,6 @@ def _data(record: RunRecord, digits: int) -> str:
     if not rev or str(record.commit).startswith(rev):
         return f"{record.dataset}@{commit}"
     return f"{record.dataset}@{rev} {commit}"
-
-
-def _result(record: RunRecord) -> str:
-    match record.state:
-        case RunState.ENDED:
-            if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
-                return "ok"
-            return f"{_cause(record) or 'failed'} ({record.exit_code})"
-        case RunState.NOT_LAUNCHED:
-            return f"not run ({record.exit_code})"
-        case RunState.CUT_OFF:
-            return "cut off"
-        case state if (
-            record.host != host_name()
-        ):  # whose word it is: nobody here can see that the host still lives
-            return f"{state} on {record.host}"
-        case state:
-            return str(state)
-
-
-def _cause(record: RunRecord) -> str | None:
-    """Why it ended, if the command itself was not the cause."""
-    return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
 
 
 def _values(view: RunView) -> dict[str, Json]:
@@ -226,7 +233,7 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
     usage = record.usage
     return [
         ("run", record.run),
-        ("name", record.name),
+        *name_lines(record),
         ("target", record.target),
         ("state", str(record.state) + ("" if view.sent else ", not sent to the store yet")),
         *(
@@ -292,7 +299,7 @@ def _end(record: RunRecord) -> str | None:
     if record.end is None or record.end is EndCause.CANCELLED:
         by = record.cancelled_by or record.signal
         return None if by is None else f"cancelled by {by}"
-    return _cause(record)
+    return cause_text(record)
 
 
 def _staging(view: RunView) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dsv.model.run import RunRecord
-from dsv.model.run_end import RunPart
+from collections.abc import Mapping
+
+from dsv.fs.process import host_name
+from dsv.model.json_values import Json
+from dsv.model.run import RunRecord, RunState
+from dsv.model.run_end import EndCause, RunPart
 from dsv.model.units import format_bytes, format_count, format_duration
+from dsv.runs.query import as_text
 
 
 def resources_text(record: RunRecord) -> str | None:
@@ -33,6 +38,44 @@ def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
     then = None if record.state.is_terminal else ", ".join(record.then) or None
     passed = [(f"not on {each.pool}", each.reason) for each in record.passed_over]
     return [("pool", record.pool), *passed, ("then", then)]
+
+
+def params_text(params: Mapping[str, Json]) -> str:
+    """`lr=0.1 epochs=3`."""
+    return " ".join(f"{name}={as_text(value)}" for name, value in params.items())
+
+
+def name_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Its name, and that of its sweep."""
+    seat = record.sweep
+    if seat is None:
+        return [("name", record.name)]
+    named = "" if seat.name is None else f" of {seat.name}"
+    return [("name", record.name), ("sweep", f"{seat.id}, run {seat.number} of {seat.of}{named}")]
+
+
+def result_text(record: RunRecord) -> str:
+    """How it ended, or what it does."""
+    match record.state:
+        case RunState.ENDED:
+            if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
+                return "ok"
+            return f"{cause_text(record) or 'failed'} ({record.exit_code})"
+        case RunState.NOT_LAUNCHED:
+            return f"not run ({record.exit_code})"
+        case RunState.CUT_OFF:
+            return "cut off"
+        case state if (
+            record.host != host_name()
+        ):  # whose word it is: nobody here can see that the host still lives
+            return f"{state} on {record.host}"
+        case state:
+            return str(state)
+
+
+def cause_text(record: RunRecord) -> str | None:
+    """Why it ended, if the command itself was not the cause."""
+    return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
 
 
 def output_lines(record: RunRecord) -> list[tuple[str, str | None]]:

@@ -23,6 +23,7 @@ from dsv.model.json_values import Json, finite_number, whole_number
 from dsv.model.names import DatasetName
 from dsv.model.pool import PassedOver
 from dsv.model.run_end import EndCause, RunPart
+from dsv.model.sweep import SweepId, SweepSeat
 
 RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
@@ -231,6 +232,7 @@ class RunRecord:
     code: CodeState | None = None
     out: str
     output: RunOutput | None = None
+    sweep: SweepSeat | None = None
     name: str | None = None
     host: str
     user: str
@@ -316,6 +318,7 @@ def _has_odd_number(record: RunRecord) -> bool:
         counts += [part.started_ms or 0, part.ended_ms or 0]
     counts += [number for each in record.data for number in (each.files, each.bytes)]
     counts += [] if record.log is None else [record.log.bytes, record.log.kept_bytes]
+    counts += [] if record.sweep is None else [record.sweep.number, record.sweep.of]
     counts += [] if record.output is None else [record.output.files, record.output.bytes]
     if record.usage is not None:
         counts += [record.usage.peak_memory_bytes or 0, *(gpu.peak_memory_bytes for gpu in record.usage.gpus)]
@@ -338,7 +341,7 @@ def _load(data: bytes, subject: str) -> dict[str, Json]:
 
 def _convert(kind: type, value: Json) -> object:
     """Ids and names become what they are only by their own parsers."""
-    if kind in (CommitId, DatasetName, RunId) and isinstance(value, str):
+    if kind in (CommitId, DatasetName, RunId, SweepId) and isinstance(value, str):
         try:
             return kind.parse(value)
         except DsvError as error:

@@ -4,6 +4,7 @@
     runs/<dataset>/<run id>/start-2  the same, if it went on to another pool; and so on
     runs/<dataset>/<run id>/log      what it wrote, if that is kept
     runs/<dataset>/<run id>/record   when it has ended: all there is to know
+    runs/<dataset>/<sweep id>/stop-<n>   no more runs of that sweep are to be begun; empty
     runs/<dataset>/<run id>/part-<node>-<attempt>, log-<node>-<attempt>    what one node of several left
 
 Each is written once, in this order, so a `record` is complete. A run keeps its commits alive from `start` on.
@@ -22,8 +23,10 @@ from dsv.model.names import DatasetName
 from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, newest_start
 from dsv.model.run_end import RunPart
 from dsv.model.run_parts import MAX_PART, decode_part, parse_part_name
+from dsv.model.sweep import SweepId
 from dsv.store.base import Buffer, Put, Store, TooLargeError
 
+_STOP = "stop-"
 READERS = 8
 """Records fetched at a time by `RunStore.read_all`."""
 
@@ -107,6 +110,17 @@ class RunStore:
         if LOG not in stored.parts:
             return None
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
+
+    def sweep_stops(self, dataset: DatasetName, sweep: SweepId) -> int:
+        """How often somebody has asked that no more runs of a sweep are begun."""
+        prefix = run_key(dataset, sweep, _STOP)
+        return sum(1 for item in self._store.list(prefix) if item.key[len(prefix) :].isdecimal())
+
+    def stop_sweep(self, dataset: DatasetName, sweep: SweepId) -> None:
+        """Asks whoever begins the runs of a sweep, on whichever machine, to begin no more of them."""
+        number = self.sweep_stops(dataset, sweep) + 1
+        while self._store.put_if_absent(run_key(dataset, sweep, f"{_STOP}{number}"), b"") is Put.LOST:
+            number += 1
 
     def node_parts(self, stored: StoredRun) -> list[RunPart]:
         """What each node left in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""

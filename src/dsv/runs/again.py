@@ -71,6 +71,7 @@ def again(
         log=log,
         name=name,
         again_of=record.run,
+        sweep=record.sweep,
         **restored(record),
     )
     if record.host != place.host:

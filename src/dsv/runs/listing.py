@@ -69,19 +69,21 @@ def list_runs(
     limit: int | None = None,
     *,
     early: Iterable[RunRecord] = (),
+    since: str = "",
     skipped: Callable[[DsvError], None] = lambda _: None,
 ) -> list[RunView]:
     """The newest `limit` runs of a dataset (None: of all), newest first.
 
-    runs: None shows only what waits here to be sent; spool: None shows only what the store has. early: runs that may
-    have no record yet. skipped: told of
-    each record that can't be read, is damaged or is of a newer dsv; it hides no other.
+    since: only those whose ids are not below this. runs: None shows only what waits here to be sent; spool: None shows
+    only what the store has. early: runs that may have no record yet. skipped: told of each record that can't be read,
+    is damaged or is of a newer dsv; it hides no other.
     """
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
     waiting = {each.run: each for each in early if dataset in (None, each.dataset)}
     waiting |= {each.run: each for each in kept}
     stored = [] if runs is None else runs.listing(dataset)
-    newest = sorted({each.run for each in stored} | set(waiting), reverse=True)[:limit]
+    known = {each.run for each in stored} | set(waiting)
+    newest = sorted((run for run in known if run >= since), reverse=True)[:limit]
     wanted = frozenset(newest)
     chosen = [each for each in stored if each.run in wanted]
     views = {run: RunView(waiting[run], sent=False) for run in wanted & waiting.keys()}

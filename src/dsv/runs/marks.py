@@ -57,11 +57,7 @@ class Mark:
         return self.host.partition("/")[0]
 
     def is_dead(self) -> bool:
-        fate = Process(*self.process).fate()
-        if fate is not Fate.UNKNOWN:
-            return fate is Fate.DEAD
-        boot, now = self.process[0].partition(":")[0], Process.here().kernel.partition(":")[0]
-        return self.host == _host() and boot != "" and now not in ("", boot)
+        return is_dead(Process(*self.process), self.host)
 
 
 _MARK = msgspec.json.Decoder(Mark)
@@ -85,7 +81,7 @@ class Marks:
             self._store,
             str(record.dataset),
             (here.kernel, here.pid, here.start),
-            _host(),
+            this_machine(),
             record.encode().decode("ascii"),
             None if live is None else str(live),
         )
@@ -169,11 +165,20 @@ def under_way(state: Path) -> list[UnderWay]:
     return found
 
 
+def is_dead(process: Process, host: str) -> bool:
+    """Whether a process of this machine is known to be gone. host: as of `this_machine`, where it was started."""
+    fate = process.fate()
+    if fate is not Fate.UNKNOWN:
+        return fate is Fate.DEAD
+    boot, now = process.kernel.partition(":")[0], Process.here().kernel.partition(":")[0]
+    return host == this_machine() and boot != "" and now not in ("", boot)
+
+
 def stop_request(folder: Path, run: RunId) -> Path:
     return folder / f"{run}.stop"
 
 
-def _host() -> str:
+def this_machine() -> str:
     """This machine: its name, and its id if it has one."""
     number = ""
     with suppress(OSError):

@@ -132,6 +132,7 @@ class Launch:
             shm_bytes=plan.shm_bytes,
             code=None if self.code is None else self._code_state(self.code),
             out=self.masker.name(str(self.out)),
+            sweep=spec.sweep,
             name=None if spec.name is None else self.masker.name(spec.name),
             host=self.place.host,
             user=self.place.user,

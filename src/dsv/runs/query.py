@@ -32,11 +32,19 @@ _CONTAINS: Final = "~"
 _FILTER = re.compile(r"\s*([^<>=!~]+?)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _FREE: Final = ("params", "metrics")
 """Members whose keys are the user's."""
+_SMALL_IS_GOOD: Final = frozenset(
+    (
+        "loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "ppl", "perplexity", "wer", "cer", "fid", "ece",
+        "time", "seconds", "latency", "duration", "bytes", "memory", "distance", "divergence", "cost", "regret", "fpr",
+        "fnr", "eer", "bpb", "bpc", "hd", "hd95", "hausdorff", "brier",
+    )
+)  # fmt: skip
+"""A metric with one of these words in its name is the better the smaller it is."""
 # fmt: off
 _NOT_COMPARED: Final = frozenset(
     (
         "run", "name", "started", "ended", "out", "argv", "log", "sent", "data", "again_of", "cache_hit", "target",
-        "stage_seconds", "stage_bytes", "job", "parts", "passed_over",
+        "stage_seconds", "stage_bytes", "job", "parts", "passed_over", "sweep",
     )
 )
 # fmt: on
@@ -87,12 +95,12 @@ def choose_runs(
 ) -> list[RunView]:
     """Those that match all filters, in the order of a key, those without it last; at most `limit` of them.
 
-    sort: the largest first with a `-` before the key; the order stays what it was for None. Raises `UsageError` for a
-    key that no record has, and `NotFound` for a parameter or metric that none of these has.
+    sort: the largest first with a `-` before the key, the smallest with a `+`, and else a metric's best; the order
+    stays what it was for None. Raises `UsageError` for a key that no record has, and `NotFound` for a parameter or
+    metric that none of these has.
     """
     pairs = [(view, view.item()) for view in views]
-    backwards = sort is not None and sort.startswith("-")
-    key = None if sort is None else sort.removeprefix("-")
+    key, backwards = (None, False) if sort is None else sort_order(sort)
     for each in (*(one.key for one in filters), *(() if key is None else (key,))):
         _check_key(each, [item for _, item in pairs])
     pairs = [pair for pair in pairs if all(each.matches(pair[1]) for each in filters)]
@@ -104,6 +112,15 @@ def choose_runs(
     elif reverse:
         pairs.reverse()
     return [view for view, _ in pairs][:limit]
+
+
+def sort_order(text: str) -> tuple[str, bool]:
+    """The key, and whether the largest comes first."""
+    if text[:1] in ("+", "-"):
+        return text[1:], text.startswith("-")
+    head, _, name = text.partition(".")
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()))
+    return text, head == "metrics" and not words & _SMALL_IS_GOOD
 
 
 def look_up(value: Json, key: str) -> Json:

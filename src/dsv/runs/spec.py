@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from dsv.model.resources import (
     parse_tpu,
 )
 from dsv.model.run import CodeState, RunId, RunRecord
+from dsv.model.sweep import SweepSeat
 from dsv.model.units import parse_duration, parse_size
 
 LEAST_MEMORY: Final = 6 << 20
@@ -44,7 +45,8 @@ class JobSpec(Task):
     JSON values. out: None for a folder of the run's own among the user's state. log: whether the output of the
     job is kept. pool: where it runs, which was chosen before; passed_over: where it doesn't; then: where it goes on to
     if it doesn't begin in time. recorded_code: the code of a run that is repeated, which is in the store. keep_output:
-    whether the output is committed into the store when the job has ended.
+    whether the output is committed into the store when the job has ended. sweep: which run of which sweep it is. pins:
+    the commits that the targets meant, as they are written, when the sweep was started.
     """
 
     target: Target
@@ -60,6 +62,8 @@ class JobSpec(Task):
     then: tuple[str, ...] = ()
     recorded_code: CodeState | None = None
     keep_output: bool = False
+    sweep: SweepSeat | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)
     log: bool = True
     again_of: RunId | None = None
 
@@ -116,6 +120,13 @@ def parse_params(texts: Iterable[str]) -> dict[str, Json]:
         except ValueError as error:
             raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
     return params
+
+
+def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
+    """The spec of one run of a sweep: with its parameters, a name and an output folder of its own."""
+    name = None if seat.name is None else f"{seat.name}-{seat.number}"
+    out = None if spec.out is None else spec.out / str(seat.number)
+    return replace(spec, sweep=seat, params=seat.params, name=name, out=out)
 
 
 def check_spec(spec: JobSpec) -> None:

@@ -18,7 +18,7 @@ from dsv.errors import NotFound, UsageError
 from dsv.model.run import RunRecord
 from dsv.runs.control import find_under_way, is_here
 from dsv.runs.jobs import find_job
-from dsv.runs.listing import ended_here
+from dsv.runs.listing import RunView, ended_here
 from dsv.runs.live_log import read_live
 from dsv.runs.marks import UnderWay
 from dsv.runs.place import SPOOLS
@@ -30,6 +30,7 @@ Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the ru
     "logs",
     examples=[
         ("dsv logs 4f2a9c01", "what a run wrote, or has written so far"),
+        ("dsv logs -f 4f2a9c01 | tail", "of one run of a sweep as well: dsv runs sweep-1f2e3d4c lists them"),
         ("dsv logs -f baseline", "as it is written, of the run with this --name"),
     ],
     result={},
@@ -100,8 +101,20 @@ def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
     return True
 
 
+def _one(found: Runs, run: str) -> RunView:
+    """Raises `UsageError` for a sweep."""
+    view = found.show_or_sweep(run)
+    if isinstance(view, RunView):
+        return view
+    raise UsageError(
+        f"{view.id} has {len(view.members)} runs, each with a log of its own",
+        subject=view.id,
+        hint=f"dsv logs {view.members[0].record.run}",
+    )
+
+
 def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
-    (view,) = found.settle([found.show(run)], engines_of(call.around.environ, call.settings))
+    (view,) = found.settle([_one(found, run)], engines_of(call.around.environ, call.settings))
     record = view.record
     if not record.state.is_terminal and is_in_cluster(call, record) and _write_engines(call, record, follow):
         return

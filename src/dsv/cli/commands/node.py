@@ -10,7 +10,7 @@ import typer
 from dsv.api.node import node as run_here
 from dsv.cli.call import Call
 from dsv.cli.declare import COMMAND, command, whole
-from dsv.cli.launch import launching
+from dsv.cli.run_options import launching
 from dsv.engines.signals import Signals
 from dsv.errors import LaunchError, UsageError
 from dsv.model.node_order import MAX_ORDER, NodeOrder

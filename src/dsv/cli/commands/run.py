@@ -97,6 +97,15 @@ Param = Annotated[
         "-p", "--param", parser=text, metavar="K=V", help="A parameter, in DSV_PARAMS and the record."
     ),
 ]
+Sweep = Annotated[
+    bool, typer.Option("--sweep", help="A run for each combination of the values in -p K=V,V,…")
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel", parser=whole(1), metavar="N", help="How many runs of a sweep at once (default: 1)."
+    ),
+]
 Name = Annotated[
     str | None,
     typer.Option("--name", parser=text, metavar="NAME", help="A name for the container and the record."),
@@ -160,8 +169,13 @@ Detach = Annotated[
             "dsv run chest-xray@v1 --on a100,cloud --gpus 8 --image team/resnet -- python train.py",
             "the first that can",
         ),
+        (
+            "dsv run chest-xray@v1 -p lr=0.1,0.01,0.001 --sweep --parallel 2 --code . -- python train.py",
+            "a run for each; then: dsv runs --sort metrics.acc",
+        ),
         ("dsv run --detach chest-xray@v1 -- python train.py", "then: dsv logs, dsv stop, dsv wait"),
         ("dsv run --again 20261120-132145-1f2e3d4c", "the same commit, image and command"),
+        ("dsv run --again sweep-1f2e3d4c", "the runs of a sweep that have not begun"),
     ],
     result={
         "run": "its id",
@@ -174,6 +188,9 @@ Detach = Annotated[
         "params": "the parameters",
         "metrics": "what the job wrote to metrics.json; null for nothing",
         "out": "the output folder on this machine",
+        "sweep.id": "with --sweep: its id",
+        "sweep.exit_code": "with --sweep: 0 if all runs have succeeded, else that of the first that has not",
+        "sweep.runs": "with --sweep: its runs, as dsv runs --json shows them",
     },
 )
 def run(
@@ -201,6 +218,8 @@ def run(
     shm_bytes: ShmSize = None,
     env: Env = None,
     params: Param = None,
+    sweep: Sweep = False,
+    parallel: Parallel = None,
     name: Name = None,
     engine_args: EngineArg = None,
     again: Again = None,
@@ -224,6 +243,12 @@ def run(
     """
     typed = dict(locals())
     del typed["call"]
-    from dsv.cli.launch import Typed, launch
+    from dsv.cli.launch import launch
+    from dsv.cli.run_options import Typed
+    from dsv.cli.sweep import is_sweep
+    from dsv.cli.sweep import sweep as start_sweep
 
-    return launch(call, Typed.of(typed))
+    asked = Typed.of(typed)
+    if call.session.member is None and is_sweep(asked):
+        return start_sweep(call, asked)
+    return launch(call, asked)

@@ -20,7 +20,8 @@ from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunState
 from dsv.model.units import format_bytes, format_count
 from dsv.runs.listing import RunView, list_runs
-from dsv.runs.query import Filter, choose_runs, differences
+from dsv.runs.query import Filter, choose_runs, differences, sort_order
+from dsv.runs.sweeps import SweepView
 
 SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""
@@ -40,7 +41,11 @@ Where = Annotated[
 ]
 Sort = Annotated[
     str | None,
-    typer.Option("--sort", metavar="KEY", help="Smallest first; -KEY: largest first. Else newest first."),
+    typer.Option(
+        "--sort",
+        metavar="KEY",
+        help="A metric's best first, else the smallest; +KEY: smallest, -KEY: largest first.",
+    ),
 ]
 Compare = Annotated[
     bool, typer.Option("--compare", help="Show in what these runs differ, or all that a filter leaves.")
@@ -63,9 +68,10 @@ Out = Annotated[
         ("dsv runs", "the newest runs on this workspace's dataset, else on all of the store"),
         ("dsv runs --dataset chest-xray --json | jq '.items[] | [.run, .metrics.accuracy]'", ""),
         (
-            "dsv runs --sort -metrics.acc --filter 'params.lr<0.1' --filter state=ended",
+            "dsv runs --sort metrics.acc --filter 'params.lr<0.1' --filter state=ended",
             "the best of some first",
         ),
+        ("dsv runs sweep-1f2e3d4c --sort metrics.acc", "the runs of a sweep, the best first"),
         ("dsv runs --compare 4f2a9c01 baseline", "in what two runs differ, by an id and by a --name"),
         (
             "dsv runs --csv > runs.csv",
@@ -109,6 +115,7 @@ Out = Annotated[
         "items.code": "the code's folder, git commit, whether it had changes, and the commit of the store that has it",
         "items.out": "the output folder",
         "items.output": "its output in the store: tree (the commit), files, bytes, left_out, error; else null",
+        "items.sweep": "its sweep: id, number (from 1), of, axes (the values of each parameter), name; else null",
         "items.name": "the name that it was given",
         "items.host": "where it ran",
         "items.user": "who ran it",
@@ -166,14 +173,17 @@ def runs(
     ids = run or []
     filters = [Filter.parse(text) for text in where or ()]
     only = {"--log": log, "--out": out is not None}
-    _check(
-        call, ids, chosen=bool(filters or sort or reverse or limit), compare=compare, as_csv=as_csv, only=only
-    )
+    _check(call, ids, compare=compare, as_csv=as_csv, only=only)
     named = None if dataset is None else DatasetName.parse(dataset)
     with call.context() as context, open_runs(context) as found:
         warn_of_cut_off(call, found)
-        if ids:
-            views = [found.show(text, named) for text in ids]
+        sweep = found.show_or_sweep(ids[0], named) if len(ids) == 1 else None
+        if isinstance(sweep, SweepView):
+            _check_sweep(sweep, log=log or out is not None)
+            views = choose_runs(sweep.members, filters, sort, reverse, limit)
+        elif ids:
+            _check_one(ids, compare, filters or sort or reverse or limit)
+            views = [sweep] if sweep is not None else [found.show(text, named) for text in ids]
         else:
             views = _listed(call, found, named, filters, sort, reverse, limit, all_=compare or as_csv)
         views = found.settle(views, engines_of(call.around.environ, call.settings))
@@ -187,12 +197,17 @@ def runs(
             write_csv(call, views)
         elif call.json:
             call.items(view.item() for view in views)
-        elif ids:
+        elif ids and not isinstance(sweep, SweepView):
             _write_each(call, views)
         else:
-            write_table(call, views, [each.key for each in filters] + [(sort or "").removeprefix("-")])
+            asked = [] if sort is None else [sort_order(sort)[0]]
+            write_table(call, views, [each.key for each in filters] + asked)
             if not views:
                 call.say("no run matches" if filters else "there are no runs yet")
+        if isinstance(sweep, SweepView) and sweep.not_begun and not call.json:
+            call.say(
+                f"{format_count(len(sweep.not_begun), 'run')} not begun: dsv run --again {sweep.id.short}"
+            )
 
 
 def _write_each(call: Call, views: list[RunView]) -> None:
@@ -202,21 +217,31 @@ def _write_each(call: Call, views: list[RunView]) -> None:
         write_one(call, view)
 
 
-def _check(
-    call: Call, ids: list[str], *, chosen: bool, compare: bool, as_csv: bool, only: Mapping[str, bool]
-) -> None:
+def _check(call: Call, ids: list[str], *, compare: bool, as_csv: bool, only: Mapping[str, bool]) -> None:
     """What makes no sense together is refused, not ignored. only: options that take one run and no other option."""
     for option in (option for option, given in only.items() if given):
         if len(ids) != 1 or compare or as_csv or sum(only.values()) > 1:
             raise UsageError(f"{option} needs one run, and nothing else", hint=f"dsv runs ID {option}")
-    if ids and chosen:
+    if as_csv and call.json:
+        raise UsageError("--csv and --json are two formats", hint="leave out one of them")
+
+
+def _check_one(ids: list[str], compare: bool, chosen: object) -> None:
+    if compare and len(ids) == 1:
+        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
+    if chosen:
         raise UsageError(
             "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
         )
-    if as_csv and call.json:
-        raise UsageError("--csv and --json are two formats", hint="leave out one of them")
-    if compare and len(ids) == 1:
-        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
+
+
+def _check_sweep(sweep: SweepView, *, log: bool) -> None:
+    if log:
+        raise UsageError(
+            f"{sweep.id} has {format_count(len(sweep.members), 'run')}, and --log and --out are for one",
+            subject=sweep.id,
+            hint=f"dsv runs {sweep.members[0].record.run} --log",
+        )
 
 
 def _listed(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
+from time import sleep
 from typing import Annotated
 
 import typer
@@ -12,14 +16,22 @@ from dsv.api.runs import open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
+from dsv.cli.failure import of_error
+from dsv.engines.base import CANNOT_LAUNCH
 from dsv.engines.guard import GRACE
-from dsv.errors import NotFound, Unreachable, Unsupported
-from dsv.model.run import RunRecord
-from dsv.model.units import parse_duration
+from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
+from dsv.model.run import RunRecord, RunState
+from dsv.model.sweep import PREFIX, SweepId
+from dsv.model.units import format_count, parse_duration
 from dsv.runs.control import ask_to_stop, find_under_way, is_here, wait_for_end
 from dsv.runs.jobs import find_job
 from dsv.runs.listing import ended_here
+from dsv.runs.marks import UnderWay
 from dsv.runs.place import SPOOLS
+from dsv.runs.sweep_mark import Driver, being_started, driver
+from dsv.runs.sweeps import SweepView
+
+_TICK = 0.2
 
 Grace = Annotated[
     str | None,
@@ -32,6 +44,7 @@ Grace = Annotated[
     examples=[
         ("dsv stop 4f2a9c01", "SIGTERM, and 20 seconds later SIGKILL"),
         ("dsv stop baseline --grace 5m", "five minutes to save a model"),
+        ("dsv stop sweep-1f2e3d4c", "the runs of a sweep that go on; nothing more of it is begun"),
         ("dsv stop 4f2a9c01 --grace 0", "at once, also if it has been asked to stop before"),
     ],
     result={
@@ -51,6 +64,23 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
     """
     seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
     one = find_under_way(call.settings.state, run)
+    if run.startswith(PREFIX):
+        _stop_named_sweep(call, run, seconds)
+        return
+    try:
+        record, asked = _end(call, run, one, seconds)
+    except NotFound as error:
+        if one is not None:
+            raise
+        with call.context() as context, open_runs(context) as found:
+            view = found.sweep_instead(run, error)
+        _stop_sweep(call, view, seconds)
+        return
+    _tell(call, record, asked=asked)
+
+
+def _end(call: Call, run: str, one: UnderWay | None, seconds: float) -> tuple[RunRecord, bool]:
+    """Ends one run: its record, and whether it was this command that asked for that."""
     asked = False
     if one is not None and (is_here(one) or not is_in_cluster(call, one.mark.known())):
         try:
@@ -62,15 +92,13 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
             pass
         kept = ended_here(call.settings.state / SPOOLS, one.run)
         if kept is not None:
-            _tell(call, kept[0], asked=asked)
-            return
+            return kept[0], asked
     with call.context() as context, open_runs(context) as found:
         record = found.show(run if one is None else one.run).record
         warn_of_cut_off(call, found, stop={record.run: seconds})
         record = found.show(record.run).record
         if not record.state.is_terminal and is_in_cluster(call, record):
-            _stop_in_cluster(call, record, seconds)
-            return
+            return _stop_in_cluster(call, record, seconds)
     if not record.state.is_terminal and one is not None and one.mark.is_dead():
         raise Unreachable(
             f"run {record.run} may still run: {record.engine} did not end its job",
@@ -83,7 +111,87 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
             subject=record.run,
             hint=f"ssh {record.host} dsv stop {record.run}",
         )
-    _tell(call, record, asked=asked)
+    return record, asked
+
+
+def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
+    begins = being_started(call.settings.state, text)
+    with call.context() as context, open_runs(context) as found:
+        try:
+            view = found.sweep(text)
+        except NotFound:
+            if begins is None:
+                raise
+            _end_driver(call, *begins)  # no run of it has a record yet
+            try:
+                view = found.sweep(text)
+            except NotFound:
+                _tell_unbegun(call, begins[0])
+                return
+    _stop_sweep(call, view, seconds)
+
+
+def _end_driver(call: Call, sweep: SweepId, begins: Driver) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(begins.process.pid, signal.SIGTERM)
+    while driver(call.settings.state, sweep) == begins:
+        sleep(_TICK)
+
+
+def _tell_unbegun(call: Call, sweep: SweepId) -> None:
+    if call.json:
+        state = RunState.NOT_LAUNCHED
+        call.document({"run": sweep, "stopped": True, "state": state, "exit_code": CANNOT_LAUNCH})
+    else:
+        call.say(f"{sweep} was stopped before a run of it had begun")
+
+
+def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
+    """First nothing more is begun, here and on other machines. Then all that goes on is told to end, and waited for."""
+    state = call.settings.state
+    with call.context() as context, open_runs(context) as found:
+        if view.not_begun:
+            try:
+                found.runs.stop_sweep(view.members[0].record.dataset, view.id)
+            except (Denied, Unreachable) as error:
+                call.warn(f"another machine may go on to begin runs: {error.message}")
+        begins = driver(state, view.id)
+        if begins is not None and begins.is_here:
+            with suppress(ProcessLookupError):
+                os.kill(begins.process.pid, signal.SIGTERM)
+        view = found.sweep(view.id)
+    for record in view.under_way:
+        one = find_under_way(state, record.run)
+        if one is not None and is_here(one):
+            with suppress(NotFound):
+                ask_to_stop(one, seconds)
+    problems: list[DsvError] = []
+    for record in view.under_way:
+        try:
+            _end(call, record.run, find_under_way(state, record.run), seconds)
+        except DsvError as error:
+            problems.append(error)
+    while begins is not None and begins.is_here and driver(state, view.id) == begins:
+        sleep(_TICK)
+    for problem in problems[1:]:
+        call.complain(of_error(problem))
+    if problems:
+        raise problems[0]
+    _tell_sweep(call, view)
+
+
+def _tell_sweep(call: Call, before: SweepView) -> None:
+    with call.context() as context, open_runs(context) as found:
+        view = found.sweep(before.id)
+    stopped = format_count(len(before.under_way), "run")
+    if call.json:
+        asked = bool(before.under_way or before.not_begun)
+        state, code = RunState.ENDED, view.exit_code
+        call.document({"run": view.id, "stopped": asked, "state": state, "exit_code": code})
+    elif before.under_way or before.not_begun:
+        call.say(f"{view.id}: {stopped} stopped, {len(view.not_begun)} not begun")
+    else:
+        call.say(f"{view.id} had ended already, with exit code {view.exit_code}")
 
 
 def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
@@ -96,7 +204,7 @@ def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
     return engine is not None and engine.queues
 
 
-def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> None:
+def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[RunRecord, bool]:
     job = find_job(record, engines_of(call.around.environ, call.settings))
     if job is None:
         raise NotFound(
@@ -111,7 +219,7 @@ def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> None:
             subject=record.run,
             hint=f"dsv stop {record.run}",
         )
-    _tell(call, replace(record, state=status.state, exit_code=status.exit_code), asked=asked)
+    return replace(record, state=status.state, exit_code=status.exit_code), asked
 
 
 def _tell(call: Call, record: RunRecord, *, asked: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from time import sleep
 from typing import Annotated
 
@@ -12,10 +15,17 @@ from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
+from dsv.engines.base import CANNOT_LAUNCH
+from dsv.errors import NotFound
+from dsv.fs.process import host_name
 from dsv.model.run import RunRecord
+from dsv.model.sweep import PREFIX
+from dsv.model.units import format_count
 from dsv.runs.control import find_under_way, is_here, wait_for_end
 from dsv.runs.listing import ended_here
 from dsv.runs.place import SPOOLS
+from dsv.runs.sweep_mark import being_started, driver
+from dsv.runs.sweeps import SweepView
 
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 """Seconds between two looks into the store for the end of a run on another machine."""
@@ -26,6 +36,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
     examples=[
         ("dsv wait 4f2a9c01", "ends with the exit code of the run"),
         ("dsv wait 4f2a9c01 baseline", "until both have ended"),
+        ("dsv wait sweep-1f2e3d4c", "until all runs of a sweep have"),
     ],
     result={
         "items.run": "its id",
@@ -39,9 +50,11 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     """Wait until runs have ended, and exit with their exit code.
 
     RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. Of several runs, the
-    exit code is that of the first in this order that has not succeeded, else 0. A run on another machine has ended once
-    its record is in the store.
+    exit code is that of the first in this order that has not succeeded, else 0. A sweep may be named instead of a
+    run. A run on another machine has ended once its record is in the store.
     """
+    if len(run) == 1 and run[0].startswith(PREFIX):
+        return _wait_for_sweep(call, run[0])
     state = call.settings.state
     ids: list[str] = []
     for text in run:
@@ -54,7 +67,17 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     if len(records) < len(ids):  # the others are in the store, or will be
         with call.context() as context, open_runs(context) as found:
             warn_of_cut_off(call, found)
-            records = [_ended(call, found, text) for text in ids]
+            try:
+                records = [_ended(call, found, text) for text in ids]
+            except NotFound as error:
+                if len(run) > 1:
+                    raise
+                return _wait(call, found, found.sweep_instead(run[0], error))
+    _write(call, records)
+    return next((each.exit_code for each in records if each.exit_code), 0)
+
+
+def _write(call: Call, records: Iterable[RunRecord]) -> None:
     if call.json:
         call.items(
             {"run": each.run, "state": each.state, "exit_code": each.exit_code, "error": each.error}
@@ -63,7 +86,42 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     else:
         for each in records:
             call.line(f"{each.run} {each.exit_code}")
-    return next((each.exit_code for each in records if each.exit_code), 0)
+
+
+def _wait_for_sweep(call: Call, text: str) -> int:
+    with call.context() as context, open_runs(context) as found:
+        warn_of_cut_off(call, found)
+        while being_started(call.settings.state, text) is not None:
+            with suppress(NotFound):  # no run of it has begun yet
+                return _wait(call, found, found.sweep(text))
+            sleep(_PAUSE)
+        return _wait(call, found, found.sweep(text))
+
+
+def _wait(call: Call, found: Runs, view: SweepView) -> int:
+    """Its runs are waited for, and those that a dsv is still to begin."""
+    pause, engines = _PAUSE, engines_of(call.around.environ, call.settings)
+    view = replace(view, members=tuple(found.settle(view.members, engines)))
+    while _goes_on(call, found, view):
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        found.end_those_cut_off(engines, lambda _: None)
+        view = found.sweep(view.id)
+        view = replace(view, members=tuple(found.settle(view.members, engines)))
+    _write(call, (each.record for each in view.latest.values()))
+    if view.not_begun:
+        left = format_count(len(view.not_begun), "run")
+        call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")
+    return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
+
+
+def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
+    """Whether there is more to come. Nobody knows of another machine whether its dsv lives, unless it was stopped."""
+    if view.under_way or driver(call.settings.state, view.id) is not None:
+        return True
+    if not view.not_begun or view.members[0].record.host == host_name():
+        return False
+    return found.runs.sweep_stops(view.members[0].record.dataset, view.id) == 0
 
 
 def _ended(call: Call, found: Runs, text: str) -> RunRecord:

@@ -79,15 +79,18 @@ class Known:
         return []
 
     def runs(self) -> list[Row]:
-        """Those of this machine, the newest first."""
+        """Those of this machine, the newest first, then its sweeps."""
         state = os.path.join(self._home("XDG_STATE_HOME", ".local/state"), "dsv")
         under_way = {
             name for name in self._list(os.path.join(state, "running")) if not name.endswith(".stop")
         }
         folder = os.path.join(state, "runs")
         kept = {run for dataset in self._list(folder) for run in self._list(os.path.join(folder, dataset))}
-        return [
+        rows = [
             (run, "under way" if run in under_way else "") for run in sorted(under_way | kept, reverse=True)
+        ]
+        return rows + [
+            (sweep, "") for sweep in sorted(self._list(os.path.join(state, "sweeps")), reverse=True)
         ]
 
     def stores(self) -> list[Row]:

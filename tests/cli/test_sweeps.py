@@ -1,0 +1,261 @@
+"""Sweeps: a run for each combination, so many at once, seen and steered together."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dsv.runs.marks import under_way
+from tests.cli.detached import await_file, here
+from tests.cli.runner import Dsv, assert_documented, load, write_files
+from tests.waiting import PATIENCE, until
+
+__all__ = ["here"]
+
+SCORES = (
+    'n=$(echo "$DSV_PARAMS" | tr -dc 0-9); echo "{\\"acc\\": 0.$n, \\"loss\\": $n}" > "$DSV_OUT/metrics.json"; '
+    "[ $n != 2 ]"
+)
+WAITS = (
+    'n=$(echo "$DSV_PARAMS" | tr -dc 0-9); trap "exit 7" TERM; touch "ready$n"; '
+    'until [ -e go ]; do sleep 0.05; done'
+)  # fmt: skip
+
+
+def sweep(dsv: Dsv, script: str, *options: str, values: str = "n=1,2,3") -> tuple[str, ...]:
+    return ("run", "pets@v1", "-p", values, "--sweep", *options, "--", "sh", "-c", script)
+
+
+def shown(dsv: Dsv, name: str, *options: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = dsv.ok("runs", name, "--json", *options).json["items"]
+    return items
+
+
+def states(dsv: Dsv, name: str) -> dict[int, str]:
+    return {item["sweep"]["number"]: item["state"] for item in shown(dsv, name)}
+
+
+@pytest.fixture
+def started(here: Dsv) -> Iterator[subprocess.Popen[bytes]]:
+    """The sweep `grid` of three runs, two at once, which wait until there is a file called go."""
+    process = here.start(*sweep(here, WAITS, "--parallel", "2", "--name", "grid"))
+    await_file(here, "ready1")
+    await_file(here, "ready2")
+    yield process
+    (here.cwd / "go").touch()
+    process.kill()
+    process.wait()
+    process.stdout.close()  # type: ignore[union-attr]
+    process.stderr.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def ended(dsv_of_the_file: Dsv) -> tuple[Dsv, Any]:
+    """A sweep of three whose second run has failed, and what it printed. Tests only read it."""
+    dsv = dsv_of_the_file.at(dsv_of_the_file.cwd, DSV_CACHE=str(dsv_of_the_file.home / "cache"))
+    write_files(dsv.cwd, {"a": b"a"})
+    for words in (("init", "pets"), ("sync",), ("tag", "v1")):
+        dsv.ok(*words)
+    folder, code = dsv.home / "elsewhere", dsv.home / "code"
+    folder.mkdir()
+    write_files(code, {"train.sh": SCORES.encode()})
+    here = dsv.at(folder)
+    words = sweep(here, "sh train.sh", "--parallel", "3", "--name", "grid", "--code", str(code), "--json")
+    result = here.process(*words)
+    assert result.code == 1, result
+    return here, result
+
+
+def test_a_sweep_ends_with_the_exit_code_of_the_first_run_that_failed(ended: tuple[Dsv, Any]) -> None:
+    here, result = ended
+    found = result.json["sweep"]
+    assert {f"sweep.{key}" for key in found} == {
+        key for key in load("run").result if key.startswith("sweep.")
+    }
+    assert (found["exit_code"], [run["params"]["n"] for run in found["runs"]]) == (1, [1, 2, 3])
+    assert [run["name"] for run in found["runs"]] == ["grid-1", "grid-2", "grid-3"]
+    assert re.search(r"^2/3 n=2: run \S+ failed \(1\) after .*, acc=0.2, loss=2$", result.err, re.MULTILINE)
+    waited = here("wait", "grid", "--json")
+    assert waited.code == 1 and [item["exit_code"] for item in waited.json["items"]] == [0, 1, 0]
+    assert_documented("wait", waited.json)
+    assert_documented("runs", here.ok("runs", found["id"], "--json").json, ("compare", "copy"))
+
+
+def test_the_runs_of_a_sweep_have_one_commit_and_one_code_and_the_data_is_fetched_once(
+    ended: tuple[Dsv, Any],
+) -> None:
+    runs = ended[1].json["sweep"]["runs"]
+    assert len({run["code"]["tree"] for run in runs}) == 1 and runs[0]["code"]["tree"] is not None
+    assert {(run["commit"], run["target"], run["cache_hit"], run["stage_bytes"]) for run in runs} == {
+        (runs[0]["commit"], "pets@v1", True, 0)
+    }
+
+
+def test_runs_shows_a_sweep_as_a_group_and_a_metrics_best_first(ended: tuple[Dsv, Any]) -> None:
+    here, result = ended
+    name = result.json["sweep"]["id"]
+
+    def order(*words: str) -> list[int]:
+        return [item["params"]["n"] for item in here.ok("runs", *words, "--json").json["items"]]
+
+    assert order("grid", "--sort", "metrics.acc") == order("--sort", "-metrics.acc") == [3, 2, 1]
+    assert order("grid", "--sort", "metrics.loss") == order("--sort", "+metrics.acc") == [1, 2, 3]
+    assert order(f"sweep-{name[-8:]}", "--filter", "exit_code=0", "--filter", "metrics.acc>0.2") == [3]
+    assert order("--filter", f"sweep.id={name}", "--filter", "state=ended", "-n", "1") != []
+    lines = here.ok("runs", "--sort", "metrics.acc").lines
+    assert lines[1].split() == [name, "2", "ok,", "1", "failed"]
+    assert [line.split()[1] for line in lines[2:]] == ["grid-3", "grid-2", "grid-1"]
+    assert all(line.startswith("  2") for line in lines[2:])
+    narrow = here("runs", terminal=True, width=60).out
+    assert f"sweep-{name[-8:]}" in narrow and all(len(line) < 80 for line in narrow.splitlines())
+
+
+def test_one_run_of_a_sweep_is_shown_logged_and_repeated_by_itself(ended: tuple[Dsv, Any]) -> None:
+    here, result = ended
+    run = result.json["sweep"]["runs"][1]
+    assert f"{run['sweep']['id']}, run 2 of 3 of grid" in here.ok("runs", run["run"]).out
+    assert here("logs", run["run"]).code == 0
+    for words in (("logs", "grid"), ("runs", "grid", "--log"), ("runs", "grid", "--out", "x")):
+        refused = here(*words)
+        assert refused.code == 2 and "3 runs" in refused.err
+
+
+def test_a_sweep_with_nothing_left_is_not_continued(ended: tuple[Dsv, Any]) -> None:
+    here, result = ended
+    refused = here("run", "--again", result.json["sweep"]["id"])
+    assert refused.code == 2 and "all 3 runs" in refused.err
+    assert "had ended already" in here.ok("stop", "grid").err
+    assert here("run", "--again", "sweep-00000000").code == 125 and here("wait", "sweep-0000").code == 3
+    assert here("stop", "sweep-0000").code == here("stop", "nothing").code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-p", "n=1", "--sweep"), "several values"),
+        (("-p", "n=1,,2", "--sweep"), "empty value"),
+        (("-p", "token=hunter2hunter2,x", "--sweep"), "secret"),
+        (("-p", "n=1,2", "--parallel", "2"), "--parallel is for a sweep"),
+        (("-p", "n=1,2", "--sweep", "--json-file", "x"), "--json-file is for one run"),
+        (("--again", "sweep-0000", "--sweep"), "is one already"),
+        (("-p", "n=1,2", "--sweep", "--offline"), "asks the store"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(ended: tuple[Dsv, Any], words: tuple[str, ...], said: str) -> None:
+    target = () if "--again" in words else ("pets@v1",)
+    refused = ended[0]("run", *target, *words, "--", "true")
+    assert refused.code == 2 and said in refused.err
+
+
+def test_a_dry_run_shows_all_combinations_and_starts_nothing(ended: tuple[Dsv, Any]) -> None:
+    here, _ = ended
+    before = len(here.ok("runs", "--json").json["items"])
+    words = ("run", "pets@v1", "-p", "n=1,2", "-p", "s=x", "-p", 't="a,b",c', "--sweep", "--dry-run")
+    shown = here.ok(*words, "--", "echo").lines
+    assert shown[::2] == [
+        "# run 1 of 4: n=1 s=x t=a,b", "# run 2 of 4: n=1 s=x t=c", "# run 3 of 4: n=2 s=x t=a,b",
+        "# run 4 of 4: n=2 s=x t=c",
+    ]  # fmt: skip
+    items = here.ok(*words, "--json", "--", "echo").json["items"]
+    assert [item["number"] for item in items] == [1, 2, 3, 4] and items[0]["argv"] == ["echo"]
+    assert len(here.ok("runs", "--json").json["items"]) == before
+
+
+def test_a_run_that_can_not_be_started_keeps_the_others_from_it(here: Dsv) -> None:
+    words = ("run", "pets@v1", "-p", "n=1,2", "--sweep", "--", "/nonexistent/program")
+    done = here.process(*words)
+    assert done.code == 127
+    refused = here.process("run", "pets@nothing", "-p", "n=1,2", "--sweep", "--", "true")
+    assert refused.code == 125 and "Traceback" not in refused.err
+    assert {item["exit_code"] for item in here.ok("runs", "--json").json["items"]} == {127}
+
+
+def test_as_many_runs_as_said_go_on_at_once_and_a_kill_of_the_terminal_leaves_them(
+    here: Dsv, started: subprocess.Popen[bytes]
+) -> None:
+    assert not (here.cwd / "ready3").exists() and states(here, "grid") == {1: "running", 2: "running"}
+    busy = here("run", "--again", shown(here, "grid")[0]["sweep"]["id"])
+    assert busy.code == 4 and "by another dsv here" in busy.err
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    told = here.ok("runs", "grid")
+    assert "2 running, 1 not begun" in told.out and "1 run not begun: dsv run --again sweep-" in told.err
+    (here.cwd / "go").touch()
+    waited = here("wait", "grid")
+    assert waited.code == 125 and "1 run of sweep-" in waited.err and len(waited.lines) == 2
+    name = shown(here, "grid")[0]["sweep"]["id"]
+    continued = here.process("run", "--again", f"sweep-{name[-8:]}")
+    assert continued.code == 0 and "3/3 n=3" in continued.err
+    items = shown(here, "grid")
+    assert [(each["params"]["n"], each["name"], each["again_of"]) for each in items] == [
+        (1, "grid-1", None), (2, "grid-2", None), (3, "grid-3", None),
+    ]  # fmt: skip
+    assert here("wait", "grid").code == 0
+
+
+def test_ctrl_c_ends_what_goes_on_and_begins_nothing_more(
+    here: Dsv, started: subprocess.Popen[bytes]
+) -> None:
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=PATIENCE)
+    assert started.returncode == 7 and b"nothing more is begun" in err
+    assert b"2 failed" in out or b"not begun" in out
+    assert (
+        states(here, "grid") == {1: "ended", 2: "ended"} and under_way(here.home / ".local/state/dsv") == []
+    )
+
+
+def test_stop_ends_a_whole_sweep(here: Dsv, started: subprocess.Popen[bytes]) -> None:
+    stopped = here.ok("stop", "grid", "--json")
+    assert_documented("stop", stopped.json)
+    assert (stopped.json["stopped"], stopped.json["exit_code"]) == (True, 7)
+    assert started.wait(PATIENCE) == 7
+    assert {item["cancelled_by"] is not None for item in shown(here, "grid")} == {True}
+    assert not (here.cwd / "ready3").exists()
+    (here.cwd / "go").touch()
+    name = shown(here, "grid")[0]["sweep"]["id"]
+    assert (
+        here.process("run", "--again", name).code == 7
+    )  # the third has succeeded, the others are as they were
+    repeated = here.process("run", "--again", "grid-1")
+    assert repeated.code == 0 and len(shown(here, "grid")) == 4
+
+
+def test_another_machine_sees_a_sweep_and_keeps_it_from_going_on(
+    here: Dsv, started: subprocess.Popen[bytes]
+) -> None:
+    other = here.home.parent / "other"
+    other.mkdir()
+    store = str(here.home / ".local/share/dsv/store")
+    there = Dsv(other, other, {**here.environ, "HOME": str(other), "DSV_STORE": store})
+    until(lambda: len(shown(there, "grid")) == 2, "both starts in the store")
+    assert "2 running, 1 not begun" in there.ok("runs", "grid").out
+    refused = there("stop", "grid")
+    assert refused.code == 9 and "is not supervised on this machine" in refused.err
+    (here.cwd / "go").touch()
+    _, err = started.communicate(timeout=PATIENCE)
+    assert b"is being stopped" in err and started.returncode == 125
+    waited = there("wait", "grid")
+    assert waited.code == 125 and "1 run of sweep-" in waited.err
+    assert not (here.cwd / "ready3").exists()
+
+
+def test_a_detached_sweep_goes_on_by_itself(here: Dsv) -> None:
+    begun = here.process(*sweep(here, SCORES, "--detach", "--name", "grid", values="n=1,3"))
+    assert begun.code == 0 and re.fullmatch(r"sweep-[0-9a-f-]+\n", begun.out)
+    waited = here.process("wait", begun.out.strip())
+    assert waited.code == 0, waited
+    assert states(here, "grid") == {1: "ended", 2: "ended"}
+
+
+def test_on_a_terminal_each_run_has_a_line(here: Dsv) -> None:
+    drawn = here(*sweep(here, SCORES, "--parallel", "2", values="n=1,3"), terminal=True, width=80)
+    assert drawn.code == 0, drawn
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.err).splitlines()[-2:]
+    assert [line.split()[:2] for line in last] == [["1/2", "n=1"], ["2/2", "n=3"]]
+    assert all("ok after" in line and "acc=0." in line for line in last)

@@ -1,15 +1,20 @@
 """Workspaces on several hosts race for one branch over a bucket that lets every writer win; the names lie on NFS.
 
-Few rounds by default. RACE_ROUNDS=200 in the environment makes as many as it says.
+They race to make the store, too, and while they race their names move. Every few rounds the file server loses its
+power. A few rounds by default; RACE_ROUNDS=200 in the environment makes as many as it says, and RACE_OUTAGE_EVERY=0
+leaves the file server alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 
@@ -17,50 +22,133 @@ from tests.cli.runner import Dsv, plain_environment
 from tests.labs import nfs_hosts
 from tests.labs.machine import MissingError
 from tests.labs.s3_server import S3Server
-from tests.nfs.crew import Answer, Crew, Member, Task, until
+from tests.nfs.crew import SEARCHED, Answer, Crew, Member, Task, until
+from tests.nfs.racer import Racer, content, meeting
 from tests.store.proxy import Behaviour, proxy
 
-ROUNDS = int(os.environ.get("RACE_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))
+OUTAGE_EVERY = int(os.environ.get("RACE_OUTAGE_EVERY", "5"))  # rounds
 HOSTS, ON_EACH = 3, 2
-
-
-@dataclass(frozen=True)
-class Space:
-    """A workspace in a host's memory."""
-
-    host: Member
-    folder: str
-    file: str
-
-    def start(self, *arguments: str) -> Task:
-        return self.host.dsv(*arguments, "-C", self.folder)
-
-    def ok(self, *arguments: str) -> Answer:
-        answer = self.start(*arguments).answer()
-        assert answer.status == 0, answer
-        return answer
+MOVE_EVERY = 50  # rounds
+PATIENCE = 600.0  # seconds for a round
+CONFIG = """
+store = "grid"
+[stores.grid]
+url = "{}"
+names = "{}"
+"""
+_STACKS = """
+for one in /proc/[0-9]*; do
+    case "$(tr '\\0' ' ' < $one/cmdline)" in *tests.nfs.race[r]*) kill -USR1 ${one#/proc/};; esac
+done
+sleep 1
+for one in /proc/[0-9]*; do
+    echo $one; cat $one/comm $one/stack
+done
+cat /proc/fs/nfsfs/servers /proc/self/mountstats /proc/net/rpc/nfs; dmesg | tail -50
+"""
 
 
 @dataclass
 class Race:
-    """`here` is a person on this machine, who sees the same bucket and the same names."""
+    """near: the bucket's server as this machine has it. names: where the names are, below the export."""
 
     crew: Crew
-    spaces: list[Space]
-    here: Dsv
+    hosts: list[Member]
+    near: S3Server
     does: Behaviour
+    names: str = "names"
 
-    def write(self, text: str) -> None:
-        """Each workspace writes its own file, one after the other on each host."""
+    def here(self) -> Dsv:
+        """A person on this machine, who sees the same bucket and the same names."""
+        home = self.crew.lab.folder / "person"
+        home.mkdir(exist_ok=True)
+        config = home / "config.toml"
+        config.write_text(CONFIG.format(self.crew.store, self.crew.lab.export / self.names))
+        environ = {"DSV_CONFIG": str(config), "DSV_CACHE": str(home / "cache")}
+        return Dsv(home, home, {**plain_environment(home), **self.near.env, **environ})
+
+    def move_names(self, name: str) -> None:
+        """All others go on meanwhile, and none of them is told."""
+        moved = ok(self.hosts[-1].dsv("store", "move-names", f"/mnt/nfs/{name}", "--json"))
+        assert moved.json["before"] == f"/mnt/nfs/{self.names}", moved
+        self.names = name
+
+    @property
+    def racers(self) -> int:
+        return HOSTS * ON_EACH
+
+    def run(self, during: Callable[[int], None] = lambda number: None) -> dict[str, dict[str, bytes]]:
+        """All rounds, each with one winner; gives the files of each commit that was published, the first one first.
+
+        during: is called in each round when all are about to sync.
+        """
         tasks = []
-        for host in {space.host.number: space.host for space in self.spaces}.values():
-            lines = [
-                f"printf %s '{text} of {space.file}' > {space.folder}/{space.file}"
-                for space in self.spaces
-                if space.host is host
-            ]
-            tasks.append(host.start("sh", "-c", "; ".join(lines)))
-        assert [task.answer().status for task in tasks] == [0] * len(tasks)
+        for number in range(ROUNDS + 1):
+            meeting(self.crew.marks, number).mkdir(parents=True)
+        for me in range(self.racers):
+            racer = Racer(me, self.racers, f"/run/w{me}", f"/mnt/out/{self.crew.name}", 0, ROUNDS)
+            tasks.append(self.hosts[me % HOSTS].start(*racer.arguments(), **SEARCHED))
+        for number in range(ROUNDS):
+            self._wait(tasks, lambda: len(self.there(number)) == self.racers, f"round {number}")  # noqa: B023
+            during(number)
+        self._wait(tasks, lambda: all(task.done for task in tasks), "the end")
+        answers = [task.answer() for task in tasks]
+        assert [answer.status for answer in answers] == [0] * len(answers), (answers, self._told())
+        return self._published()
+
+    def there(self, number: int) -> list[Path]:
+        """Of each workspace that has done what is before this round a file."""
+        return [*meeting(self.crew.marks, number).iterdir()]
+
+    def _wait(self, tasks: list[Task], condition: Callable[[], bool], what: str) -> None:
+        def over() -> bool:
+            return condition() or any(task.done and task.answer().status for task in tasks)
+
+        try:
+            until(over, PATIENCE, what)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self._stacks()}") from late
+        failed = [answer for task in tasks if task.done and (answer := task.answer()).status]
+        assert not failed, (failed, [lines[-1:] for lines in self._told()])
+
+    def _stacks(self) -> str:
+        """What every host waits for."""
+        seen = [host.run("sh", "-c", _STACKS, timeout=60).out for host in self.hosts]
+        stacks = [path.read_text() for path in sorted(self.crew.marks.glob("stacks-*"))]
+        text = "\n".join([*stacks, *seen, (self.crew.lab.folder / "server.log").read_text(errors="replace")])
+        (self.crew.marks / "stuck").write_text(text)
+        return text[-20_000:]
+
+    def _told(self) -> list[list[dict[str, Any]]]:
+        files = [self.crew.marks / f"told-{me}" for me in range(self.racers)]
+        return [
+            [json.loads(line) for line in file.read_text().splitlines()] for file in files if file.exists()
+        ]
+
+    def _published(self) -> dict[str, dict[str, bytes]]:
+        told, contents = self._told(), {"begin.txt": b"begin\n"}
+        published: dict[str, dict[str, bytes]] = {}
+        for number, found in enumerate(zip(*told, strict=True)):
+            won = [me for me, line in enumerate(found) if line["status"] == 0]
+            assert len(won) == 1, (number, found)
+            assert sorted(line["status"] for line in found) == [0] + [4] * (self.racers - 1), (number, found)
+            contents[f"w{won[0]}.txt"] = content(number, f"w{won[0]}.txt")
+            published[found[won[0]]["commit"]] = dict(contents)
+        winners = [
+            me for lines in zip(*told, strict=True) for me, line in enumerate(lines) if not line["status"]
+        ]
+        syncs, pulls = (
+            [line[what] for lines in told for line in lines if what in line] for what in ("sync", "pull")
+        )
+        print(
+            f"{len(published)} rounds, won by {[winners.count(me) for me in range(self.racers)]}; "
+            f"sync {median(syncs):.2f} s (at most {max(syncs):.1f}), pull {median(pulls):.2f} s "
+            f"(at most {max(pulls):.1f}); {sum(line['unsure'] for lines in told for line in lines)} answers lost; "
+            f"{len(self.does.log):,} requests to the bucket"
+        )
+        assert len(published) == ROUNDS
+        return published
 
 
 @pytest.fixture
@@ -82,116 +170,67 @@ def race(ceph_s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def _race(lab: nfs_hosts.NfsHosts, bucket: str, served: S3Server, near: S3Server, does: Behaviour) -> Race:
-    url = f"s3://{bucket}/dsv"
-    crew = Crew(lab, url)
+    """The workspaces, made of the race for the store: one has made it, all others have learnt that, and clone."""
+    crew = Crew(lab, f"s3://{bucket}/dsv")
     crew.begin("race")
-    (lab.export / "names").mkdir()
-    config = '[stores.grid]\nurl = "{}"\nnames = "{}"\n'
-    (crew.marks / "config.toml").write_text(f'store = "grid"\n{config.format(url, "/mnt/nfs/names")}')
+    (crew.marks / "config.toml").write_text(CONFIG.format(crew.store, "/mnt/nfs/names"))
     hosts = crew.up(*range(HOSTS))
     for host in hosts:
-        host.environ = {**served.env, "DSV_CONFIG": f"/mnt/out/{crew.name}/config.toml"}
-    first = Space(hosts[0], "/run/w0", "w0.txt")
-    assert hosts[0].run("mkdir", first.folder).status == 0
-    first.ok("init", "xrays")
-    assert hosts[0].run("sh", "-c", f"echo begin > {first.folder}/begin.txt").status == 0
-    first.ok("sync")
-    spaces = [first]
-    for number in range(1, HOSTS * ON_EACH):
-        host = hosts[number % HOSTS]
-        space = Space(host, f"/run/w{number}", f"w{number}.txt")
-        answer = host.dsv("clone", "xrays", space.folder).answer()
-        assert answer.status == 0, answer
-        spaces.append(space)
-    home = lab.folder / "person"
-    home.mkdir()
-    (home / "config.toml").write_text(f'store = "grid"\n{config.format(url, lab.export / "names")}')
-    here = Dsv(
-        home, home, {**plain_environment(home), **near.env, "DSV_CONFIG": str(home / "config.toml"),
-                     "DSV_CACHE": str(home / "cache")}
-    )  # fmt: skip
-    return Race(crew, spaces, here, does)
+        # An author, or each command would fork to ask git for one.
+        host.environ = {**served.env, "DSV_CONFIG": f"/mnt/out/{crew.name}/config.toml", "DSV_AUTHOR": "ann"}
+        ok(host.start("mkdir", *(f"/run/w{me}" for me in range(HOSTS * ON_EACH))))
+    race = Race(crew, hosts, near, does)
+    made = [hosts[me % HOSTS].dsv("init", "xrays", "-C", f"/run/w{me}") for me in range(race.racers)]
+    answers = [task.answer() for task in made]
+    assert sorted(answer.status for answer in answers) == [0] + [4] * (race.racers - 1), answers
+    lost = [me for me, answer in enumerate(answers) if answer.status]
+    assert all("dataset xrays exists already" in answers[me].err for me in lost), answers
+    assert len([*(lab.export / "names/format").iterdir()]) == 1
+    (first,) = set(range(race.racers)) - set(lost)
+    ok(hosts[first % HOSTS].start("sh", "-c", f"echo begin > /run/w{first}/begin.txt"))
+    ok(hosts[first % HOSTS].dsv("sync", "-C", f"/run/w{first}"))
+    for clone in [hosts[me % HOSTS].dsv("clone", "xrays", f"/run/w{me}") for me in lost]:
+        ok(clone)
+    return race
 
 
-def answers(tasks: list[Task]) -> list[Answer]:
-    try:
-        return [task.answer(300) for task in tasks]
-    except AssertionError as late:
-        stuck = next(task for task in tasks if not task.done).member
-        waits = "for one in /proc/[0-9]*; do tr '\\0' ' ' < $one/cmdline; cat $one/wchan $one/stack; echo; done; dmesg"
-        raise AssertionError(stuck.run("sh", "-c", waits, timeout=30).out[-8000:]) from late
-
-
-def run_rounds(race: Race, rounds: range, published: dict[str, dict[str, bytes]]) -> None:
-    """One wins each round, all others learn that they lost. `published` gets what each commit has."""
-    contents = dict(next(reversed(published.values()))) if published else {"begin.txt": b"begin\n"}
-    for number in rounds:
-        race.write(str(number))
-        found = answers([space.start("sync", "--json") for space in race.spaces])
-        note(race, number, found, contents, published)
-
-
-def note(
-    race: Race,
-    number: int,
-    found: list[Answer],
-    contents: dict[str, bytes],
-    published: dict[str, dict[str, bytes]],
-) -> None:
-    won = [one for one, answer in enumerate(found) if answer.status == 0]
-    assert len(won) == 1, (number, found)
-    assert {answer.status for one, answer in enumerate(found) if one not in won} == {4}, (number, found)
-    winner = race.spaces[won[0]]
-    contents[winner.file] = f"{number} of {winner.file}".encode()
-    published[found[won[0]].json["commit"]] = dict(contents)
-    losers = [space for space in race.spaces if space is not winner]
-    pulled = answers([space.start("pull") for space in losers])
-    assert [answer.status for answer in pulled] == [0] * len(pulled), (number, pulled)
+def ok(task: Task) -> Answer:
+    answer = task.answer()
+    assert answer.status == 0, answer
+    return answer
 
 
 def check_all(race: Race, published: dict[str, dict[str, bytes]]) -> None:
     """The branch has these commits in this order, and each of them is restored byte for byte."""
-    log = [item["commit"] for item in race.here.ok("log", "xrays", "--json").json["items"]]
+    here = race.here()
+    log = [item["commit"] for item in here.ok("log", "xrays", "--json").json["items"]]
     assert log[::-1][1:] == list(published)
     ids = list(published)
     for begin in range(0, len(ids), 50):
         targets = ids[begin : begin + 50]
-        items = race.here.ok("cache", "--json", *(f"xrays@{one}" for one in targets)).json["items"]
+        items = here.ok("cache", "--json", *(f"xrays@{one}" for one in targets)).json["items"]
         for commit, item in zip(targets, items, strict=True):
             assert item["commit"] == commit
             there = {path.name: path.read_bytes() for path in Path(item["path"]).iterdir()}
             assert there == published[commit], commit
 
 
+@pytest.mark.timeout(0 if ROUNDS > 20 else 1200)
 def test_one_workspace_of_six_wins_each_round(race: Race) -> None:
-    published: dict[str, dict[str, bytes]] = {}
-    run_rounds(race, range(ROUNDS), published)
-    check_all(race, published)
-    assert len(published) == ROUNDS
-    print(f"{ROUNDS} rounds, {len(race.does.log):,} requests of the hosts to the bucket")
+    """The names' server goes off while they sync, at another moment each time, and comes back; and the names move."""
+    chance, outages = random.Random(1), []
 
-
-def test_one_wins_though_the_file_server_goes_off_in_the_middle(race: Race) -> None:
-    """Every few rounds it loses its power while all of them sync, and is back before they are told."""
-    published: dict[str, dict[str, bytes]] = {}
-    outages = 0
-    for begin in range(0, ROUNDS, 10):
-        run_rounds(race, range(begin, min(begin + 9, ROUNDS)), published)
-        number = begin + 9
-        if number >= ROUNDS:
-            break
-        race.write(str(number))
-        requests = len(race.does.log)
-        tasks = [space.start("sync", "--json") for space in race.spaces]
-        until(lambda: any("PUT" in line for line in race.does.log[requests:]), 120, "data is uploaded")  # noqa: B023
+    def strike(number: int) -> None:
+        if number % MOVE_EVERY == 4:
+            race.move_names(f"names-{number}")
+        if not OUTAGE_EVERY or number % OUTAGE_EVERY != OUTAGE_EVERY // 2:
+            return
+        before, later = len(race.does.log), chance.randrange(60)
+        until(lambda: len(race.does.log) > before + later or race.there(number + 1), PATIENCE, "requests")
         race.crew.lab.power_off_server()
-        outages += 1
         race.crew.lab.power_on_server()
-        found = answers(tasks)
-        unsure = [one for one, answer in enumerate(found) if answer.status == 6]
-        for one in unsure:  # a sync whose answer was lost finds out when it is run again
-            found[one] = race.spaces[one].start("sync", "--json").answer(600)
-        note(race, number, found, dict(next(reversed(published.values()))), published)
+        outages.append(later)
+
+    published = race.run(strike)
     check_all(race, published)
-    assert len(published) == ROUNDS
-    print(f"{ROUNDS} rounds, {outages} outages, results {json.dumps(len(published))}")
+    print(f"{len(outages)} outages, after so many requests of their rounds: {outages}")

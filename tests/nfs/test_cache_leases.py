@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from dsv.cache.claims.claims import read_claims
+from dsv.cache.layout import Place
+from dsv.cache.root import CacheRoot
 from tests.nfs.crew import Crew, Member, Task, Times, assert_same, until
+from tests.waiting import PATIENCE
 
 DAY = 86_400
 LEASE = 8.0
@@ -61,16 +65,14 @@ def test_what_another_host_did_a_moment_ago_is_known(crew: Crew) -> None:
 def test_the_lease_of_a_dead_host_expires(crew: Crew) -> None:
     dead, evicting = crew.up(0, 1)
     start_job(crew, dead, lease=LEASE)
-    died = time.monotonic()
     dead.power_off()
+    ends = lease_end(crew)
     until(
         lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"],
-        LEASE + 20,
+        PATIENCE,
         "the end of the dead host's lease",
     )
-    took = time.monotonic() - died
-    print(f"evicted {took:.1f} s after the power-off, with a lease of {LEASE:g} s")
-    assert took > LEASE / 2, "the last renewal is a fifth of the lease old, or a little more"
+    assert time.time() >= ends  # by the file server's clock, which is this machine's
     assert crew.visible() == []
 
 
@@ -78,13 +80,14 @@ def test_a_host_that_is_cut_off_keeps_its_lease_or_learns_that_it_is_lost(crew: 
     cut, evicting = crew.up(0, 1)
     job = start_job(crew, cut, lease=12)
     cut.unplug()
-    time.sleep(3)
     assert evicting.dsv("evict", "--all", "--json").answer().json["evicted"] == []
     before = leases(crew)
     cut.plug_in()
-    until(lambda: leases(crew).isdisjoint(before), 30, "two renewals")
+    until(lambda: leases(crew).isdisjoint(before), PATIENCE, "two renewals")
     cut.unplug()
-    until(lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"], 60, "the lease's end")
+    until(
+        lambda: evicting.dsv("evict", "--all", "--json").answer().json["evicted"], PATIENCE, "the lease's end"
+    )
     cut.plug_in()
     ended = job.answer()
     assert ended.status == 125 and "was evicted" in ended.err, ended
@@ -94,6 +97,12 @@ def test_a_host_that_is_cut_off_keeps_its_lease_or_learns_that_it_is_lost(crew: 
 def leases(crew: Crew) -> set[str]:
     """Names of leases, as the file server has them."""
     return {path.name for path in (crew.seen / ".dsv/claims").rglob("lease-*")}
+
+
+def lease_end(crew: Crew) -> float:
+    """When the last lease on the one commit ends, by the file server's clock."""
+    (name,) = crew.visible()
+    return max(one.until for one in read_claims(CacheRoot(crew.seen), Place(*name.split("/"))).leases)
 
 
 def test_clocks_may_be_a_day_off(crew: Crew, lake: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dsv.errors import NotFound
 from dsv.store.base import Put
 from dsv.store.directory import DirectoryStore
+from tests.waiting import until
 
 
 def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, object]:
@@ -22,7 +23,7 @@ def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, obj
     store = DirectoryStore(root)
     names = [f"{key}{below}" for key in range(int(keys))]
     store.put_if_absent(f"ready/{me}", b"")
-    wait_until(lambda: len(list(store.list("ready/"))) == int(hosts))
+    until(lambda: len(list(store.list("ready/"))) == int(hosts))
     won = [name for name in names if store.put_if_absent(f"race/{name}", me.encode()) is Put.WON]
     return {"won": won, "seen": {name: store.get(f"race/{name}").decode() for name in names}}
 
@@ -30,37 +31,46 @@ def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, obj
 def write_late(root: str, *keys: str) -> dict[str, object]:
     """Waits until the reader has seen that the keys are absent, and for its client to settle on that."""
     store = DirectoryStore(root)
-    wait_until(lambda: any(store.list("reading/")))
+    until(lambda: any(store.list("reading/")))
     time.sleep(3)
     for key in keys:
         store.put_if_absent(key, b"x")
-    done = time.time()
+    written(root).touch()
     # Stays: a host that leaves gives back what the server lent it, which would tell the others.
-    wait_until(lambda: any(store.list("done/")))
-    return {"written": done}
+    until(lambda: any(store.list("done/")))
+    return {}
 
 
 def read_early(root: str, got: str, listed: str) -> dict[str, object]:
-    """Asks for one key and lists the other's folder until both are there; tells when each was seen."""
+    """Asks for one key and lists the other's folder until both are there; tells which it did not see at once."""
     store = DirectoryStore(root)
     naive = Path(root) / got
     assert not naive.exists() and not list(store.list("")) and not has(store, got)
     store.put_if_absent("reading/now", b"")
-    seen: dict[str, object] = {}
+    seen: set[str] = set()
+    late: set[str] = set()
     checks: dict[str, Callable[[], bool]] = {
         "got": lambda: has(store, got),
         "listed": lambda: any(item.key == listed for item in store.list("new/")),
     }
 
     def all_seen() -> bool:
+        there = written(root).exists()  # before it looks
         for name, check in checks.items():
             if name not in seen and check():
-                seen[name] = time.time()
+                seen.add(name)
+            elif name not in seen and there:
+                late.add(name)
         return len(seen) == len(checks)
 
-    wait_until(all_seen)
+    until(all_seen)
     store.put_if_absent("done/now", b"")
-    return seen
+    return {"late": sorted(late)}
+
+
+def written(root: str) -> Path:
+    """A mark on no NFS: the writer has written."""
+    return Path("/mnt/out") / f"{Path(root).name}-written"
 
 
 def has(store: DirectoryStore, key: str) -> bool:
@@ -68,13 +78,6 @@ def has(store: DirectoryStore, key: str) -> bool:
         return bool(store.get(key))
     except NotFound:
         return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited for a minute"
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

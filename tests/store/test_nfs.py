@@ -64,9 +64,5 @@ def test_another_hosts_objects_are_seen_at_once(nfs_hosts: NfsHosts, folder: Pat
     (folder / "new").mkdir()
     reader = start(nfs_hosts, 1, "read", root, got, listed)
     writer = start(nfs_hosts, 2, "write", root, got, listed)
-    seen, written = result(reader), result(writer)["written"]
-    assert isinstance(written, float)
-    for name in ("got", "listed"):
-        moment = seen[name]
-        # Clocks of the hosts are set to the second.
-        assert isinstance(moment, float) and moment - written < 5, f"{name} {moment - written:.1f} s late"
+    assert result(reader) == {"late": []}
+    result(writer)

@@ -10,7 +10,8 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +31,8 @@ class Behaviour:
     ignores_condition: every put-if-absent wins. condition_answer: the status that a put-if-absent gets instead.
     two_winners: the chance that the condition of a put is ignored. nodes_down: absent keys are answered with 500.
     hidden_from_listings: of each new key, how many listings do not have it. slow_down, cut_body: every n-th request
-    gets 503, or half a body.
+    gets 503, or half a body. swap: what is given for a whole key instead of its bytes, once it was read as often as
+    `swap_after` says; None for one that stays.
     """
 
     ignores_condition: bool = False
@@ -40,6 +42,9 @@ class Behaviour:
     hidden_from_listings: int = 0
     slow_down: int = 0
     cut_body: int = 0
+    swap: Callable[[str, bytes], bytes | None] = lambda key, data: None
+    swap_after: int = 1
+    reads: Counter[str] = field(default_factory=Counter)
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     requests: int = 0
     log: list[str] = field(default_factory=list)
@@ -124,10 +129,21 @@ class _Handler(BaseHTTPRequestHandler):
                 does.hidden[unquote(urlsplit(self.path).path).split("/", 2)[2]] = does.hidden_from_listings
         if status == 200 and "list-type" in parse_qs(urlsplit(self.path).query):
             answer = self._listing(answer)
+        if status == 200 and self.command == "GET" and "?" not in self.path:
+            answer = self._swapped(answer)
         cut = bool(
             does.cut_body and number % does.cut_body == 0 and self.command == "GET" and len(answer) > 1
         )
         self._answer(status, answer, found, cut=cut)
+
+    def _swapped(self, data: bytes) -> bytes:
+        key = unquote(self.path).split("/", 2)[2]
+        with self.does.lock:
+            other = self.does.swap(key, data)
+            if other is None:
+                return data
+            self.does.reads[key] += 1
+            return other if self.does.reads[key] > self.does.swap_after else data
 
     def _listing(self, answer: bytes) -> bytes:
         def kept(match: re.Match[bytes]) -> bytes:

@@ -44,12 +44,12 @@ class World:
             dsv.ok("config", "stores.grid.names", str(self.names))
         return dsv
 
-    def stored(self) -> list[str]:
-        """Keys in the bucket, as the server itself lists them."""
+    def stored(self, prefix: str = "dsv/") -> list[str]:
+        """Keys in the bucket below a prefix, without it, as the server itself lists them."""
         found = (
-            self.server.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix="dsv/")
+            self.server.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
         )
-        return [row["Key"].removeprefix("dsv/") for page in found for row in page.get("Contents", [])]
+        return [row["Key"].removeprefix(prefix) for page in found for row in page.get("Contents", [])]
 
 
 def synced(dsv: Dsv, files: dict[str, bytes], *arguments: str) -> str:

@@ -207,7 +207,7 @@ def put_move(
         author=context.writer.author,
         action=str(action),
     )
-    kept = naming(repository, context.writer, commit) if commit is not None else nullcontext()
+    kept = naming(repository, context.writer, commit, after) if commit is not None else nullcontext()
     with kept:
         moved = repository.refs.move(*where, after, entry)
         if isinstance(moved, LostRace):

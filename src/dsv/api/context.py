@@ -25,7 +25,7 @@ from dsv.store.counting import Counting
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from dsv.store.split import split_of
-from dsv.worktree.last_answer import note_answer
+from dsv.worktree.last_answer import note_answer, remembered
 from dsv.worktree.workspace import Workspace
 
 
@@ -211,7 +211,13 @@ class Context:
 
 @contextmanager
 def noting_branch(repository: Repository, find: Callable[[], Workspace | None]) -> Iterator[None]:
-    """At the end, even after an error, notes for `dsv status` what was met of the branch of the workspace found."""
+    """At the end, even after an error, notes what was met of the branch of the workspace found. Until then the
+    repository remembers what was noted before.
+    """
+    with suppress(DsvError):  # whoever needs the workspace is told what is wrong with it
+        before = find()
+        if before is not None and before.store_id == repository.id:
+            repository.remembered = remembered(before)
     try:
         yield
     finally:

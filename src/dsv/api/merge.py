@@ -78,6 +78,7 @@ def merge(context: Context, request: MergeRequest) -> Merged:
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
         for _ in range(ATTEMPTS):
             head = repository.refs.head(dataset, branch)
+            repository.check_remembered()
             done = _Merge(context, repository, request, head, source).run()
             if isinstance(done, Merged):
                 return done
@@ -192,7 +193,7 @@ class _Merge:
             action="merge",
         )
         head = self._head
-        with naming(self._repository, self._context.writer, self._source):
+        with naming(self._repository, self._context.writer, self._source, head):
             moved = self._repository.refs.move(head.dataset, head.branch, head, entry)
         return moved if isinstance(moved, LostRace) else replace(forwarded, commit=self._source)
 

@@ -85,6 +85,7 @@ def _pick(context: Context, request: PickRequest, *, undo: bool) -> Picked:
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
         for _ in range(ATTEMPTS):
             head = repository.refs.head(dataset, branch)
+            repository.check_remembered()
             done = _Pick(context, repository, request, head, source, undo).run()
             if isinstance(done, Picked):
                 return done

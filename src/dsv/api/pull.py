@@ -75,6 +75,7 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
         workspace, repository = opened.workspace, opened.repository
         base = workspace.base()
         newest = repository.refs.head(workspace.dataset, workspace.branch)
+        repository.check_remembered()
         head = newest.commit
         if head is not None:
             workspace.set_seen(workspace.branch, head)

@@ -59,6 +59,7 @@ def rollback(context: Context, target: Target, message: str | None = None) -> Ro
             raise missing_commit(source, repository.store.url)
         base = opened.proven_base()
         head = repository.refs.head(workspace.dataset, workspace.branch)
+        repository.check_remembered()
         if head.commit is None:
             raise NotFound(
                 f"branch {head.branch} of {head.dataset} has no commit yet",

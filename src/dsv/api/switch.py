@@ -121,7 +121,7 @@ def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Swit
         author=opened.writer.author,
         action=str(Action("create")),
     )
-    with naming(repository, opened.writer, base):
+    with naming(repository, opened.writer, base, newest):
         moved = repository.refs.move(dataset, branch, newest, entry)
         if isinstance(moved, LostRace):
             raise _taken(moved.winner)

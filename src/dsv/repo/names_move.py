@@ -35,6 +35,7 @@ from dsv.repo.layout import (
     read_format,
     with_features,
 )
+from dsv.repo.read_back import changed
 from dsv.store.base import Put, Store, StoreMissing
 from dsv.store.together import together
 
@@ -67,6 +68,8 @@ class NamesMove:
         self._decides: int | None = None
         """The entry behind the one by which this move began. A move that was begun anew since then is another one, of
         which this one has copied nothing."""
+        self._begun: FormatEntry | None = None
+        """The entry by which it began; None if somebody else has decided the move before."""
 
     def check_free(self) -> None:
         """Raises `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
@@ -91,6 +94,7 @@ class NamesMove:
         if log.entries[-1].names != self._target:
             raise moves_elsewhere(self._old.url, log.entries[-1])
         self._decides = len(log.entries)
+        self._begun = log.entries[-1]
         self._stir()
         return first
 
@@ -112,6 +116,7 @@ class NamesMove:
         """The names have moved, from this write on. Raises `Conflict` if somebody else has taken the move back."""
         assert self._decides is not None
         log = self._log()
+        self._check_begun(log)
         if len(log.entries) == self._decides:
             last = log.entries[-1]
             what = NAMES_ELSEWHERE if self._old is self._data else NAMES_MOVED
@@ -126,6 +131,16 @@ class NamesMove:
                 subject=self._target,
                 hint="the same command again begins anew",
             )
+
+    def _check_begun(self, log: Format) -> None:
+        """Raises `IntegrityError` if the entry by which this move began has other bytes by now: it may be of a move to
+        somewhere else, of which nothing was copied."""
+        assert self._decides is not None
+        number = self._decides - 1
+        now = log.entries[number] if number < len(log.entries) else None
+        if self._begun is not None and (now is None or now.nonce != self._begun.nonce):
+            what = "what said that the names are moving"
+            raise changed(self._old.url, keys.format_key(number), what, now)
 
     def take_back(self) -> None:
         """The names stay. Raises `Conflict` if it has been decided that they have moved. Of a move that this has begun

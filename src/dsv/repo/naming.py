@@ -10,14 +10,19 @@ from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.repo.damage import missing_commit
 from dsv.repo.reachability import reach_tree
+from dsv.repo.refs import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.trees import TreeReader
 
 
 @contextmanager
-def naming(repository: Repository, writer: Writer, commit_id: CommitId) -> Iterator[None]:
+def naming(
+    repository: Repository, writer: Writer, commit_id: CommitId, after: Head | None = None
+) -> Iterator[None]:
     """What is written in this context may name the commit: the store has it whole, and gc will know of it.
+
+    after: the move of a branch that the new name is to follow.
 
     Raises `IntegrityError` if the store has no such commit, whatever local copies say, and `Conflict` if gc is
     removing it or has fenced this session.
@@ -26,7 +31,7 @@ def naming(repository: Repository, writer: Writer, commit_id: CommitId) -> Itera
         raise missing_commit(commit_id, repository.store.url)
     with Session.open(repository, writer) as session:
         check_whole(session, commit_id)
-        session.declare(commit_id)
+        session.declare(commit_id, after)
         with session.ending():
             yield
 

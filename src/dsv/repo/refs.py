@@ -24,7 +24,7 @@ from dsv.repo.damage import read_record
 from dsv.repo.erased import never_again
 from dsv.repo.heads import Head, carried_away, deleted, gap, protected, same_move
 from dsv.repo.listed import Listed, latest, parts
-from dsv.repo.read_back import check_kept
+from dsv.repo.read_back import changed, check_kept
 from dsv.repo.rules import newest_rule, refused_mover, rule_or_none
 from dsv.repo.tags import Tags, named_parts
 from dsv.store.base import Put, Store
@@ -179,7 +179,8 @@ class Refs(Tags):
         if self.named:
             made = replace(made, dataset=dataset, branch=branch, number=number)
         read = partial(self._read, dataset, branch, number)
-        check = partial(check_kept, read, self._store.url, key, (dataset, branch), made)
+        what = f"this move of branch {branch} of {dataset}"
+        check = partial(check_kept, read, self._store.url, key, what, made)
         put = self._put(key, made.encode(), f"branch {branch} of {dataset}", check, since)
         if put is None:
             return self._move_again(dataset, branch, after, entry)
@@ -195,6 +196,15 @@ class Refs(Tags):
         """Whether the move was read where the names are now, as the branch's newest."""
         seen = self._seen.get((head.dataset, head.branch))
         return seen is not None and same_move(seen, head)
+
+    def check_same(self, head: Head) -> None:
+        """Raises `IntegrityError` if the move at which a branch was found has other bytes by now: nothing is to follow
+        it. What is elsewhere since names have moved, `move` compares."""
+        now = None if self._moves else self._read(head.dataset, head.branch, head.number)
+        if now is not None and now.nonce != head.entry.nonce:
+            key = keys.branch_key(head.dataset, head.branch, head.number)
+            what = f"move {head.number} of branch {head.branch} of {head.dataset}"
+            raise changed(self._store.url, key, what, now)
 
     def _move_again(
         self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
@@ -243,7 +253,10 @@ class Refs(Tags):
         if since and self.rule(*branch) != before:  # which was read where the names were
             return False
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
-        put = self._put(keys.branch_rule_key(*branch, rule.number), rule.encode(), what, since=since)
+        key = keys.branch_rule_key(*branch, rule.number)
+        read = partial(rule_or_none, self._store, *branch, rule.number)
+        check = partial(check_kept, read, self._store.url, key, what, rule)
+        put = self._put(key, rule.encode(), what, check, since)
         if put is None and (newest := self.rule(*branch)) != rule:
             self.again()
             return newest == before and self.add_rule(rule, before)

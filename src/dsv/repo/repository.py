@@ -32,6 +32,7 @@ from dsv.repo.names_place import NamesPlace
 from dsv.repo.objects import Objects, get_commit
 from dsv.repo.protection import refused_move
 from dsv.repo.refs import Refs
+from dsv.repo.remembered import Remembered, check_remembered
 from dsv.store.base import Put, Store
 from dsv.store.split import places_of, split_of
 from dsv.store.together import both
@@ -58,6 +59,12 @@ class Repository:
         self.objects = Objects(store, metadata, refs.heard)
         self.refs = refs
         refs.refused = partial(refused_move, self.objects)
+        self.remembered: Remembered | None = None
+        """Where the workspace around has met its branch before."""
+
+    def check_remembered(self) -> None:
+        """Raises `IntegrityError` if the branch that is remembered was met, and a move has other bytes by now."""
+        check_remembered(self.refs, self.objects, self.remembered)
 
     @property
     def format(self) -> Format:

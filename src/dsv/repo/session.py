@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -38,7 +39,7 @@ from dsv.repo.packs import Packs
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Buffer, Put
-from dsv.store.together import both
+from dsv.store.together import together
 
 # gc may fence a session that was not renewed for many times this long.
 RENEW_SECONDS = 60.0
@@ -176,7 +177,7 @@ class Session:
         `before_ref` is called between the two: what it writes is there whenever the ref is.
         """
         assert entry.commit is not None
-        self.declare(entry.commit)
+        self.declare(entry.commit, after)
         before_ref()
         with self.ending():
             return self.repository.refs.move(dataset, branch, after, entry)
@@ -199,14 +200,17 @@ class Session:
         with suppress(DsvError):
             self.repository.store.put_if_absent(keys.session_closed_key(self.id), closed.encode())
 
-    def declare(self, commit_id: CommitId) -> None:
-        """To be called just before a ref names the commit.
+    def declare(self, commit_id: CommitId, after: Head | None = None) -> None:
+        """To be called just before a ref names the commit. after: the move that the ref is to follow.
 
         Raises `Conflict` if gc has fenced this session, and `IntegrityError` if the store overwrites what it has.
         """
         self._follow_names()
         self._verdict = SessionVerdict(commit_id, Nonce.random())
-        both(self._put_verdict, self._check_one_wins)
+        checks = [self._put_verdict, self._check_one_wins, self.repository.check_remembered]
+        if after is not None and not self.repository.format.single_writer:
+            checks.append(partial(self.repository.refs.check_same, after))
+        together(checks)
         self.repository.refs.again = self._declare_again
 
     def _declare_again(self) -> None:

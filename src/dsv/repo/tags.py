@@ -22,6 +22,7 @@ from dsv.repo.erased import gone, tombstone
 from dsv.repo.heard import Heard
 from dsv.repo.listed import parts
 from dsv.repo.names_place import NamesPlace
+from dsv.repo.read_back import check_kept
 from dsv.store.base import Put, Store
 from dsv.store.together import both, together
 
@@ -84,7 +85,11 @@ class Tags:
         if self.named:
             value = replace(value, dataset=dataset, tag=tag)
         what = f"tag {tag} of {dataset}"
-        if self._put_anywhere(keys.tag_key(dataset, tag), value.encode(), what) is Put.LOST:
+        key = keys.tag_key(dataset, tag)
+        check = partial(
+            check_kept, partial(self._value_or_none, dataset, tag), self._store.url, key, what, value
+        )
+        if self._put_anywhere(key, value.encode(), what, check) is Put.LOST:
             existing = self._tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing.commit != value.commit:
@@ -142,11 +147,17 @@ class Tags:
             self.forget()
         return put_there
 
-    def _put_anywhere(self, key: str, data: bytes, what: str) -> Put:
+    def _put_anywhere(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
         """For a key that follows no other: wherever the names are by then."""
-        while (put := self._put(key, data, what)) is None:
+        while (put := self._put(key, data, what, won)) is None:
             self.again()
         return put
+
+    def _value_or_none(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
+        try:
+            return self._tag_value(dataset, tag)
+        except NotFound:
+            return None
 
     def _tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue:
         def decode(data: bytes) -> TagValue:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from dsv.errors import Denied, Unsupported
 from dsv.model.keys import PROBE_PREFIX
 from dsv.store.base import Put, Store
+from dsv.store.together import together
 
 WRITERS: Final = 16
 ROUNDS: Final = 6
@@ -56,9 +58,13 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
             raced = [_race(store, folder, written, number, writers) for number in range(rounds)]
         except Unsupported as error:
             return Proof(False, False, False, (error.message,), unsupported=True)
+        race_keys = list(written)
         listing_ok, ordered, seen = _list(store, folder, written)
-    findings = [finding for finding in raced if finding] + seen
-    return Proof(not any(raced), listing_ok, ordered, tuple(dict.fromkeys(findings)))
+        stored = together([partial(store.get, key) for key in race_keys])
+    findings = [found.finding for found in raced if found.finding]
+    if not findings and any(found.winner != data for found, data in zip(raced, stored, strict=True)):
+        findings = ["the bytes of a writer that had won were replaced later"]
+    return Proof(not findings, listing_ok, ordered, tuple(dict.fromkeys([*findings, *seen])))
 
 
 def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
@@ -97,8 +103,15 @@ def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
                 store.delete(key)
 
 
-def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> str:
-    """One key, many writers at once, then one more; returns what went wrong, or nothing."""
+class _Raced(msgspec.Struct, frozen=True):
+    """finding: what went wrong, or nothing. winner: the bytes of who won."""
+
+    finding: str
+    winner: bytes = b""
+
+
+def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> _Raced:
+    """One key, many writers at once, then one more."""
     key = f"{folder}race/{number}"
     written.append(key)
     size = _SIZES[number % len(_SIZES)]
@@ -113,12 +126,12 @@ def _race(store: Store, folder: str, written: list[str], number: int, writers: i
         results = list(pool.map(write, values))
     winners = [value for value, put in zip(values, results, strict=True) if put is Put.WON]
     if len(winners) != 1:
-        return f"of {writers} writers of one key {len(winners)} were told that they had won"
+        return _Raced(f"of {writers} writers of one key {len(winners)} were told that they had won")
     if store.get(key) != winners[0]:
-        return "the bytes of the writer that won were replaced by another's"
+        return _Raced("the bytes of the writer that won were replaced by another's")
     if store.put_if_absent(key, b"late") is not Put.LOST or store.get(key) != winners[0]:
-        return "a key that existed was written again"
-    return ""
+        return _Raced("a key that existed was written again")
+    return _Raced("", winners[0])
 
 
 def _list(store: Store, folder: str, written: list[str]) -> tuple[bool, bool, list[str]]:

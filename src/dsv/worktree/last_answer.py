@@ -1,7 +1,7 @@
 """What the store last said of a workspace's branch: where it was, how it is protected, and when that was.
 
-Every command that meets the branch notes it in a file below `.dsv`. Only `dsv status` reads it, so that it need not
-ask.
+Every command that meets the branch notes it in a file below `.dsv`. `dsv status` reads it, so that it need not ask, and
+the next command that builds on the branch, so that it finds out if the store has another move in its place.
 """
 
 from __future__ import annotations
@@ -9,24 +9,30 @@ from __future__ import annotations
 from contextlib import suppress
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import DsvError
 from dsv.fs.files import read_json, replace_file
 from dsv.model.branch_rule import Limits
 from dsv.model.ids import CommitId
 from dsv.repo.refs import Refs
+from dsv.repo.remembered import Remembered
 from dsv.worktree.workspace import Workspace
 
 _OFTEN_ENOUGH = 1000  # milliseconds between two notes that say the same
 
 
 class LastAnswer(msgspec.Struct, frozen=True):
-    """commit: None for a branch without one. gone: the branch was not there. limits: its rule, if it is protected."""
+    """commit: None for a branch without one. gone: the branch was not there. limits: its rule, if it is protected.
+
+    number: of the move that named the commit; None if an older dsv has noted it.
+    """
 
     commit: CommitId | None
     time_ms: int
     gone: bool = False
     limits: Limits | None = None
+    number: int | None = None
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -39,6 +45,7 @@ class _Record(msgspec.Struct, frozen=True):
     only_merge: bool = False
     who: tuple[str, ...] = ()
     max_removals: int | None = None
+    number: int | None = None
 
 
 _RECORD = msgspec.json.Decoder(_Record)
@@ -52,9 +59,17 @@ def last_answer(workspace: Workspace) -> LastAnswer | None:
             return None
         limits = Limits(found.only_merge, found.who, found.max_removals) if found.protected else None
         commit = None if found.commit is None else CommitId.parse(found.commit)
-        return LastAnswer(commit, found.time_ms, found.gone, limits)
+        return LastAnswer(commit, found.time_ms, found.gone, limits, found.number)
     except (OSError, DsvError):
         return None
+
+
+def remembered(workspace: Workspace) -> Remembered | None:
+    """Where the workspace's branch was met; None if that is not known, or the branch had no commit."""
+    found = last_answer(workspace)
+    if found is None or found.number is None or found.commit is None:
+        return None
+    return Remembered(workspace.dataset, workspace.branch, found.number, found.commit)
 
 
 def note_answer(workspace: Workspace, refs: Refs, now_ms: int) -> None:
@@ -67,17 +82,17 @@ def note_answer(workspace: Workspace, refs: Refs, now_ms: int) -> None:
     if rule is None and ruled and before is not None:
         limits = before.limits  # the rule was not read
     gone = head.entry.deleted
-    after = LastAnswer(None if gone else head.commit, now_ms, gone, limits)
+    after = LastAnswer(None if gone else head.commit, now_ms, gone, limits, head.number)
     if before is not None and 0 <= now_ms - before.time_ms < _OFTEN_ENOUGH and _same(before, after):
         return
     limits = limits or Limits()
     record = _Record(
         1, str(workspace.branch), None if after.commit is None else str(after.commit), now_ms, gone,
-        after.limits is not None, limits.only_merge, limits.who, limits.max_removals,
+        after.limits is not None, limits.only_merge, limits.who, limits.max_removals, head.number,
     )  # fmt: skip
     with suppress(OSError):
         replace_file(workspace.asked_path, msgspec.json.encode(record) + b"\n", sync=False)
 
 
 def _same(one: LastAnswer, other: LastAnswer) -> bool:
-    return (one.commit, one.gone, one.limits) == (other.commit, other.gone, other.limits)
+    return replace(one, time_ms=0) == replace(other, time_ms=0)

@@ -89,6 +89,7 @@ class Publisher:
         """
         refs, dataset, branch = self._repository.refs, self._workspace.dataset, self._branch
         self._head = refs.newest(dataset, branch)
+        self._repository.check_remembered()
         if not self._begins_branch and self._new_branch:
             raise Conflict(
                 f"dataset {dataset} has a branch {branch} already",
@@ -155,7 +156,7 @@ class Publisher:
         if base is None:
             return
         if head is None or head.commit != base:  # new, or at what the store has lost
-            with naming(self._repository, self._opened.writer, base):
+            with naming(self._repository, self._opened.writer, base, head):
                 entry = RefEntry(
                     commit=base,
                     deleted=False,

@@ -1,0 +1,45 @@
+"""The move at which a workspace last met its branch: the store must still have it.
+
+A server that lets two writers win, and settles later which of them stays, takes a move away that was read back before.
+What somebody saw of a branch is the only proof of that.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dsv.model import keys
+from dsv.model.ids import CommitId
+from dsv.model.names import BranchName, DatasetName
+from dsv.repo.history import is_ancestor
+from dsv.repo.objects import Objects
+from dsv.repo.read_back import changed
+from dsv.repo.refs import Refs
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """The move of a branch with this number named this commit."""
+
+    dataset: DatasetName
+    branch: BranchName
+    number: int
+    commit: CommitId
+
+
+def check_remembered(refs: Refs, objects: Objects, one: Remembered | None) -> None:
+    """Raises `IntegrityError` if the branch was met since, and its move is another one by now.
+
+    Asks nothing unless the branch has moved on. A store or names that were put back from a copy, or made anew, may give
+    the number to another move: then the commit is gone, or part of the branch's history.
+    """
+    head = None if one is None else refs.met(one.dataset, one.branch)[0]
+    if one is None or head is None or head.number < one.number:
+        return
+    now = head.entry if head.number == one.number else refs.entry(one.dataset, one.branch, one.number)
+    if now is None or now.commit == one.commit or objects.stored_commit(one.commit) is None:
+        return
+    if head.commit is not None and is_ancestor(objects, one.commit, head.commit):
+        return
+    key = keys.branch_key(one.dataset, one.branch, one.number)
+    what = f"move {one.number} of branch {one.branch} of {one.dataset}, to {str(one.commit)[:12]},"
+    raise changed(objects.store.url, key, what, now)

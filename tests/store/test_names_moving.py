@@ -31,7 +31,7 @@ def test_a_program_names_both_places(world: World) -> None:
     ("lie", "one_place", "two_places"),
     [
         ({"ignores_condition": True}, {5}, {0}),
-        ({"condition_answer": 501}, {9}, {9}),
+        ({"condition_answer": 501}, {9}, {0}),
         ({"hidden_from_listings": 2}, {0}, {0}),
         ({"slow_down": 6, "cut_body": 5}, {0}, {0}),
     ],
@@ -62,6 +62,24 @@ def test_a_server_that_changes_its_mind_after_init_and_back_loses_nothing(
         assert ben.ok("cat", f"xrays@{first}:{name}").out.encode() == content
         break
     assert [item["commit"] for item in ben.ok("log", "xrays", "--json").json["items"]] == [second, first]
+
+
+def test_a_bucket_of_data_that_begins_to_refuse_conditions_needs_none(world: World) -> None:
+    """Whatever is written to it: commits, tags, run records, and where the names are."""
+    ann = world.person("ann")
+    ann.ok("init", "xrays")
+    first = synced(ann, FILES)
+    world.does.condition_answer = 501
+    second = synced(ann, {"new.txt": b"new"})
+    ann.ok("tag", "v1")
+    ann.ok("put", str(ann.cwd / "new.txt"), "xrays:put.txt")
+    ann.ok("store", "merge-indexes")
+    ann.process("run", "xrays", "--engine", "process", "--", "true")
+    ann.ok("store", "move-names", str(world.root / "names-2"))
+    assert ann.ok("store", "check").code == 0
+    log = [item["commit"] for item in ann.ok("log", "xrays", "--json").json["items"]]
+    assert log[1:] == [second, first]
+    assert any(key.startswith("runs/") for key in world.stored())
 
 
 def test_names_move_between_a_folder_and_the_bucket_while_people_sync(world: World) -> None:

@@ -12,9 +12,26 @@ from typing import Final
 from dsv.errors import Unsupported
 from dsv.model.keys import needs_winner
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
+from dsv.store.wrapper import Wrapper
 
 BELOW: Final = "./"
 """Begins a place that lies below that of the data, whatever that is called."""
+
+
+class _Data(Wrapper):
+    """The place of the data. While the names are elsewhere no key of it needs a winner, so a server that begins to
+    refuse the condition of a write is asked without."""
+
+    names_elsewhere = False
+
+    def put_if_absent(self, key: str, data: Buffer) -> Put:
+        try:
+            return self.inner.put_if_absent(key, data)
+        except Unsupported:
+            if not self.names_elsewhere or not self.conditional:
+                raise
+        self.conditional = False
+        return self.inner.put_if_absent(key, data)
 
 
 class SplitStore:
@@ -27,8 +44,10 @@ class SplitStore:
     def __init__(
         self, names: Store | None, data: Store, open_names: Callable[[str], Store] | None = None
     ) -> None:
-        self.names = data if names is None else names
-        self.data = data
+        self._data = _Data(data)
+        self._data.names_elsewhere = names is not None
+        self.data: Store = self._data
+        self.names = self.data if names is None else names
         self.url = data.url
         self._open_names = open_names
         self._left: list[Store] = []
@@ -49,6 +68,7 @@ class SplitStore:
         if self.is_split:
             self._left.append(self.names)
         self.names = names
+        self._data.names_elsewhere = self.is_split
 
     @property
     def ordered_listing(self) -> bool:

@@ -45,13 +45,16 @@ _PAGE = b"<!DOCTYPE html><html><body><h1>Welcome!</h1>Please accept our terms.</
 class Server:
     """`objects` is what is stored, `log` each request's method, path and range.
 
-    `trouble` says what the n-th request from now (from 1) gets.
+    `trouble` says what the n-th request from now (from 1) gets. `absent` counts the questions for keys that are not
+    there; from the one with the number `nodes_down` on (from 1) they get 500, as nodes that may have them are down.
     """
 
     endpoint: str
     objects: dict[str, bytes] = field(default_factory=dict)
     trouble: Callable[[int], Trouble | None] = lambda number: None
     requests: int = 0
+    nodes_down: int | None = None
+    absent: int = 0
     log: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -194,8 +197,13 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         if "list-type" in query:
             return self._list({name: values[0] for name, values in query.items()})
-        with self.server_state.lock:
-            data = self.server_state.objects.get(self._key())
+        state = self.server_state
+        with state.lock:
+            data = state.objects.get(self._key())
+            state.absent += data is None
+            down = data is None and state.nodes_down is not None and state.absent >= state.nodes_down
+        if down:
+            return 500, _xml("Error", "<Code>InternalError</Code><Message>no</Message>"), {}
         if data is None:
             return 404, _xml("Error", "<Code>NoSuchKey</Code><Message>no</Message>"), {}
         asked = self.headers.get("Range")

@@ -32,6 +32,7 @@ class Cluster:
     environ: Mapping[str, str] = field(default_factory=dict)
     pools: Mapping[str, Any] = field(default_factory=dict)
     queues = True
+    shares_folders = True
 
     def make(self, name: str, pool: str | None) -> Cluster:
         return self
@@ -70,7 +71,7 @@ def test_a_run_is_completed_with_its_log_and_its_times(shop: Shop) -> None:
     record, sent = settler(shop, over(), TOKEN="hunter2hunter2").settle(started(env=("TOKEN",)))
     assert sent and (record.state, record.exit_code, record.started_ms) == (RunState.ENDED, 4, 5000)
     (stored,) = shop.runs.listing(SCANS, RUN)
-    assert shop.runs.read(stored) == record
+    assert shop.runs.read(stored) == record and record.metrics_error is None
     log = shop.runs.log(stored)
     assert log is not None and b"hunter2" not in log and log.startswith(b"the token is")
 

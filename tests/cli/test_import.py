@@ -133,6 +133,27 @@ def test_a_tar_and_a_folder_are_imported(pets: Dsv) -> None:
     assert content(outside, "pets:one/2") == "2"
 
 
+def test_what_is_no_file_in_a_tar_is_named(pets: Dsv) -> None:
+    outside = pets.at(pets.cwd.parent)
+    with tarfile.open(outside.cwd / "some.tar", "w") as tar:
+        for name, kind, link in (
+            ("d", tarfile.DIRTYPE, ""), ("d/file", tarfile.REGTYPE, ""), ("good", tarfile.SYMTYPE, "d/file"),
+            ("gone", tarfile.SYMTYPE, "none"), ("loop", tarfile.SYMTYPE, "loop"), ("pipe", tarfile.FIFOTYPE, ""),
+            ("null", tarfile.CHRTYPE, ""), ("folder", tarfile.SYMTYPE, "d"), ("hard", tarfile.LNKTYPE, "d/file"),
+        ):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, link
+            info.size = 3 if kind == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(b"one"))
+    refused = outside("import", "some.tar", "pets:tar")
+    assert refused.code == 9, refused
+    assert all(name in refused.err for name in ("gone", "loop", "pipe", "null", "folder")), refused
+    outside.ok("import", "some.tar", "pets:tar", "--skip-unsupported")
+    for name in ("d/file", "good", "hard"):
+        assert content(outside, f"pets:tar/{name}") == "one"
+    assert outside("cat", "pets:tar/gone").code == 3
+
+
 def test_what_is_no_file_is_named_and_not_opened(pets: Dsv) -> None:
     outside = pets.at(pets.cwd.parent)
     source = outside.cwd / "src"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import stat
+import tarfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,13 +56,14 @@ class Remote:
                 found = self.fs.find(self.root, detail=True)
         files: list[RemoteFile] = []
         problems: list[Problem] = []
+        members = _members(getattr(self.fs, "tar", None))
         for key, info in found.items():
             if key.endswith("/") or info.get("type") == "directory":
                 continue  # what consoles put there to show a folder
             inside = key.strip("/").removeprefix(self.root.strip("/")).strip("/")
             name = inside or key.rstrip("/").rpartition("/")[2].partition("?")[0]
             path = name.encode("utf-8", "surrogateescape")
-            reason = self._no_file(key, info)
+            reason = self._no_file(key, info) or _no_member(self.fs, members.get(key.strip("/")))
             if reason is not None:
                 problems.append(Problem(path, reason))
                 continue
@@ -110,6 +113,28 @@ class Remote:
         with self.place.at_work("read"):
             data: bytes = self.fs.cat_file(file.key)
         return data
+
+
+def _members(tar: tarfile.TarFile | None) -> dict[str, tarfile.TarInfo]:
+    """What is in a tar, by the names that fsspec gives."""
+    if tar is None:
+        return {}
+    return {re.sub("/+", "/", member.name).strip("/"): member for member in tar.getmembers()}
+
+
+def _no_member(fs: Any, member: tarfile.TarInfo | None) -> str | None:
+    """Why a member of a tar can't be read as a file: fsspec lists whatever is no folder as one."""
+    if member is None or member.isreg():
+        return None
+    if member.isfifo():
+        return what_it_is(stat.S_IFIFO)
+    if member.isdev():
+        return what_it_is(stat.S_IFCHR)
+    try:
+        target = fs.tar.extractfile(member)
+    except (KeyError, RecursionError):
+        target = None
+    return None if target is not None else "it is a link to something that is no file of the tar"
 
 
 class ReadAhead:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,11 +101,26 @@ class Site:
         (self.out() / "go").touch()
 
     def pod(self) -> dict[str, Any]:
-        """The pod of the newest run that has begun."""
-        items = self.cluster.get("pods", "-n", "training", "--field-selector=status.phase=Running")["items"]
-        assert len(items) == 1, [each["metadata"]["name"] for each in items]
-        found: dict[str, Any] = items[0]
-        return found
+        """The pod of the newest run, which the cluster knows to run."""
+        found: list[dict[str, Any]] = []
+
+        def seen() -> bool:
+            running = ("pods", "-n", "training", "--field-selector=status.phase=Running")
+            items = self.cluster.get(*running)["items"]
+            own = f"dsv-{self.out().name}"
+            found[:] = [
+                each
+                for each in items
+                if each["metadata"]["name"].startswith(own) and "deletionTimestamp" not in each["metadata"]
+            ]
+            return bool(found)
+
+        until(seen, "the pod")
+        return found[0]
+
+    def forget(self) -> None:
+        """Take the output folders of earlier runs away."""
+        shutil.rmtree(self.export / "runs" / "digits", ignore_errors=True)
 
     def held(self) -> bool:
         """Whether somebody on another machine is kept from evicting the data."""

@@ -92,8 +92,18 @@ watch() {{
 (
   PATH=/usr/bin:/bin:$PATH
   command -v getent || command -v nslookup || exit
+  resolve() {{ # NODE; the nslookup of busybox does not complete a name that has a dot in it
+    ! command -v getent || {{ getent hosts "$1"; return; }}
+    while read -r key domains; do
+      [ "$key" = search ] || continue
+      for domain in $domains; do
+        nslookup "$1.$domain" && return
+      done
+    done </etc/resolv.conf
+    nslookup "$1"
+  }}
   for node in $DSV_NODES; do
-    until getent hosts "$node" || nslookup "$node"; do sleep 0.5 || sleep 1; done
+    until resolve "$node"; do sleep 0.5 || sleep 1; done
   done
 ) </dev/null >/dev/null
 rm -f {OWN}/command {OWN}/why

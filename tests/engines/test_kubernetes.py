@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
-from dsv.engines.base import JobStatus, Mount
+from dsv.engines.base import JobStatus, Mount, NoEngine
 from dsv.engines.kubernetes import Kubernetes
+from dsv.engines.kubernetes_names import object_name
+from dsv.engines.output import Output
+from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.model.run import RunState
+from dsv.model.run_end import EndCause
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT, in_another_process
 from tests.engines.harness import Bench
@@ -95,3 +101,81 @@ class TestKubernetes(EngineConformance):
             return status is not None and (status.state, status.exit_code) == (RunState.ENDED, 4)
 
         until(over, "the end of the job")
+
+
+NAMESPACES = """\
+apiVersion: v1
+kind: Namespace
+metadata: {name: dsv-tight}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: none, namespace: dsv-tight}
+spec: {hard: {pods: "0"}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: dsv-strict, labels: {pod-security.kubernetes.io/enforce: restricted}}
+"""
+
+
+def test_what_cannot_begin_says_why_in_the_words_of_the_cluster(
+    bench: Bench, kubernetes: lab.Kubernetes
+) -> None:
+    """A quota, an admission refusal, a claim that isn't there, no such image, a user that the pool doesn't permit."""
+    kubernetes.kubectl("apply", "-f", "-", given=NAMESPACES)
+
+    def of(name: str, **options: Any) -> Bench:
+        folder = bench.folder / name
+        folder.mkdir()
+        return Bench.of(Kubernetes({**os.environ, **kubernetes.env}, options), folder, IMAGE)
+
+    tight, strict = of("a", root=True, namespace="dsv-tight"), of("b", root=True, namespace="dsv-strict")
+    plain, claim = of("c", namespace="dsv-strict"), of("d", root=True, volumes={"/claim": {"claim": "none"}})
+    mount = Mount(Path("/claim/x"), "/data")
+    begun = [
+        (tight.start(tight.shell("true")), EndCause.UNSCHEDULABLE, "exceeded quota: none"),
+        (strict.start(strict.shell("true")), EndCause.UNSCHEDULABLE, "violates PodSecurity"),
+        (plain.start(plain.shell("true")), EndCause.NOT_STARTED, "runAsNonRoot and image will run as root"),
+        (claim.start(claim.shell("true", mounts=(mount,))), EndCause.UNSCHEDULABLE, '"none" not found'),
+        (bench.start(bench.job("true", image="Not/AnImage:1")), EndCause.IMAGE_NOT_PULLED, "Not/AnImage:1"),
+    ]
+    for running, cause, words in begun:
+        done = running.wait().ended
+        assert (done.launched, done.exit_code, done.cause) == (False, 125, cause), done
+        assert words in (done.reason or "")
+        assert bench.engine.list(running.ref.run) == ()
+
+
+def test_a_cluster_that_does_not_answer_or_refuses_is_told(
+    bench: Bench, kubernetes: lab.Kubernetes, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    kubernetes.kubectl("config", "view", "--raw", "--flatten")
+    text = Path(kubernetes.env["KUBECONFIG"]).read_text()
+    for old, new, words in (
+        (":16443", ":1", "Kubernetes does not answer"),
+        ("client-certificate-data", "token: revoked\n    x-data", "Kubernetes refuses: Unauthorized"),
+    ):
+        config.write_text(text.replace(old, new))
+        engine = Kubernetes({"KUBECONFIG": str(config)})
+        answer = engine.probe()
+        assert isinstance(answer, NoEngine) and words in answer.reason
+        with pytest.raises((Unreachable, Denied)) as caught:
+            engine.list()
+        assert caught.value.exit_code == (6 if "answer" in words else 8)
+
+
+def test_a_name_that_is_taken_is_said_and_one_of_the_same_run_is_taken_for_it(
+    bench: Bench, kubernetes: lab.Kubernetes
+) -> None:
+    job = bench.shell("true")
+    plan = bench.plan(job)
+    first = bench.engine.submit(plan, Output(None, None), Event())
+    assert bench.engine.submit(plan, Output(None, None), Event()) == first
+    name = object_name(job.run)
+    kubernetes.kubectl("annotate", "--overwrite", f"job/{name}", "dsv.run/run=another")
+    with pytest.raises(LaunchError, match=f"has a Job {name} already"):
+        bench.engine.submit(plan, Output(None, None), Event())
+    kubernetes.kubectl("delete", f"job/{name}")
+    assert bench.engine.status(first) == JobStatus(RunState.CUT_OFF)

@@ -1,4 +1,4 @@
-"""What a cluster is given for a job, and how its end is told: without a cluster."""
+"""What a cluster is given for a job, and what it says of its room: without a cluster."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import yaml
 from dsv.engines.base import Facts, Job, Mount
 from dsv.engines.kubernetes import Kubernetes
 from dsv.engines.kubernetes_capacity import quota_says, requests_of, rooms
-from dsv.engines.kubernetes_end import JobFacts, ended, gone, quantity, refusal, status
-from dsv.engines.kubernetes_manifest import merge, object_name
+from dsv.engines.kubernetes_end import quantity
+from dsv.engines.kubernetes_manifest import merge
+from dsv.engines.kubernetes_names import object_name
 from dsv.engines.kubernetes_options import KubernetesOptions
-from dsv.engines.kubernetes_pods import Pod
 from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.resources import Resources
-from dsv.model.run import RunState
-from dsv.model.run_end import EndCause
 
 RUN = "20261122-101530-1f2e3d4c"
 OPTIONS: dict[str, Any] = {
@@ -145,6 +143,21 @@ def test_what_the_pool_and_the_job_ask_for() -> None:
     assert spec["activeDeadlineSeconds"] > 60
 
 
+def test_nodes_that_have_the_commit_in_a_cache_of_their_own_come_first() -> None:
+    job = replace(JOB, env={**JOB.env, "DSV_COMMIT": "c1"}, gpus=1, gpu_type="A100")
+    facts = replace(FACTS, hosts=(("c1", "node2"), ("c2", "node3")))
+    local = {**OPTIONS, "volumes": {"/nfs": {"host": "/mnt"}}}
+
+    def affinity(options: dict[str, Any]) -> dict[str, Any]:
+        (found,) = yaml.safe_load_all(Kubernetes({}, options).plan(job, facts).text())
+        spec: dict[str, Any] = found["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+        return spec
+
+    assert "node2" in str(affinity(local)["preferredDuringSchedulingIgnoredDuringExecution"])
+    assert "node3" not in str(affinity(local)) and "A100" in str(affinity(local))
+    assert "node2" not in str(affinity(OPTIONS))
+
+
 def test_a_tpu_slice_is_selected_as_gke_names_it() -> None:
     spec = pod_of(replace(JOB, tpu="v5e-16", nodes=4))
     assert spec["nodeSelector"] == {
@@ -209,151 +222,6 @@ def test_names_fit_and_differ() -> None:
     assert object_name(RUN) == f"dsv-{RUN}"
     long = {object_name(f"Run_{'x' * 60}{number}") for number in range(3)}
     assert len(long) == 3 and all(len(each) <= 52 and each.islower() for each in long)
-
-
-def a_job(**more: Any) -> dict[str, Any]:
-    conditions = [{"type": each, "status": "True"} for each in more.pop("conditions", ())]
-    annotations = more.pop("annotations", {})
-    return {
-        "metadata": {"name": "j", "uid": "u", "annotations": annotations},
-        "spec": {"completions": 1, **more},
-        "status": {"conditions": conditions},
-    }
-
-
-def a_pod(number: int = 0, failed: int = 0, *, phase: str = "Failed", **more: Any) -> Pod:
-    """code, at, reason: of the end of its container; condition: the reason of its disruption; status: all else."""
-    state: dict[str, Any] = {}
-    if "code" in more:
-        state["terminated"] = {
-            "exitCode": more["code"],
-            "reason": more.get("reason", "Error"),
-            "startedAt": "2026-11-22T10:00:00Z",
-            "finishedAt": f"2026-11-22T10:00:{more.get('at', 10):02}Z",
-            "message": more.get("message", ""),
-        }
-    elif phase == "Running":
-        state["running"] = {"startedAt": "2026-11-22T10:00:00Z"}
-    conditions = (
-        [{"type": "DisruptionTarget", "status": "True", "reason": more["condition"]}]
-        if "condition" in more
-        else []
-    )
-    return Pod(
-        {
-            "metadata": {
-                "name": f"p{number}{failed}",
-                "uid": f"{number}{failed}",
-                "annotations": {
-                    "batch.kubernetes.io/job-completion-index": str(number),
-                    "batch.kubernetes.io/job-index-failure-count": str(failed),
-                },
-            },
-            "spec": {"nodeName": f"host{number}"},
-            "status": {
-                "phase": phase,
-                "conditions": conditions,
-                "containerStatuses": [{"name": "main", "state": state}],
-                **more.get("status", {}),
-            },
-        }
-    )
-
-
-OOM = {"code": 137, "reason": "OOMKilled"}
-STAGE_FAILED = {
-    "initContainerStatuses": [
-        {
-            "name": "stage",
-            "state": {"terminated": {"exitCode": 7, "message": "note\nerror: no room\nhint: x\n"}},
-        }
-    ],
-    "containerStatuses": [],
-}
-
-
-@pytest.mark.parametrize(
-    ("job", "pods", "code", "cause", "words"),
-    [
-        (a_job(), [a_pod(phase="Succeeded", code=0)], 0, EndCause.EXITED, None),
-        (a_job(), [a_pod(code=3)], 3, EndCause.EXITED, None),
-        (a_job(completions=2), [a_pod(0, code=143, at=12), a_pod(1, code=4, at=11)], 4, EndCause.EXITED,
-         r"node 1 \(host1\) failed first"),
-        (a_job(), [a_pod(**OOM)], 137, EndCause.OUT_OF_MEMORY, "memory"),
-        (a_job(), [a_pod(code=143, condition="PreemptionByScheduler")], 143, EndCause.PREEMPTED, None),
-        (a_job(), [a_pod(code=137, condition="EvictionByEvictionAPI")], 137, EndCause.EVICTED, None),
-        (a_job(), [a_pod(code=137, condition="DeletionByTaintManager")], 137, EndCause.NODE_LOST, None),
-        (a_job(), [a_pod(code=124, message="end=time-limit memory=1 cpu=2")], 124, EndCause.TIME_LIMIT,
-         "time was over"),
-        (a_job(), [a_pod(code=125, message="end=lease-lost memory= cpu=")], 125, EndCause.LEASE_LOST, "not held"),
-        (a_job(), [a_pod(code=124)], 124, EndCause.EXITED, None),
-        (a_job(annotations={"dsv.run/stopped": "ann on h"}), [a_pod(code=143)], 143, EndCause.CANCELLED, "by ann on h"),
-        (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^error: no room$"),
-    ],
-)  # fmt: skip
-def test_the_end_is_told_truly(
-    job: dict[str, Any], pods: list[Pod], code: int, cause: EndCause, words: str | None
-) -> None:
-    import re
-
-    done = ended(JobFacts(job, tuple(pods)))
-    assert done is not None and (done.exit_code, done.cause) == (code, cause)
-    assert (words is None) == (done.reason is None) or words is None
-    assert words is None or re.search(words, done.reason or "")
-
-
-def test_a_job_with_retries_lives_until_the_last() -> None:
-    pods = (a_pod(0, 0, code=1), a_pod(0, 1, phase="Running"))
-    assert ended(JobFacts(a_job(backoffLimit=1), pods)) is None
-    assert ended(JobFacts(a_job(backoffLimit=1), pods[:1])) is None
-    assert status(JobFacts(a_job(backoffLimit=1), pods)).state is RunState.RUNNING
-    done = ended(JobFacts(a_job(backoffLimit=1), (pods[0], a_pod(0, 1, phase="Succeeded", code=0))))
-    assert done is not None and done.exit_code == 0 and [each.attempt for each in done.parts] == [1, 2]
-
-
-def test_a_job_that_was_deleted_was_cancelled() -> None:
-    done = gone(JobFacts(a_job(), (a_pod(phase="Running"),)))
-    assert (done.exit_code, done.cause, done.launched) == (143, EndCause.CANCELLED, True)
-    assert gone(JobFacts(a_job(), ())).launched is False
-
-
-@pytest.mark.parametrize(
-    ("waiting", "cause", "patient"),
-    [
-        ({"reason": "ErrImagePull", "message": "manifest unknown"}, EndCause.IMAGE_NOT_PULLED, False),
-        ({"reason": "ImagePullBackOff", "message": "i/o timeout"}, EndCause.IMAGE_NOT_PULLED, True),
-        ({"reason": "CreateContainerConfigError", "message": "runAsNonRoot"}, EndCause.NOT_STARTED, True),
-    ],
-)
-def test_what_keeps_a_pod_from_beginning(waiting: dict[str, str], cause: EndCause, patient: bool) -> None:
-    found = a_pod(
-        phase="Pending", status={"containerStatuses": [{"name": "main", "state": {"waiting": waiting}}]}
-    ).obstacle(False)
-    assert found is not None and found.cause is cause and found.reason == waiting["message"]
-    assert found.patience is not None and (found.patience > 10) == patient
-
-
-@pytest.mark.parametrize(
-    ("message", "autoscaling", "ends"),
-    [
-        ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", False, False),
-        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", False, True),
-        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", True, False),
-        ('persistentvolumeclaim "datasets" not found', True, True),
-    ],
-)
-def test_a_lack_of_room_is_waited_for(message: str, autoscaling: bool, ends: bool) -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    found = a_pod(phase="Pending", status={"conditions": [condition]}).obstacle(autoscaling)
-    assert found is not None and found.reason == message and (found.patience is not None) == ends
-
-
-def test_refusals_of_pods() -> None:
-    quota = 'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods={}, limited: pods={}'
-    assert refusal([]) is None
-    assert refusal([f"Error creating: {quota.format(2, 2)}"]) == (quota.format(2, 2), False)
-    assert refusal([quota.format(0, 0)]) == (quota.format(0, 0), True)
-    assert refusal(['pods "x" is forbidden: violates PodSecurity "restricted:latest"'])[1]  # type: ignore[index]
 
 
 def test_quantities() -> None:

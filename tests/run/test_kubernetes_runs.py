@@ -230,5 +230,5 @@ def test_a_run_of_a_killed_terminal_is_finished_by_another_dsv(site: Site) -> No
 def test_a_job_without_room_in_its_cache_says_so(site: Site) -> None:
     (site.nfs / "cache" / "digits").write_text("no folder")
     said = site.dsv(*run_of(), code=125)
-    assert "kubernetes could not start the command: error:" in said
+    assert "kubernetes could not start the command: cannot fill /nfs/cache/digits/" in said
     assert site.last()["end"] == "not-started"

@@ -99,7 +99,8 @@ class Facts:
     where: which daemon, kernel or cluster would hold the job, as in a `JobRef`; rootless: the engine runs as the
     caller; remapped: root in its containers is nobody outside; init: the options that put an init process into a
     container, none if there is no such program; keep_groups: whether the caller's supplementary groups can be passed
-    on by that name; gpu_labels: the labels, with their values, that tell which GPUs the nodes of a cluster have.
+    on by that name; gpu_labels: the labels, with their values, that tell which GPUs the nodes of a cluster have;
+    hosts: commits, each with a node that had it lately in a cache of its own.
     """
 
     machine: Machine
@@ -110,6 +111,7 @@ class Facts:
     init: tuple[str, ...] = ()
     keep_groups: bool = False
     gpu_labels: tuple[tuple[str, str], ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

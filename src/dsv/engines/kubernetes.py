@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from time import monotonic, sleep
 from typing import Any, ClassVar, Final
 
 from dsv.engines.base import (
@@ -36,21 +35,13 @@ from dsv.engines.kubernetes_api import (
     not_installed,
     too_old,
 )
-from dsv.engines.kubernetes_capacity import ask_capacity, gpu_labels
+from dsv.engines.kubernetes_capacity import ask_capacity, gpu_labels, hosts_of
+from dsv.engines.kubernetes_containers import known
 from dsv.engines.kubernetes_end import JobFacts, ended, status
-from dsv.engines.kubernetes_jobs import Address, KubernetesJob
+from dsv.engines.kubernetes_jobs import Address, KubernetesJob, make
 from dsv.engines.kubernetes_logs import read_logs, read_metrics
-from dsv.engines.kubernetes_manifest import (
-    LABEL,
-    MANAGED,
-    QUEUE_LABEL,
-    RUN_KEY,
-    Manifest,
-    as_yaml,
-    known,
-    manifests,
-    object_name,
-)
+from dsv.engines.kubernetes_manifest import as_yaml, manifests
+from dsv.engines.kubernetes_names import LABEL, MANAGED, QUEUE_LABEL, Manifest, object_name
 from dsv.engines.kubernetes_options import NAME, KubernetesOptions
 from dsv.engines.kubernetes_run import KubernetesRun
 from dsv.engines.kubernetes_secrets import credentials_in, said_first, secrets_of
@@ -65,7 +56,6 @@ from dsv.model.run import JobRef, RunState
 _PAUSE: Final = 0.3
 _DYING: Final = 60.0
 """Seconds for the cluster to end a job that it was told to end."""
-_KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
 
 
 class Kubernetes:
@@ -120,6 +110,8 @@ class Kubernetes:
                 return NoEngine(reason)
             where = self._identity()
             nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
+            which = f"{MANAGED[0]}={MANAGED[1]}"
+            pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=which)
         except DsvError as error:
             return NoEngine(error.message)
         return Facts(
@@ -127,6 +119,7 @@ class Kubernetes:
             where,
             str(version.get("gitVersion", "")).removeprefix("v") or None,
             gpu_labels=() if isinstance(nodes, Refusal) else gpu_labels(nodes),
+            hosts=() if isinstance(pods, Refusal) else hosts_of(pods),
         )
 
     def place(self, mount: Mount) -> str:
@@ -178,12 +171,12 @@ class Kubernetes:
         job["spec"]["suspend"] = True
         job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # what begins queued jobs would begin this one too
         try:
-            made = self._make(job, plan.run)
+            made = make(self._api, job, plan.run)
             owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made["metadata"]["uid"]}
             try:
                 for each in [*(each for each in objects if each is not job), *secrets_of(plan, name)]:
                     each["metadata"]["ownerReferences"] = [owner]
-                    self._make(each, plan.run)
+                    make(self._api, each, plan.run)
             except DsvError:
                 self._job(made).delete()
                 raise
@@ -272,13 +265,13 @@ class Kubernetes:
             return JobStatus(RunState.NOT_LAUNCHED) if job.delete() is None else None
         if grace > 0:
             job.signal("TERM")
-            if (over := self._over(job, grace)) is not None:
+            if (over := job.over_within(grace)) is not None:
                 return over
         job.signal("KILL")
-        over = self._over(job, _DYING / 4)
+        over = job.over_within(_DYING / 4)
         if over is None:
             job.delete(0)
-            over = self._over(job, _DYING)
+            over = job.over_within(_DYING)
         return over or self.status(ref)
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
@@ -312,24 +305,6 @@ class Kubernetes:
         at = raw["metadata"]
         return KubernetesJob(self._api, Address(at["namespace"], at["name"], at["uid"]))
 
-    def _make(self, thing: Manifest, run: str) -> Any:
-        """One that is there already is ours if it is of this run. Raises what the cluster has against it."""
-        kind, name = thing["kind"], thing["metadata"]["name"]
-        path = self._api.path(_KINDS[kind])
-        answer = self._api.create(path, thing)
-        if isinstance(answer, Refusal) and (answer.is_away or answer.status == 409):
-            # It may have been made although the answer got lost.
-            there = self._api.get(f"{path}/{name}")
-            if not isinstance(there, Refusal):
-                if (there["metadata"].get("annotations") or {}).get(RUN_KEY) == run:
-                    return there
-                raise LaunchError(
-                    f"the cluster has a {kind} {name} already, which is not of this run", subject=name
-                )
-        if isinstance(answer, Refusal):
-            raise answer.error(f"the cluster does not take the {kind} {name}", name)
-        return answer
-
     def _begin(self, job: KubernetesJob) -> JobFacts | Refusal | None:
         """A queue decides itself when its jobs begin."""
         queue = self._options.queue
@@ -338,18 +313,6 @@ class Kubernetes:
             body = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
         answer = self._api.patch(job.at.path, body)
         return answer if isinstance(answer, Refusal) else job.look()
-
-    def _over(self, job: KubernetesJob, seconds: float) -> JobStatus | None:
-        deadline = monotonic() + seconds
-        while True:
-            facts = job.look()
-            if facts is None:
-                return JobStatus(RunState.CUT_OFF)
-            if isinstance(facts, JobFacts) and not (now := status(facts)).lives:
-                return now
-            if monotonic() >= deadline:
-                return None
-            sleep(_PAUSE)
 
     def _identity(self) -> str:
         """Which cluster it is: the same wherever it is asked from. Raises `Unreachable`."""

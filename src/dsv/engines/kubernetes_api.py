@@ -27,6 +27,8 @@ SECONDS: Final = 15.0
 PROBE_SECONDS: Final = 5.0
 OLDEST: Final = (1, 29)
 """The first release whose init containers may go on beside the job's own; older ones would wait for their end."""
+QUIET_SECONDS: Final = 60.0
+"""After so long without a word a stream may be one of a machine that is gone."""
 _MERGE: Final = "application/merge-patch+json"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 
@@ -189,7 +191,7 @@ class KubernetesApi:
         import httpx2
 
         client = self.connect()
-        request = client.build_request("GET", path, params=query, timeout=_timeout(None))
+        request = client.build_request("GET", path, params=query, timeout=_timeout(QUIET_SECONDS))
         try:
             response = client.send(request, stream=True)
         except (httpx2.HTTPError, OSError) as error:
@@ -245,10 +247,10 @@ def too_old(version: Mapping[str, Any]) -> str | None:
     return f"it is Kubernetes {major}.{minor}, and runs need {OLDEST[0]}.{OLDEST[1]} or later"
 
 
-def _timeout(seconds: float | None) -> Any:
+def _timeout(seconds: float) -> Any:
     import httpx2
 
-    return httpx2.Timeout(seconds, connect=SECONDS if seconds is None else seconds)
+    return httpx2.Timeout(seconds, connect=min(seconds, SECONDS))
 
 
 def _refusal(response: Response) -> Refusal:

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from dsv.engines.kubernetes_api import KubernetesApi, Refusal
 from dsv.engines.kubernetes_end import quantity
+from dsv.engines.kubernetes_names import COMMIT_KEY
 from dsv.engines.kubernetes_options import KubernetesOptions
+from dsv.engines.kubernetes_pods import Pod
 from dsv.engines.kubernetes_resources import GPU_LABELS
 from dsv.model.capacity import Capacity, GpuCount, NodeRoom
 from dsv.model.resources import ALL_GPUS, Resources
@@ -107,6 +109,16 @@ def gpu_labels(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         found |= {(label, labels[label]) for label in GPU_LABELS if label in labels}
+    return tuple(sorted(found))
+
+
+def hosts_of(pods: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Commits with the nodes on which pods of dsv have fetched them."""
+    found = set()
+    for pod in map(Pod, pods):
+        commit = pod.annotations.get(COMMIT_KEY)
+        if commit and pod.host is not None and pod.stage_code == 0:
+            found.add((commit, pod.host))
     return tuple(sorted(found))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import time
 from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
-from dsv.engines.kubernetes_manifest import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
+from dsv.engines.kubernetes_names import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
 from dsv.engines.kubernetes_pods import Pod
 from dsv.model.run import RunState, Usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
@@ -194,7 +196,9 @@ def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
 
 
 def last_words(log: str) -> str | None:
-    """What dsv said of why it failed."""
+    """What dsv said of why it failed: in a document, or else as a person sees it."""
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(log)["error"]["message"])
     lines = [line.strip() for line in log.splitlines()]
     said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
     errors = [line for line in said if line.startswith("error:")]

@@ -6,19 +6,25 @@ import os
 import re
 from dataclasses import dataclass, field
 from threading import Lock
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
+from dsv.engines.base import JobStatus
 from dsv.engines.kubernetes_api import KubernetesApi, Refusal
-from dsv.engines.kubernetes_end import JobFacts
-from dsv.engines.kubernetes_manifest import GRACE_SECONDS, LABEL, SIGNAL_KEY, STOPPED_KEY
+from dsv.engines.kubernetes_end import JobFacts, status
+from dsv.engines.kubernetes_names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
 from dsv.engines.kubernetes_pods import Pod
+from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
-from dsv.model.run import JobRef
+from dsv.model.run import JobRef, RunState
 
 _ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]{8,64})", re.ASCII)
 _DEAD: Final = GRACE_SECONDS + 15.0
 """Seconds after which a pod that was told to end, on a machine that doesn't answer, is given up."""
+
+
+_KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
+_PAUSE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,19 @@ class KubernetesJob:
         answer = self.api.delete(self.at.path)
         return answer if isinstance(answer, Refusal) and answer.status != 404 else None
 
+    def over_within(self, seconds: float) -> JobStatus | None:
+        """How it ended, if it does within so many seconds; `CUT_OFF` if it is gone."""
+        deadline = monotonic() + seconds
+        while True:
+            facts = self.look()
+            if facts is None:
+                return JobStatus(RunState.CUT_OFF)
+            if isinstance(facts, JobFacts) and not (now := status(facts)).lives:
+                return now
+            if monotonic() >= deadline:
+                return None
+            sleep(_PAUSE)
+
     def give_up_lost_pods(self) -> None:
         """The cluster itself waits for ever for the end of a pod on a machine that is gone."""
         for uid, pod in self.pods.items():
@@ -150,6 +169,25 @@ class KubernetesJob:
 
     def _owns(self, pod: Any) -> bool:
         return any(each.get("uid") == self.at.uid for each in pod["metadata"].get("ownerReferences") or ())
+
+
+def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
+    """One that is there already is ours if it is of this run. Raises what the cluster has against it."""
+    kind, name = thing["kind"], thing["metadata"]["name"]
+    path = api.path(_KINDS[kind])
+    answer = api.create(path, thing)
+    if isinstance(answer, Refusal) and (answer.is_away or answer.status == 409):
+        # It may have been made although the answer got lost.
+        there = api.get(f"{path}/{name}")
+        if not isinstance(there, Refusal):
+            if (there["metadata"].get("annotations") or {}).get(RUN_KEY) == run:
+                return there
+            raise LaunchError(
+                f"the cluster has a {kind} {name} already, which is not of this run", subject=name
+            )
+    if isinstance(answer, Refusal):
+        raise answer.error(f"the cluster does not take the {kind} {name}", name)
+    return answer
 
 
 def _is_ready(node: Any) -> bool:

@@ -6,16 +6,19 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from threading import Event, Lock, Thread
+from time import sleep
 from typing import Final
 
 from dsv.engines.kubernetes_api import KubernetesApi, Refusal
 from dsv.engines.kubernetes_end import JobFacts
 from dsv.engines.kubernetes_jobs import KubernetesJob
-from dsv.engines.kubernetes_manifest import HOLDING, MAIN
+from dsv.engines.kubernetes_names import HOLDING, MAIN
 from dsv.engines.kubernetes_pods import Pod
 from dsv.engines.kubernetes_scripts import METRICS
 
 _PAUSE: Final = 0.5
+_TRIES: Final = 10
+"""How often the log of a pod that is over is asked for, if the cluster does not give it."""
 _LOOK: Final = 1.0
 _PIECE: Final = 1 << 16
 
@@ -50,18 +53,20 @@ class PodLog:
         """There will be no more than what is there now."""
         self._over.set()
 
-    def stop(self) -> None:
-        self._over.set()
-        self._write = _drop
-
     def _follow(self) -> None:
         with suppress(OSError):  # nobody reads the pipe any more
-            while True:
+            tries = _TRIES
+            while tries > 0:
                 over = self._over.is_set()
                 complete = self._read(follow=not over)
                 self._ended()
-                if (over and complete) or (self._over.wait(0 if over else _PAUSE) and complete is None):
+                if over and complete is not False:
                     break
+                tries -= over
+                if over:
+                    sleep(_PAUSE)
+                else:
+                    self._over.wait(_PAUSE)
         self.done.set()
 
     def _read(self, *, follow: bool) -> bool | None:
@@ -137,10 +142,6 @@ class JobLogs:
                 pass
         os.close(self._sink)
 
-    def stop(self) -> None:
-        for log in self._logs.values():
-            log.stop()
-
     def _writer(self, pod: Pod, nodes: int) -> Callable[[bytes], None]:
         label = f"[{pod.number}] ".encode() if nodes > 1 else b""
 
@@ -195,7 +196,3 @@ def read_metrics(job: KubernetesJob, facts: JobFacts) -> bytes | None:
         data: bytes = answer.read()
     _, marker, metrics = data.rpartition(f"{METRICS}\n".encode())
     return metrics if marker else None
-
-
-def _drop(data: bytes) -> None:
-    """Nobody waits for it any more."""

@@ -79,10 +79,10 @@ class KubernetesRun:
 
     def _watch(self) -> None:
         done = self._until_end()
+        self._logs.finish()  # before the end: what comes after it is not waited for
         os.close(self._err)
         self._ended = done
         self._on_end()
-        self._logs.finish()
 
     def _until_end(self) -> Ended:
         pause = _ASK[0]

@@ -39,16 +39,16 @@ shift
 HOLD: Final = f"""\
 {SETTINGS}
 # The data is held until Kubernetes ends this container, which it does once the job's own has ended.
+exec 3>&2 2>/dev/null
 over=
 trap 'over=yes; kill -TERM "$holder"' TERM
-"$@" sh -c 'while :; do sleep 3600 & wait $!; done' &
+"$@" sh -c 'while :; do sleep 3600 & wait $!; done' 2>&3 3>&- &
 holder=$!
 wait "$holder"
 [ -n "$over" ] || : >{OWN}/not-held
 wait "$holder"
 if [ -n "${{DSV_METRICS_FILE:-}}" ] && [ -f "$DSV_METRICS_FILE" ]; then
-  echo {METRICS}
-  head -c 1000000 "$DSV_METRICS_FILE"
+  printf '%s\n%s\n' '{METRICS}' "$(head -c 1048577 "$DSV_METRICS_FILE")"
 fi
 [ -n "$over" ]
 """

@@ -88,7 +88,8 @@ watch() {{
     sleep 0.25 || sleep 1
   done
 }}
-# All nodes or none: the command begins once each of them has its place, and so a name by which it is found.
+# The command begins once each node has its place, and so a name by which it is found. One that has ended has none any
+# more, so this doesn't wait for good.
 (
   PATH=/usr/bin:/bin:$PATH
   command -v getent || command -v nslookup || exit

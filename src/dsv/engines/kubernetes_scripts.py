@@ -103,8 +103,9 @@ watch() {{
     done </etc/resolv.conf
     nslookup "$1"
   }}
+  last=$(($(date +%s) + 60))
   for node in $DSV_NODES; do
-    until resolve "$node"; do sleep 0.5 || sleep 1; done
+    until resolve "$node" || [ "$(date +%s)" -ge "$last" ]; do sleep 0.5 || sleep 1; done
   done
 ) </dev/null >/dev/null
 rm -f {OWN}/command {OWN}/why

@@ -296,12 +296,12 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name, make in ENGINES.items():
         answer = make(environ).probe()
         if isinstance(answer, NoEngine):
-            yield Finding(
-                f"engine {name}",
-                State.WARN,
-                answer.reason,
-                f"start {name} if you run images by it; dsv run takes an engine that answers",
+            needed = (
+                "only pools of such a cluster need it: dsv pools"
+                if make.queues
+                else f"start {name} if you run images by it; dsv run takes an engine that answers"
             )
+            yield Finding(f"engine {name}", State.WARN, answer.reason, needed)
             continue
         gpus = answer.machine.gpus
         version = f" {answer.version}" if answer.version else ""

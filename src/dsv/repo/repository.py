@@ -15,6 +15,7 @@ from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Nonce, StoreId
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.records import Feature, FormatEntry
+from dsv.repo.denied import may_write
 from dsv.repo.layout import (
     NAMED_RECORDS,
     NAMES_MOVING,
@@ -148,13 +149,12 @@ class Repository:
                 tool=tool,
                 features=tuple(sorted((*entries[-1].features, feature), key=lambda one: one.name)),
             )
-            moving = self.format.has(NAMES_MOVING)  # whose next entry decides where they are
-            if (
-                not moving
-                and self.store.put_if_absent(keys.format_key(len(entries)), later.encode()) is Put.WON
-            ):
-                self.place.layout = replace(self.format, entries=(*entries, later))
-                return True
+            if not self.format.has(NAMES_MOVING):  # whose next entry decides where they are
+                with may_write(self.store.url):
+                    put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())
+                if put is Put.WON:
+                    self.place.layout = replace(self.format, entries=(*entries, later))
+                    return True
             self.place.look()
             self.refs.forget()
             self.format.check(self.store.url, writing=True)

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, Denied, DsvError, IntegrityError
+from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
@@ -34,6 +34,7 @@ from dsv.model.records import (
 )
 from dsv.periodic import Periodic
 from dsv.repo.damage import ONE_WINS_AGAIN, read_record
+from dsv.repo.denied import may_write
 from dsv.repo.indexes import FILTERED_BYTES
 from dsv.repo.packs import Packs
 from dsv.repo.refs import Head, LostRace, Moved
@@ -96,15 +97,8 @@ class Session:
             host=writer.host,
             tool=writer.tool,
         )
-        try:
+        with may_write(repository.store.url):
             repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
-        except Denied as error:
-            url = repository.store.url
-            raise Denied(
-                f"you can read {url} but not write to it: {error.message}",
-                subject=url,
-                hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
-            ) from error
         epochs = _epochs(repository)
         session = cls(repository, session_id, opened, _condemned(repository, epochs), writer, epochs)
         repository.objects.indexes.renew()

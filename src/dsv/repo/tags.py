@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, Denied, NotFound, UsageError
+from dsv.errors import Conflict, NotFound, UsageError
 from dsv.model import keys, wire
 from dsv.model.erasure import DatasetErased
 from dsv.model.ids import StoreId
@@ -18,6 +18,7 @@ from dsv.model.records import TagDeleted, TagValue
 from dsv.model.units import rfc3339
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.damage import read_record
+from dsv.repo.denied import denial_named
 from dsv.repo.erased import gone, tombstone
 from dsv.repo.heard import Heard
 from dsv.repo.listed import parts
@@ -27,16 +28,6 @@ from dsv.store.base import Put, Store
 from dsv.store.together import both, together
 
 Name = TypeVar("Name", DatasetName, BranchName, TagName)
-
-
-@contextmanager
-def denial_named(url: str, key: str, what: str) -> Iterator[None]:
-    """A refusal to write the key names what the key is for."""
-    try:
-        yield
-    except Denied as error:
-        said = error.message.replace(f"{url}/{key}", url).replace(key, url)
-        raise Denied(f"{what} was not changed: {said}", subject=what, hint=error.hint) from error
 
 
 class Tags:

@@ -38,6 +38,18 @@ def test_all_is_well(pets: Dsv) -> None:
     assert not [*store.glob("probe/*/**/*")]  # what it wrote is gone
 
 
+def test_pools_are_asked_and_clusters_without_one_are_not(pets: Dsv) -> None:
+    assert not {"engine slurm", "engine kubernetes"} & set(findings(pets))
+    pets.ok("config", "pools.desk.engine", "process")
+    pets.ok("config", "pools.gpus.engine", "kubernetes")
+    found = findings(pets)
+    assert (found["pool desk"]["state"], found["pool gpus"]["state"]) == ("ok", "warn")
+    assert "pools.gpus" in found["pool gpus"]["hint"]
+    pets.ok("config", "pools.odd.engine", "abacus")
+    odd = findings(pets, code=1)["pool odd"]
+    assert odd["state"] == "fail" and "abacus" in odd["text"] and "dsv config pools.odd.engine" in odd["hint"]
+
+
 def test_a_person_reads_it(pets: Dsv) -> None:
     shown = pets("doctor", terminal=True)
     assert shown.code == 0

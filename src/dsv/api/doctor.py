@@ -16,12 +16,13 @@ from pathlib import Path
 
 from dsv import __version__
 from dsv.api.context import Context
+from dsv.api.pool_settings import load_pool
 from dsv.api.settings import BUILT_IN
 from dsv.cache.disk import explain
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import check_writable, load_settings
 from dsv.engines.base import NoEngine
-from dsv.engines.registry import ENGINES
+from dsv.engines.registry import ENGINES, engine_of
 from dsv.errors import Denied, DsvError, NotFound
 from dsv.fs.attributes import server_time
 from dsv.fs.process import host_name
@@ -67,6 +68,7 @@ def examine(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from examine_store(context)
     yield from _cache(context)
     yield from _engines(environ)
+    yield from _pools(context, environ)
 
 
 def _versions() -> Finding:
@@ -294,14 +296,16 @@ def _cache(context: Context) -> Iterator[Finding]:
 def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
     gpus: int | None = None
     for name, make in ENGINES.items():
+        if make.queues:  # a cluster is no engine of this machine: its pools are asked
+            continue
         answer = make(environ).probe()
         if isinstance(answer, NoEngine):
-            needed = (
-                "only pools of such a cluster need it: dsv pools"
-                if make.queues
-                else f"start {name} if you run images by it; dsv run takes an engine that answers"
+            yield Finding(
+                f"engine {name}",
+                State.WARN,
+                answer.reason,
+                f"start {name} if you run images by it; dsv run takes an engine that answers",
             )
-            yield Finding(f"engine {name}", State.WARN, answer.reason, needed)
             continue
         gpus = answer.machine.gpus
         version = f" {answer.version}" if answer.version else ""
@@ -318,3 +322,23 @@ def _ok(check: str, text: str) -> Finding:
 
 def _failed(check: str, error: DsvError) -> Finding:
     return Finding(check, State.FAIL, error.message, error.hint)
+
+
+def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
+    for name in context.settings.names("pools"):
+        check = f"pool {name}"
+        try:
+            pool = load_pool(context.settings, name, "dsv doctor")
+        except DsvError as error:
+            yield Finding(check, State.FAIL, error.message, error.hint)
+            continue
+        if pool.engine is None:  # this machine, whose engines were asked
+            continue
+        answer = engine_of(pool)(environ, pool.options).probe()
+        if isinstance(answer, NoEngine):
+            yield Finding(
+                check, State.WARN, answer.reason, f"dsv pools; dsv config lists the settings of pools.{name}"
+            )
+        else:
+            version = f" {answer.version}" if answer.version else ""
+            yield _ok(check, f"{pool.engine}{version} answers")

@@ -152,6 +152,25 @@ def test_what_is_no_sweep_is_refused(ended: tuple[Dsv, Any], words: tuple[str, .
     assert refused.code == 2 and said in refused.err
 
 
+@pytest.mark.parametrize(
+    "words", [("-e", "API_KEY=hunter2hunter2", "--", "true"), ("--", "curl", "--token", "hunter2hunter2")]
+)
+def test_a_value_that_the_job_gets_as_a_secret_is_no_parameter_of_a_sweep(
+    ended: tuple[Dsv, Any], words: tuple[str, ...]
+) -> None:
+    refused = ended[0]("run", "pets@v1", "-p", "word=hunter2hunter2,x", "--sweep", "--dry-run", *words)
+    assert refused.code == 2 and "a parameter of the sweep is a secret" in refused.err
+
+
+def test_a_run_may_have_a_name_that_begins_like_the_id_of_a_sweep(here: Dsv) -> None:
+    here.ok("run", "pets@v1", "--name", "sweep-base", "--", "echo", "hello")
+    assert [item["name"] for item in shown(here, "sweep-base")] == ["sweep-base"]
+    assert here.ok("logs", "sweep-base").out == "hello\n"
+    assert here.ok("wait", "sweep-base").out.endswith(" 0\n")
+    assert "had ended already" in here.ok("stop", "sweep-base").err
+    here.ok("run", "--again", "sweep-base")
+
+
 def test_a_dry_run_shows_all_combinations_and_starts_nothing(ended: tuple[Dsv, Any]) -> None:
     here, _ = ended
     before = len(here.ok("runs", "--json").json["items"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -140,6 +141,15 @@ def left(folder: Path, **files: str) -> Left:
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
     return read_left(folder)
+
+
+@pytest.mark.parametrize("name", ["end", "slurm.log", "err.1", "node.1.0", "job.sh", "stopped"])
+def test_a_pipe_or_an_endless_file_among_what_a_job_left_is_passed_over(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert read_left(tmp_path) == Left()
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    assert read_left(tmp_path) == Left()
 
 
 def test_a_line_of_squeue_may_have_anything_in_its_comment() -> None:

@@ -13,7 +13,7 @@ from dsv.engines.registry import Engines
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunRecord
-from dsv.model.sweep import PREFIX, SweepId
+from dsv.model.sweep import SweepId, names_sweep
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
@@ -55,7 +55,7 @@ class Runs:
 
     def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
         """The run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""
-        if text.startswith(PREFIX):
+        if names_sweep(text):
             return self.sweep(text)
         try:
             return self.show(text, dataset)

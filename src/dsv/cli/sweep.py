@@ -25,13 +25,14 @@ from dsv.engines.guard import GRACE
 from dsv.engines.registry import ENGINES
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, NotFound, Unsupported, UsageError
+from dsv.model.json_values import Json
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId
-from dsv.model.secrets import Masker
-from dsv.model.sweep import PREFIX, SweepId, SweepSeat, count_of, due, parse_axes
+from dsv.model.sweep import SweepId, SweepSeat, count_of, due, names_sweep, parse_axes
 from dsv.repo.repository import now_ms
 from dsv.runs.control import ask_to_stop, find_under_way
 from dsv.runs.place import RunPlace
+from dsv.runs.plan import masker_of
 from dsv.runs.spec import JobSpec, seated
 from dsv.runs.sweep_mark import driving, sweep_folder
 from dsv.runs.sweeps import SweepView
@@ -39,7 +40,7 @@ from dsv.runs.sweeps import SweepView
 
 def is_sweep(typed: Typed) -> bool:
     """Whether several runs are asked for."""
-    return typed.sweep or (typed.again is not None and typed.again.startswith(PREFIX))
+    return typed.sweep or (typed.again is not None and names_sweep(typed.again))
 
 
 @spared()
@@ -92,17 +93,23 @@ def _plan(call: Call, typed: Typed, context: Context, place: RunPlace, found: Ru
     if typed.again is not None:
         return _continued(call, typed, context, place, found)
     axes = parse_axes(typed.options.get("params") or ())
-    if Masker.of({}, place.environ, (), axes).value(axes, surely=True) != axes:
-        raise UsageError(
-            "a parameter of the sweep is a secret, which no record shows",
-            subject="--param",
-            hint="pass secrets by -e, the same for all runs",
-        )
     options = {name: value for name, value in typed.options.items() if name != "params"}
     spec = spec_of(call, replace(typed, options=options), context, place)
+    _check_secrets(spec, axes, place)
     id_ = SweepId.make(now_ms(), os.urandom(4))
     seat = SweepSeat(id=id_, number=1, of=count_of(axes), axes=axes, name=spec.name)
     return _Plan(seated(spec, seat), seat)
+
+
+def _check_secrets(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> None:
+    """Each record of the sweep shows the values of all its runs."""
+    given: dict[str, Json] = {**axes}
+    if masker_of(replace(spec, params=given), place).value(given, surely=True) != given:
+        raise UsageError(
+            "a parameter of the sweep is a secret, which no record shows",
+            subject="--param",
+            hint="pass secrets by -e alone, the same for all runs",
+        )
 
 
 def _continued(call: Call, typed: Typed, context: Context, place: RunPlace, found: Runs) -> _Plan:
@@ -116,6 +123,7 @@ def _continued(call: Call, typed: Typed, context: Context, place: RunPlace, foun
         )
     sibling = view.members[0].record
     spec = spec_of(call, replace(typed, again=sibling.run), context, place)
+    _check_secrets(spec, view.seat.axes, place)
     seat = replace(view.seat, number=view.not_begun[0])
     here = [record for record in view.under_way if find_under_way(place.state, record.run) is not None]
     return _Plan(

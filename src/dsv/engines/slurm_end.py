@@ -14,6 +14,7 @@ from typing import Any, Final
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.engines.slurm_program import Queued, job_folder
 from dsv.engines.slurm_script import comment
+from dsv.fs.files import open_plain
 from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal
 
@@ -23,6 +24,7 @@ STOPPED: Final = "stopped"
 _KILLED: Final = 137
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
 _LAST: Final = 1 << 16
+_SCRIPT: Final = 1 << 20
 _ATTEMPT: Final = re.compile(r"^attempt ([0-9]{1,6}) on ", re.MULTILINE)
 _REQUEUED: Final = re.compile("CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE)|Node failure on")
 _CAUSES: Final = (
@@ -130,7 +132,8 @@ def _retries_of(folder: Path) -> int:
 
 def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
     try:
-        found = re.search(pattern, (folder / SCRIPT).read_text("utf-8", "replace"), re.MULTILINE)
+        with open_plain(folder / SCRIPT) as file:
+            found = re.search(pattern, file.read(_SCRIPT).decode("utf-8", "replace"), re.MULTILINE)
     except OSError:
         return otherwise
     return otherwise if found is None else int(found[1])
@@ -311,8 +314,8 @@ def _last_words(log: str) -> str | None:
 def _text(path: Path) -> str:
     """The last part of a file; nothing of one that isn't there."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(max(file.seek(0, 2) - _LAST, 0))
-            return file.read().decode("utf-8", "replace")
+            return file.read(_LAST).decode("utf-8", "replace")
     except OSError:
         return ""

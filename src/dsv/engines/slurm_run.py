@@ -18,6 +18,7 @@ from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.engines.slurm_end import STOPPED, ended, is_late, nodes_of, read_left
 from dsv.engines.slurm_program import SlurmProgram, job_folder, job_id
+from dsv.fs.files import open_plain
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef
 from dsv.model.run_end import EndCause
@@ -158,7 +159,7 @@ class Follower:
         return total
 
     def _piece(self, path: Path) -> bytes:
-        with suppress(FileNotFoundError), path.open("rb") as file:
+        with suppress(FileNotFoundError), open_plain(path) as file:
             file.seek(self._read.get(path.name, 0))
             data = file.read(_PIECE)
             self._read[path.name] = self._read.get(path.name, 0) + len(data)

@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -142,6 +142,16 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
                 raise
             time.sleep(0.01 * attempt)
     return None
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file for reading. Raises `OSError`, also for a pipe or a device that somebody put there: reading one may not
+    end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 20) -> _T | None:

@@ -77,6 +77,11 @@ class SweepSeat:
         return combination(self.axes, self.number)
 
 
+def names_sweep(text: str) -> bool:
+    """Whether a text can only be the id of a sweep, or part of one. `sweep-base` may be the name of a run."""
+    return text.startswith(PREFIX) and _PART.fullmatch(text.removeprefix(PREFIX)) is not None
+
+
 def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
     """`K=V1,V2,…`, as given with `-p` to a sweep. Raises `UsageError`.
 

@@ -15,6 +15,7 @@ from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
 from dsv.model.run import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
+from dsv.model.sweep import SweepSeat
 from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.runs.spec import JobSpec, recorded
 from dsv.runs.staged import Staged
@@ -65,7 +66,7 @@ class Launch:
             own=own,
             out=_output(spec, place, chosen, staged[""], own),
             code=_code(spec, place),
-            masker=_masker(spec, place),
+            masker=masker_of(spec, place),
             elsewhere=elsewhere,
             settings=settings,
         )
@@ -132,7 +133,7 @@ class Launch:
             shm_bytes=plan.shm_bytes,
             code=None if self.code is None else self._code_state(self.code),
             out=self.masker.name(str(self.out)),
-            sweep=spec.sweep,
+            sweep=None if spec.sweep is None else self._seat(spec.sweep),
             name=None if spec.name is None else self.masker.name(spec.name),
             host=self.place.host,
             user=self.place.user,
@@ -145,6 +146,9 @@ class Launch:
             dsv=__version__,
             **recorded(spec),
         )
+
+    def _seat(self, seat: SweepSeat) -> SweepSeat:
+        return seat if seat.name is None else replace(seat, name=self.masker.name(seat.name))
 
     def _code_state(self, folder: Path) -> CodeState:
         state = self.spec.recorded_code or code_state(folder, self.place.environ)
@@ -280,7 +284,8 @@ def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:
     return Path(spec.pool.out) / main.dataset.component / own.name
 
 
-def _masker(spec: JobSpec, place: RunPlace) -> Masker:
+def masker_of(spec: JobSpec, place: RunPlace) -> Masker:
+    """Hides what no record of this run may show."""
     given = {**env_values(spec.engine_args), **spec.env}
     options = hide_env_values(spec.engine_args)
     return Masker.of(given, place.environ, (*options, *spec.command), spec.params)

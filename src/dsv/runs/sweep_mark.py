@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +46,16 @@ def driving(state: Path, sweep: SweepId) -> Iterator[None]:
     """Meanwhile this process begins the runs of the sweep. Raises `Conflict` if another one does."""
     path = _path(state, sweep)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(path.parent):
+        _take(path, state, sweep)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _take(path: Path, state: Path, sweep: SweepId) -> None:
     data = msgspec.json.encode(Driver(Process.here(), this_machine()))
     while not write_once(path, data):
         if (other := driver(state, sweep)) is not None:
@@ -56,11 +68,18 @@ def driving(state: Path, sweep: SweepId) -> Iterator[None]:
                 else f"if that is gone: rm {shlex.quote(str(path))}",
             )
         path.unlink(missing_ok=True)  # of one that was killed
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of two that find the mark of a process that was killed, the second must not remove the mark of the first. Only
+    processes of one machine can find that, so a lock of this machine is enough."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()
+        os.close(descriptor)
 
 
 def driver(state: Path, sweep: SweepId) -> Driver | None:

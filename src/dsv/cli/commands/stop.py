@@ -21,7 +21,7 @@ from dsv.engines.base import CANNOT_LAUNCH
 from dsv.engines.guard import GRACE
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.model.run import RunRecord, RunState
-from dsv.model.sweep import PREFIX, SweepId
+from dsv.model.sweep import SweepId, names_sweep
 from dsv.model.units import format_count, parse_duration
 from dsv.runs.control import ask_to_stop, find_under_way, is_here, wait_for_end
 from dsv.runs.jobs import find_job
@@ -64,7 +64,7 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
     """
     seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
     one = find_under_way(call.settings.state, run)
-    if run.startswith(PREFIX):
+    if names_sweep(run):
         _stop_named_sweep(call, run, seconds)
         return
     try:

@@ -19,7 +19,7 @@ from dsv.engines.base import CANNOT_LAUNCH
 from dsv.errors import NotFound
 from dsv.fs.process import host_name
 from dsv.model.run import RunRecord
-from dsv.model.sweep import PREFIX
+from dsv.model.sweep import names_sweep
 from dsv.model.units import format_count
 from dsv.runs.control import find_under_way, is_here, wait_for_end
 from dsv.runs.listing import ended_here
@@ -53,7 +53,7 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     exit code is that of the first in this order that has not succeeded, else 0. A sweep may be named instead of a
     run. A run on another machine has ended once its record is in the store.
     """
-    if len(run) == 1 and run[0].startswith(PREFIX):
+    if len(run) == 1 and names_sweep(run[0]):
         return _wait_for_sweep(call, run[0])
     state = call.settings.state
     ids: list[str] = []

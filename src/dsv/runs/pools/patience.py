@@ -26,6 +26,8 @@ class Patience:
     seconds: float | None = None
     reason: str = "it did not begin"
     _left: GaveUp | None = None
+    # Whether it was to be taken back, and the engine has not said what came of that.
+    _unanswered: bool = False
     _over: Event = field(default_factory=Event)
     _thread: Thread | None = None
 
@@ -45,6 +47,8 @@ class Patience:
             return None
         if not ended.taken or ended.cause is EndCause.UNSCHEDULABLE:
             return GaveUp(ended.reason or "it can't run the job")
+        if self._left is None and self._unanswered and ended.cause is EndCause.CANCELLED:
+            return waited(self.reason, self.seconds)
         return self._left
 
     def _watch(self, engine: Engine, ref: JobRef) -> None:
@@ -52,12 +56,13 @@ class Patience:
         deadline = monotonic() + self.seconds
         while not self._over.wait(max(0.0, deadline - monotonic())):
             status = engine.status(ref)
-            if status is not None and status.state not in _WAITING:
-                return  # it has begun, or somebody else ended it
-            status = None if status is None else engine.withdraw(ref)
-            if is_taken_back(status):
+            ours = self._unanswered
+            if status is not None and status.state in _WAITING:
+                status = engine.withdraw(ref)
+                ours, self._unanswered = True, status is None
+            if ours and is_taken_back(status):
                 self._left = waited(self.reason, self.seconds)
                 return
             if status is not None and status.state not in _WAITING:
-                return
+                return  # it has begun, or somebody else ended it
             deadline = monotonic() + _AGAIN

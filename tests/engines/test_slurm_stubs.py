@@ -61,6 +61,17 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize("owner", [RUN, "20261122-070000-ffffffff"])
+def test_a_number_that_the_job_of_another_run_has_by_now_cancels_nothing(tmp_path: Path, owner: str) -> None:
+    (tmp_path / "job").mkdir()
+    record = 'echo "${0##*/} $*" >>"$CALLS"\n'
+    squeue = f'{record}[ ! -e "$CALLS.over" ] || exit 0; echo "7|RUNNING|n1|None|dsv:{owner}:{tmp_path}/job"'
+    scancel = f'{record}touch "$CALLS.over"'
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
+    engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
+    assert ("scancel" in (tmp_path / "calls").read_text()) == (owner == RUN)
+
+
 def run_script(tmp_path: Path, batch: Batch, nodes: str = "0", **more: str) -> tuple[int, str]:
     """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task."""
     batch.folder.mkdir()

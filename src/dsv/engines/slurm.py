@@ -148,6 +148,8 @@ class Slurm:
         job, answer = self._program.find(number)
         if job is not None and job.state == "PENDING" and left.begun:  # since it was asked for
             job, answer = self._program.find(number, fresh=0)
+        if job is not None and job.run not in (None, ref.run):
+            job = None  # a controller that was set up anew numbers from 1, and a record may name any number
         if answer.problem is not None:
             return None if left.end is None else JobStatus(RunState.ENDED, left.end)
         now = status(job, left)

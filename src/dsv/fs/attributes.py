@@ -28,6 +28,7 @@ _STATX_BASIC_STATS: Final = 0x7FF
 _STATX_SIZE: Final = 256
 _MTIME: Final = struct.Struct("@qI")  # stx_mtime: seconds, then nanoseconds
 _MTIME_AT: Final = 112  # its offset in struct statx
+_UNREAD: Final = ctypes.create_string_buffer(_STATX_SIZE)  # for answers that nobody reads, of all threads
 
 
 @cache
@@ -64,7 +65,11 @@ def refresh(what: int | Path) -> int:
 
 
 def ask_again(descriptor: int) -> None:
-    """Like `refresh`, but leaves a failure to the operation that follows."""
+    """Like `refresh`, but leaves a failure to the operation that follows. Called for every folder of every key."""
+    function = _statx()
+    flags = _AT_EMPTY_PATH | _AT_STATX_FORCE_SYNC
+    if function is not None and function(descriptor, b"", flags, _STATX_BASIC_STATS, _UNREAD) == 0:
+        return
     with contextlib.suppress(OSError):
         refresh(descriptor)
 

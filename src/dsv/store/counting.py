@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from dsv.store.base import LARGEST, Buffer, Item, Put, Store
 from dsv.store.wrapper import Wrapper
@@ -43,14 +42,14 @@ class Counting(Wrapper):
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self._counts = Counts()
+        self._counts = dict.fromkeys(Counts.__struct_fields__, 0)
         self._lock = threading.Lock()
 
     @property
     def counts(self) -> Counts:
         """A value as of now, which later calls do not change."""
         with self._lock:
-            return self._counts
+            return Counts(**self._counts)
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         self._add(gets=1)
@@ -91,5 +90,5 @@ class Counting(Wrapper):
 
     def _add(self, **more: int) -> None:
         with self._lock:
-            sums = {name: getattr(self._counts, name) + count for name, count in more.items()}
-            self._counts = replace(self._counts, **sums)
+            for name, count in more.items():
+                self._counts[name] += count

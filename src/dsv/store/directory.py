@@ -149,7 +149,8 @@ class DirectoryStore:
     @contextmanager
     def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Iterator[int]:
         """A descriptor of the folder; `fresh` asks an NFS server again at every step, `make` makes them."""
-        current = os.open(".", _FOLDER_FLAGS, dir_fd=self._root)
+        root = self._root
+        current = root if folders else os.open(".", _FOLDER_FLAGS, dir_fd=root)
         try:
             for name in folders:
                 if fresh:
@@ -161,13 +162,15 @@ class DirectoryStore:
                         raise
                     make_folder(current, name, self._sharing.folder)
                     below = os.open(name, _FOLDER_FLAGS, dir_fd=current)
-                os.close(current)
+                if current != root:
+                    os.close(current)
                 current = below
             if fresh:
                 ask_again(current)
             yield current
         finally:
-            os.close(current)
+            if current != root:
+                os.close(current)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:

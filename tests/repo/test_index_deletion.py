@@ -81,6 +81,49 @@ def test_a_run_that_is_damaged_in_the_store_stands_for_nothing(tmp_path: Path, a
     assert found_by(reopened(store), rows) and found_by_old_version(store, rows)
 
 
+def test_the_originals_of_a_damaged_run_are_read_if_all_are_there() -> None:
+    store = Clocked()
+    rows = add(create(store), 40)
+    merge_indexes(reopened(store), WRITER)
+    (run,) = IndexMerge.decode(store.get(store_record(store))).files
+    damage(store, keys.index_key(run.id), -1)
+    assert found_by(reopened(store), rows)
+    (fault,) = check_indexes(reopened(store)).faults
+    assert str(run.id) in fault.text
+    assert merge_indexes(reopened(store), WRITER) == Merged(40, 1, 0)
+    assert found_by(reopened(store), rows)
+
+
+def test_a_damaged_run_is_told_if_an_original_is_gone() -> None:
+    store = Clocked()
+    rows = add(create(store), 40)
+    merge_indexes(reopened(store), WRITER)
+    record = IndexMerge.decode(store.get(store_record(store)))
+    damage(store, keys.index_key(record.files[0].id), -1)
+    store.delete(keys.index_key(record.replaced[7]))
+    with pytest.raises(IntegrityError, match="damaged"):
+        found_by(reopened(store), rows)
+
+
+def test_a_damaged_run_is_told_if_its_own_record_is_gone() -> None:
+    """A record of two runs does not say what was merged to the earlier one."""
+    store = Clocked()
+    rows = add(create(store), 40)
+    merge_indexes(reopened(store), WRITER)
+    key = store_record(store)
+    first = IndexMerge.decode(store.get(key))
+    rows |= add(reopened(store), 1, start=40)
+    (loose,) = set(index_files(store)) - {first.files[0].id, *first.replaced}
+    later = IndexMerge.of((first.files, (MergedFile(loose, 0, 0xFFFFFFFF),)), [], 0, "test")
+    store.put_if_absent(keys.index_merge_key(1, IndexId.random()), later.encode())
+    for gone in (key, *map(keys.index_key, first.replaced)):
+        store.delete(gone)
+    assert found_by(reopened(store), rows)
+    damage(store, keys.index_key(first.files[0].id), -1)
+    with pytest.raises(IntegrityError, match="damaged"):
+        found_by(reopened(store), rows)
+
+
 @pytest.mark.usefixtures("filtered")
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_large_run_is_compared_with_the_store(tmp_path: Path, gone: bool) -> None:

@@ -43,13 +43,13 @@ def check_indexes(repository: Repository) -> IndexReport:
     indexes = repository.objects.indexes
     indexes.refresh()
     listed = indexes.listed
-    ids = sorted(listed.sizes)
-    chosen = random.sample(ids, min(len(ids), _MOST_FILES))
+    ids = sorted({*listed.sizes, *indexes.damaged})
+    chosen = {*random.sample(ids, min(len(ids), _MOST_FILES)), *indexes.damaged}
     faults = [*_of_records(repository)]
-    for index_id in chosen:
+    for index_id in sorted(chosen):
         faults += _of_file(repository, index_id)
     standing = StandingRows(indexes, index.MAX_ROWS)
-    for index_id in sorted(listed.standing.replaced & set(chosen)):
+    for index_id in sorted(listed.standing.replaced & chosen):
         found = indexes.proved(index_id, index.FILE_MAX)
         if found is not None and standing.lack_any(found):
             record = listed.records[max(listed.records)][0]

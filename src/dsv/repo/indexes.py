@@ -43,6 +43,8 @@ class Indexes:
         self._gone = set[IndexId]()  # files of which parts were read, and that nobody can read any more
         self.listed = ListedIndexes.of_none()
         """What the store had when it was last asked."""
+        self.damaged = set[IndexId]()
+        """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, absent: Container[PackId] = ()) -> Location | None:
         """Where the object lies, outside the packs in `absent`; None is a miss in what was loaded so far."""
@@ -88,7 +90,7 @@ class Indexes:
         """Lists again; True where an index file appeared that was not loaded before."""
         appeared = False
         for _ in range(_LISTINGS):
-            self.listed = list_indexes(self._store, self._record)
+            self.listed = list_indexes(self._store, self._record, self.damaged)
             wanted = self.listed.standing.files
             if self._search is None:
                 for index_id in self._loaded.keys() - wanted.keys():
@@ -229,10 +231,29 @@ class Indexes:
         try:
             parsed = Index.parse(encoded, name)
         except IntegrityError as error:
+            if self._has_originals(index_id):
+                self.damaged.add(index_id)
+                return None
             hint = put_back(keys.index_key(index_id))
             raise IntegrityError(f"{error.message}, in {self._store.url}", subject=name, hint=hint) from None
         self._metadata.put("index", name, encoded)
         return parsed
+
+    def _has_originals(self, index_id: IndexId) -> bool:
+        """Whether all that a merge wrote to the file is listed in other files too.
+
+        Only a record of one run says so: that run is its own. Of the runs of earlier merges, which a record may name as
+        well, the originals may have been deleted before it was written.
+        """
+        listed = self.listed
+        records = [self._record(key) for found in listed.records.values() for key in found]
+        return any(
+            record is not None
+            and len(record.runs) == 1
+            and any(file.id == index_id for file in record.files)
+            and all(one in listed.sizes and one not in self.damaged for one in record.replaced)
+            for record in records
+        )
 
     def _copy(self, index_id: IndexId) -> Index | None:
         name = str(index_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 import msgspec
@@ -30,14 +30,20 @@ class ListedIndexes(msgspec.Struct, frozen=True):
         return cls({}, frozenset(), {}, Standing((), (), frozenset()))
 
 
-def list_indexes(store: Store, read: Callable[[str], IndexMerge | None]) -> ListedIndexes:
-    """Lists once, and reads the latest records of merges: each says all that is to be known of those before it."""
+def list_indexes(
+    store: Store, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
+) -> ListedIndexes:
+    """Lists once, and reads the latest records of merges: each says all that is to be known of those before it.
+
+    without: index files that are taken for absent, so that no record counts which names one of them.
+    """
     sizes: dict[IndexId, int] = {}
     filtered: set[IndexId] = set()
     records: dict[int, list[str]] = {}
     for item in store.list(keys.INDEX_PREFIX):
         if (index_id := keys.parse_index_key(item.key)) is not None:
-            sizes[index_id] = item.size
+            if index_id not in without:
+                sizes[index_id] = item.size
         elif (index_id := keys.parse_index_filter_key(item.key)) is not None:
             filtered.add(index_id)
         elif (number := keys.parse_index_merge_key(item.key)) is not None:

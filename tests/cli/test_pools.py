@@ -14,10 +14,10 @@ from dsv.api import placing
 from dsv.engines import nvml
 from dsv.engines.base import NO_OPTIONS, NoEngine
 from dsv.engines.process import Process
-from dsv.engines.registry import ENGINES
 from dsv.model.capacity import Capacity, NodeRoom
 from dsv.model.json_values import Json
 from dsv.model.resources import Resources
+from dsv.runs.engines import ENGINES
 from tests.cli.runner import Dsv, assert_documented, write_files
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from dsv.engines.registry import ENGINES
+from dsv.runs.engines import ENGINES
 from tests.engines.durable import READY_THEN_WAIT, DurableJobs
 from tests.engines.harness import Bench
 from tests.waiting import until

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dsv.engines.base import JobStatus
-from dsv.engines.container import ContainerEngine
-from dsv.engines.container_program import lives
-from dsv.engines.container_run import ContainerRun
+from dsv.engines.containers.engine import ContainerEngine
+from dsv.engines.containers.program import lives
+from dsv.engines.containers.run import ContainerRun
 from dsv.engines.output import Output
 from dsv.errors import UsageError
 from dsv.model.run import RunState

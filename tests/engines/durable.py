@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from dsv.engines.base import Engine, Job, JobStatus, Mount, Plan
-from dsv.engines.registry import ENGINES
 from dsv.model.run import JobRef, RunState
+from dsv.runs.engines import ENGINES
 from tests.engines.harness import Bench
 from tests.waiting import PATIENCE, until
 
@@ -28,7 +28,7 @@ import msgspec
 from dsv.engines.base import Plan
 from dsv.engines.foreground import Foreground
 from dsv.engines.output import Output
-from dsv.engines.registry import ENGINES
+from dsv.runs.engines import ENGINES
 plan = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
 step, note = sys.argv[2], Path(sys.argv[3])
 def stop_here():

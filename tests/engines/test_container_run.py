@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines import container_run, supervise
-from dsv.engines.docker import Docker
+from dsv.engines import supervise
+from dsv.engines.containers import run as container_run
+from dsv.engines.containers.docker import Docker
 from tests.engines.fake_docker import FakeDocker
 from tests.engines.harness import Bench, Running
 from tests.waiting import until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsv.engines.kubernetes_api import too_old
+from dsv.engines.kubernetes.api import too_old
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.kubernetes_end import JobFacts, ended, gone, refusal, status
-from dsv.engines.kubernetes_pods import Pod
+from dsv.engines.kubernetes.end import JobFacts, ended, gone, refusal, status
+from dsv.engines.kubernetes.pods import Pod
 from dsv.model.run import RunState
 from dsv.model.run_end import EndCause
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from dsv.engines.base import Facts, Job, Mount
-from dsv.engines.kubernetes import Kubernetes
-from dsv.engines.kubernetes_capacity import quota_says, requests_of, rooms
-from dsv.engines.kubernetes_end import quantity
-from dsv.engines.kubernetes_manifest import merge
-from dsv.engines.kubernetes_names import object_name
-from dsv.engines.kubernetes_options import KubernetesOptions
+from dsv.engines.kubernetes.capacity import quota_says, requests_of, rooms
+from dsv.engines.kubernetes.end import quantity
+from dsv.engines.kubernetes.engine import Kubernetes
+from dsv.engines.kubernetes.manifest import merge
+from dsv.engines.kubernetes.names import object_name
+from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.resources import Resources

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.engines.base import Facts, Job, Mount
-from dsv.engines.container import ContainerEngine, mount_option
-from dsv.engines.docker import Docker
+from dsv.engines.containers.docker import Docker
+from dsv.engines.containers.engine import ContainerEngine, mount_option
+from dsv.engines.containers.podman import Podman
 from dsv.engines.machine import GpuModel, Machine, read_model, visible
-from dsv.engines.podman import Podman
 from dsv.errors import LaunchError, UsageError
 from dsv.model.resources import ALL_GPUS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.podman import Podman
+from dsv.engines.containers.podman import Podman
 from dsv.model.resources import ALL_GPUS
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench

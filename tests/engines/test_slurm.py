@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.slurm import Slurm
+from dsv.engines.slurm.engine import Slurm
 from dsv.model.run import RunState
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT, in_another_process

@@ -11,12 +11,12 @@ import pytest
 
 from dsv.engines.base import Ended, Facts, Job, Mount
 from dsv.engines.machine import Machine
-from dsv.engines.slurm import Slurm, batch_of
-from dsv.engines.slurm_capacity import read_capacity
-from dsv.engines.slurm_end import Left, ended, read_left, status
-from dsv.engines.slurm_options import SlurmOptions, contained
-from dsv.engines.slurm_program import Answer, Queued, SlurmProgram, read_queue
-from dsv.engines.slurm_script import MEETING, Batch, passing, render, sbatch_options
+from dsv.engines.slurm.capacity import read_capacity
+from dsv.engines.slurm.end import Left, ended, read_left, status
+from dsv.engines.slurm.engine import Slurm, batch_of
+from dsv.engines.slurm.options import SlurmOptions, contained
+from dsv.engines.slurm.program import Answer, Queued, SlurmProgram, read_queue
+from dsv.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options
 from dsv.errors import UsageError
 from dsv.model.capacity import GpuCount, fit
 from dsv.model.node_env import node_environment

@@ -15,9 +15,9 @@ from dsv.engines.base import Ended, Facts, Job
 from dsv.engines.foreground import Foreground
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
-from dsv.engines.slurm import Slurm
-from dsv.engines.slurm_end import read_left
-from dsv.engines.slurm_script import Batch, render
+from dsv.engines.slurm.end import read_left
+from dsv.engines.slurm.engine import Slurm
+from dsv.engines.slurm.script import Batch, render
 from dsv.model.run import JobRef
 from tests.waiting import until
 

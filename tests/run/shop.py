@@ -90,6 +90,14 @@ class Folders:
             found.path, found.dataset, found.commit, found.files, found.bytes, self.hit, 0.5, 77
         ), lease
 
+    def settings(self) -> str:
+        return ""
+
+    def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:
+        raise AssertionError(
+            "only engines that share no folder with this machine ask where the code would be"
+        )
+
     def stage_code(self, folder: Path, recorded: CommitId | None, run: RunId) -> None:
         """The run sees the folder itself."""
 

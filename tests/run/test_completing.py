@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from dsv.engines.base import Ended, JobStatus
-from dsv.engines.registry import Engines
 from dsv.model.ids import CommitId
 from dsv.model.run import JobRef, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart
 from dsv.runs.completing import Settler
+from dsv.runs.engines import Engines
 from tests.run.shop import SCANS, Shop
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsv.engines import container_run
+from dsv.engines.containers import run as container_run
 from dsv.engines.log import LogKeeper
 from dsv.engines.supervise import Outcome, supervise
 from dsv.model.run import RunState

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsv.engines.kubernetes import Kubernetes as Engine
+from dsv.engines.kubernetes.engine import Kubernetes as Engine
 from tests.labs.kubernetes import Kubernetes
 from tests.labs.machine import LabError
 from tests.run.kubernetes_site import DOCUMENTS, Site, made

@@ -14,12 +14,12 @@ from dsv.engines.foreground import Foreground
 from dsv.engines.guardian import processes_of
 from dsv.engines.output import Output
 from dsv.engines.process import Process
-from dsv.engines.registry import Engines
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
 from dsv.model.run import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.repo.run_spool import Spool
 from dsv.runs.cut_off import record_cut_off
+from dsv.runs.engines import Engines
 from dsv.runs.jobs import find_job
 from dsv.runs.life import RunResult, run
 from dsv.runs.marks import Mark, Marks

@@ -22,13 +22,13 @@ from dsv.cache.disk import explain
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import check_writable, load_settings
 from dsv.engines.base import NoEngine
-from dsv.engines.registry import ENGINES, engine_of
 from dsv.errors import Denied, DsvError, NotFound
 from dsv.fs.attributes import server_time
 from dsv.fs.process import host_name
 from dsv.fs.system import kind_of, name_of
 from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
+from dsv.runs.engines import ENGINES, engine_of
 from dsv.store.base import Store
 from dsv.store.options import StoreOptions
 from dsv.store.probe import Proof, prove, prove_data

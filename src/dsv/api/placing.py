@@ -10,10 +10,10 @@ from time import sleep
 from dsv.api.context import Context
 from dsv.api.pool_settings import cache_folder
 from dsv.api.pools import Wanted, locate, report_pools
-from dsv.engines.registry import engine_of
 from dsv.errors import Unsupported
 from dsv.model.pool import DEFAULT_WAIT, PassedOver, Pool
 from dsv.model.units import format_duration
+from dsv.runs.engines import engine_of
 from dsv.runs.pools.choice import Choice, NoPool, PoolFacts, Prefer, choose_pool, why_never, why_not_now
 from dsv.runs.pools.turns import GaveUp, no_pool, poll, waited
 from dsv.runs.spec import JobSpec

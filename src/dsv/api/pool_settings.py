@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv.api.settings import POOL_FIELDS, Setting, Settings, is_name
-from dsv.engines.registry import Engines, engine_of
 from dsv.errors import NotFound, UsageError
 from dsv.model.pool import HERE, Pool
+from dsv.runs.engines import Engines, engine_of
 
 
 def all_pools(settings: Settings) -> dict[str, Pool]:

@@ -15,13 +15,13 @@ from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.engines.base import Engine, NoEngine
 from dsv.engines.limits import check_given
-from dsv.engines.registry import check_image_for, choose, engine_of
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.model.capacity import Capacity
 from dsv.model.names import Target
 from dsv.model.pool import Pool
 from dsv.model.resources import Resources
 from dsv.model.units import format_bytes
+from dsv.runs.engines import check_image_for, choose, engine_of
 from dsv.runs.pools.choice import PoolFacts
 from dsv.runs.pools.facts import ANSWERS_WITHIN, ask_all
 

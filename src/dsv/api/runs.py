@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.engines.registry import Engines
 from dsv.errors import NotFound, UsageError
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunRecord
@@ -19,6 +18,7 @@ from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.completing import Settler
 from dsv.runs.cut_off import record_cut_off
+from dsv.runs.engines import Engines
 from dsv.runs.listing import RunView, list_runs, run_log, show_run
 from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
 from dsv.runs.marks import Marks

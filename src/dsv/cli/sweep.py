@@ -22,7 +22,6 @@ from dsv.cli.run_views import write_table
 from dsv.cli.sweep_lines import SweepLines
 from dsv.engines.base import CANNOT_LAUNCH
 from dsv.engines.guard import GRACE
-from dsv.engines.registry import ENGINES
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, NotFound, Unsupported, UsageError
 from dsv.model.json_values import Json
@@ -31,6 +30,7 @@ from dsv.model.run import RunId
 from dsv.model.sweep import SweepId, SweepSeat, count_of, due, names_sweep, parse_axes
 from dsv.repo.repository import now_ms
 from dsv.runs.control import ask_to_stop, find_under_way
+from dsv.runs.engines import ENGINES
 from dsv.runs.place import RunPlace
 from dsv.runs.plan import masker_of
 from dsv.runs.spec import JobSpec, seated

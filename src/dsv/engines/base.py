@@ -9,7 +9,7 @@
     status, logs, cancel, list                 by the reference, from any process, later
 
 `Foreground` of foreground.py does submit, write down and attach. A new engine implements `Engine` and `Handle`, is
-registered in registry.py, and joins the conformance suite.
+registered in runs/engines.py, and joins the conformance suite.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Final, cast
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.engines.log import KeptLog, LogKeeper
-from dsv.engines.registry import Engines
 from dsv.errors import DsvError
 from dsv.model.json_values import Json
 from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunRecord, RunState
@@ -19,6 +18,7 @@ from dsv.model.secret_shapes import HIDDEN
 from dsv.model.secrets import Masker
 from dsv.repo.runs import RunStore
 from dsv.runs.ending import no_log, salvaged
+from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob
 from dsv.runs.place import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.runs.records import encode_within_bounds

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dsv.engines.base import Ended
-from dsv.engines.registry import Engines
 from dsv.errors import DsvError, NoRoom, Unreachable
 from dsv.model.names import DatasetName
 from dsv.model.run import LOG, RECORD, RunId, RunOutput, RunRecord, RunState
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.completing import forget_job, with_end, with_what_it_left
+from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob, find_job
 from dsv.runs.marks import Marks
 from dsv.runs.records import encode_within_bounds

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from dsv.engines.base import Engine, JobStatus
-from dsv.engines.registry import Engines
 from dsv.model.run import JobRef, RunRecord, RunState
+from dsv.runs.engines import Engines
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from dsv.engines.here import with_free_gpus
 from dsv.engines.limits import check_given
 from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
-from dsv.engines.registry import choose
 from dsv.engines.signals import Signals, spared
 from dsv.engines.supervise import Outcome
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
@@ -28,6 +27,7 @@ from dsv.repo.repository import now_ms
 from dsv.runs.announce import announced, record_not_started
 from dsv.runs.attempts import Supervision, execute
 from dsv.runs.ending import Executed, error_of, keep, record_of
+from dsv.runs.engines import choose
 from dsv.runs.live_log import LiveLog
 from dsv.runs.place import RunPlace, first_time, leave_terminal
 from dsv.runs.plan import Launch

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
-from dsv.engines.registry import Chosen
 from dsv.errors import UsageError
 from dsv.model.run import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
 from dsv.model.sweep import SweepSeat
+from dsv.runs.engines import Chosen
 from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.runs.spec import JobSpec, recorded
 from dsv.runs.staged import Staged

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsv.engines.base import Task
-from dsv.engines.container import check_image
+from dsv.engines.containers.engine import check_image
 from dsv.errors import UsageError
 from dsv.model.json_values import Json, check_json, json_or_text
 from dsv.model.names import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dsv.engines.slurm_options import SlurmOptions
+from dsv.engines.slurm.options import SlurmOptions
 from dsv.model.capacity import Capacity, GpuCount, NodeRoom
 
 _UNFIT: Final = {

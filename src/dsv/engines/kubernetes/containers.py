@@ -6,7 +6,7 @@ import math
 from pathlib import PurePosixPath
 
 from dsv.engines.base import Job, Mount
-from dsv.engines.kubernetes_names import (
+from dsv.engines.kubernetes.names import (
     FAILED_KEY,
     HOLDING,
     IGNORED_KEY,
@@ -17,9 +17,9 @@ from dsv.engines.kubernetes_names import (
     Manifest,
     credentials_name,
 )
-from dsv.engines.kubernetes_options import KubernetesOptions, Volume
-from dsv.engines.kubernetes_resources import resources_of
-from dsv.engines.kubernetes_scripts import HOLD, OWN, RUN, STAGE, STOP, TOLD
+from dsv.engines.kubernetes.options import KubernetesOptions, Volume
+from dsv.engines.kubernetes.resources import resources_of
+from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, STAGE, STOP, TOLD
 from dsv.errors import UsageError
 from dsv.model.node_env import meeting_port, node_environment
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from dsv.engines.kubernetes_names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
-from dsv.engines.kubernetes_scripts import NOT_HELD, TIME_IS_OVER
+from dsv.engines.kubernetes.names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
+from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER
 from dsv.model.run import Usage
 from dsv.model.run_end import EndCause, RunPart, exit_signal
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dsv.engines.base import Job, Plan
-from dsv.engines.kubernetes_names import LABEL, MANAGED, RUN_KEY, Manifest, credentials_name, object_name
+from dsv.engines.kubernetes.names import LABEL, MANAGED, RUN_KEY, Manifest, credentials_name, object_name
 
 _CREDENTIALS: Final = (
     "AWS_ACCESS_KEY_ID",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dsv.engines.base import Facts, Job
-from dsv.engines.kubernetes_options import KubernetesOptions
+from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.errors import UsageError
 from dsv.model.resources import ALL_GPUS, is_type, tpu_chips
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dsv.engines.kubernetes_options import NAME, KubernetesOptions
+from dsv.engines.kubernetes.options import NAME, KubernetesOptions
 from dsv.errors import Conflict, Denied, DsvError, LaunchError, NotFound, Unreachable, UsageError
 
 if TYPE_CHECKING:

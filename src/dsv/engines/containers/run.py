@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from dsv.engines.base import CANNOT_INVOKE, CANNOT_LAUNCH, NOT_FOUND, Ended, ImageIdentity
 from dsv.engines.cgroup import CgroupSampler
-from dsv.engines.container_create import why
-from dsv.engines.container_program import ContainerProgram, has_begun, lives, wait_for
+from dsv.engines.containers.create import why
+from dsv.engines.containers.program import ContainerProgram, has_begun, lives, wait_for
 from dsv.engines.guard import Guard
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING

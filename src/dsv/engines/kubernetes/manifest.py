@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dsv.engines.base import Facts, Job
-from dsv.engines.kubernetes_containers import data_containers, main_container, mounts_of, own_volumes
-from dsv.engines.kubernetes_names import (
+from dsv.engines.kubernetes.containers import data_containers, main_container, mounts_of, own_volumes
+from dsv.engines.kubernetes.names import (
     COMMIT_KEY,
     GRACE_SECONDS,
     KEPT_SECONDS,
@@ -28,8 +28,8 @@ from dsv.engines.kubernetes_names import (
     Manifest,
     object_name,
 )
-from dsv.engines.kubernetes_options import KubernetesOptions
-from dsv.engines.kubernetes_resources import gpu_affinity, tpu_selectors
+from dsv.engines.kubernetes.options import KubernetesOptions
+from dsv.engines.kubernetes.resources import gpu_affinity, tpu_selectors
 
 
 def manifests(

@@ -7,7 +7,7 @@ from shutil import which
 from typing import Any, ClassVar
 
 from dsv.engines.base import Facts, ImageIdentity, Job, NoEngine
-from dsv.engines.container import ContainerEngine
+from dsv.engines.containers.engine import ContainerEngine
 from dsv.engines.gpu import names_of
 from dsv.engines.machine import Machine
 

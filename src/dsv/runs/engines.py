@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dsv.engines.base import NO_OPTIONS, Engine, Facts, NoEngine
-from dsv.engines.docker import Docker
-from dsv.engines.kubernetes import Kubernetes
-from dsv.engines.podman import Podman
+from dsv.engines.containers.docker import Docker
+from dsv.engines.containers.podman import Podman
+from dsv.engines.kubernetes.engine import Kubernetes
 from dsv.engines.process import Process
-from dsv.engines.slurm import Slurm
+from dsv.engines.slurm.engine import Slurm
 from dsv.errors import LaunchError, UsageError
 from dsv.model.json_values import Json
 from dsv.model.pool import Pool

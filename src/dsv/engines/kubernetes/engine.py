@@ -1,8 +1,8 @@
 """Kubernetes: a job is an indexed Job whose pods are the nodes of the run.
 
 Nothing of dsv has to be installed in the cluster, and nothing of it stays where the job was submitted: any machine that
-reaches the cluster can look on, and end the job. See kubernetes_manifest.py for what the cluster is given,
-kubernetes_scripts.py for what runs there, and kubernetes_end.py for how its end is told.
+reaches the cluster can look on, and end the job. See manifest.py for what the cluster is given,
+scripts.py for what runs there, and end.py for how its end is told.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dsv.engines.base import (
     Plan,
     PrivateFile,
 )
-from dsv.engines.container import check_image
-from dsv.engines.kubernetes_api import (
+from dsv.engines.containers.engine import check_image
+from dsv.engines.kubernetes.api import (
     PROBE_SECONDS,
     KubernetesApi,
     Refusal,
@@ -35,16 +35,16 @@ from dsv.engines.kubernetes_api import (
     not_installed,
     too_old,
 )
-from dsv.engines.kubernetes_capacity import ask_capacity, gpu_labels, hosts_of
-from dsv.engines.kubernetes_containers import known
-from dsv.engines.kubernetes_end import JobFacts, ended, status
-from dsv.engines.kubernetes_jobs import Address, KubernetesJob, make
-from dsv.engines.kubernetes_logs import read_logs, read_metrics
-from dsv.engines.kubernetes_manifest import as_yaml, manifests
-from dsv.engines.kubernetes_names import LABEL, MANAGED, QUEUE_LABEL, Manifest, object_name
-from dsv.engines.kubernetes_options import NAME, KubernetesOptions
-from dsv.engines.kubernetes_run import KubernetesRun
-from dsv.engines.kubernetes_secrets import credentials_in, said_first, secrets_of
+from dsv.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of
+from dsv.engines.kubernetes.containers import known
+from dsv.engines.kubernetes.end import JobFacts, ended, status
+from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
+from dsv.engines.kubernetes.logs import read_logs, read_metrics
+from dsv.engines.kubernetes.manifest import as_yaml, manifests
+from dsv.engines.kubernetes.names import LABEL, MANAGED, QUEUE_LABEL, Manifest, object_name
+from dsv.engines.kubernetes.options import NAME, KubernetesOptions
+from dsv.engines.kubernetes.run import KubernetesRun
+from dsv.engines.kubernetes.secrets import credentials_in, said_first, secrets_of
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.errors import DsvError, LaunchError, Unreachable, UsageError

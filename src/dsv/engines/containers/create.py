@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final
 
 from dsv.engines.base import ImageNotPulled, Plan, PrivateFile
-from dsv.engines.container_program import ContainerProgram, wait_for
+from dsv.engines.containers.program import ContainerProgram, wait_for
 from dsv.engines.output import Output
 from dsv.errors import LaunchError
 

@@ -1,7 +1,7 @@
 """Slurm: a job is a batch script that Slurm holds until it has room, and begins again if a node is lost.
 
 Nothing of dsv stays with the job where it was submitted: any machine that reaches the cluster and sees the folder of
-the job can look on, and end it. See slurm_script.py for what runs there, and slurm_end.py for how its end is told.
+the job can look on, and end it. See script.py for what runs there, and end.py for how its end is told.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dsv.engines.base import (
 )
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
-from dsv.engines.slurm_capacity import read_capacity
-from dsv.engines.slurm_end import SCRIPT, quiet_for, read_left, status
-from dsv.engines.slurm_options import SlurmOptions, contained
-from dsv.engines.slurm_program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
-from dsv.engines.slurm_run import SlurmRun, read_logs, send, tell_stopped
-from dsv.engines.slurm_script import MEETING, Batch, passing, render
+from dsv.engines.slurm.capacity import read_capacity
+from dsv.engines.slurm.end import SCRIPT, quiet_for, read_left, status
+from dsv.engines.slurm.options import SlurmOptions, contained
+from dsv.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
+from dsv.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
+from dsv.engines.slurm.script import MEETING, Batch, passing, render
 from dsv.errors import LaunchError, Unreachable, UsageError
 from dsv.fs.files import replace_file
 from dsv.model.capacity import Capacity

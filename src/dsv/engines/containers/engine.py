@@ -20,15 +20,15 @@ from threading import Event
 from typing import Any, ClassVar
 
 from dsv.engines.base import NO_OPTIONS, Facts, Handle, Job, JobStatus, Mount, NoEngine, Plan, PrivateFile
-from dsv.engines.container_create import create, is_id
-from dsv.engines.container_program import (
+from dsv.engines.containers.create import create, is_id
+from dsv.engines.containers.program import (
     CALL_SECONDS,
     ContainerProgram,
     first_line,
     load_json,
     status_of,
 )
-from dsv.engines.container_run import ContainerRun
+from dsv.engines.containers.run import ContainerRun
 from dsv.engines.guard import Guard
 from dsv.engines.here import capacity_here, refuse_options
 from dsv.engines.limits import ONE_MACHINE, check_machine

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from dsv.engines.kubernetes_api import KubernetesApi, Refusal
-from dsv.engines.kubernetes_end import quantity
-from dsv.engines.kubernetes_names import COMMIT_KEY
-from dsv.engines.kubernetes_options import KubernetesOptions
-from dsv.engines.kubernetes_pods import Pod
-from dsv.engines.kubernetes_resources import GPU_LABELS
+from dsv.engines.kubernetes.api import KubernetesApi, Refusal
+from dsv.engines.kubernetes.end import quantity
+from dsv.engines.kubernetes.names import COMMIT_KEY
+from dsv.engines.kubernetes.options import KubernetesOptions
+from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.resources import GPU_LABELS
 from dsv.model.capacity import Capacity, GpuCount, NodeRoom
 from dsv.model.resources import ALL_GPUS, Resources
 

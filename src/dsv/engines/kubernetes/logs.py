@@ -9,12 +9,12 @@ from threading import Event, Lock, Thread
 from time import sleep
 from typing import Final
 
-from dsv.engines.kubernetes_api import KubernetesApi, Refusal
-from dsv.engines.kubernetes_end import JobFacts
-from dsv.engines.kubernetes_jobs import KubernetesJob
-from dsv.engines.kubernetes_names import HOLDING, MAIN
-from dsv.engines.kubernetes_pods import Pod
-from dsv.engines.kubernetes_scripts import METRICS
+from dsv.engines.kubernetes.api import KubernetesApi, Refusal
+from dsv.engines.kubernetes.end import JobFacts
+from dsv.engines.kubernetes.jobs import KubernetesJob
+from dsv.engines.kubernetes.names import HOLDING, MAIN
+from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.scripts import METRICS
 
 _PAUSE: Final = 0.5
 _TRIES: Final = 10

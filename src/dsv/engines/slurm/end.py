@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
-from dsv.engines.slurm_program import Queued, job_folder
-from dsv.engines.slurm_script import comment
+from dsv.engines.slurm.program import Queued, job_folder
+from dsv.engines.slurm.script import comment
 from dsv.fs.files import open_plain
 from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal

@@ -11,8 +11,8 @@ from time import time
 from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
-from dsv.engines.kubernetes_names import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
-from dsv.engines.kubernetes_pods import Pod
+from dsv.engines.kubernetes.names import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
+from dsv.engines.kubernetes.pods import Pod
 from dsv.model.run import RunState, Usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
 

@@ -16,8 +16,8 @@ from typing import Final
 from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
-from dsv.engines.slurm_end import STOPPED, ended, is_late, nodes_of, read_left
-from dsv.engines.slurm_program import SlurmProgram, job_folder, job_id
+from dsv.engines.slurm.end import STOPPED, ended, is_late, nodes_of, read_left
+from dsv.engines.slurm.program import SlurmProgram, job_folder, job_id
 from dsv.fs.files import open_plain
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef

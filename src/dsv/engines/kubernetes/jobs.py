@@ -10,10 +10,10 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 from dsv.engines.base import JobStatus
-from dsv.engines.kubernetes_api import KubernetesApi, Refusal
-from dsv.engines.kubernetes_end import JobFacts, status
-from dsv.engines.kubernetes_names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
-from dsv.engines.kubernetes_pods import Pod
+from dsv.engines.kubernetes.api import KubernetesApi, Refusal
+from dsv.engines.kubernetes.end import JobFacts, status
+from dsv.engines.kubernetes.names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
+from dsv.engines.kubernetes.pods import Pod
 from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef, RunState

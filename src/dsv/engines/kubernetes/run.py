@@ -12,11 +12,11 @@ from time import monotonic
 from typing import Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended
-from dsv.engines.kubernetes_api import Refusal
-from dsv.engines.kubernetes_end import JobFacts, ended, gone, refusal
-from dsv.engines.kubernetes_jobs import KubernetesJob
-from dsv.engines.kubernetes_logs import JobLogs, read_metrics
-from dsv.engines.kubernetes_pods import Obstacle, Pod
+from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.end import JobFacts, ended, gone, refusal
+from dsv.engines.kubernetes.jobs import KubernetesJob
+from dsv.engines.kubernetes.logs import JobLogs, read_metrics
+from dsv.engines.kubernetes.pods import Obstacle, Pod
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.model.run_end import EndCause

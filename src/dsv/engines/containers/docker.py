@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dsv.engines.base import Facts, ImageIdentity, Job, NoEngine
-from dsv.engines.container import ContainerEngine
+from dsv.engines.containers.engine import ContainerEngine
 from dsv.engines.gpu import pick
 from dsv.engines.machine import Machine
 from dsv.model.resources import ALL_GPUS

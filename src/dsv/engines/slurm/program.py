@@ -16,7 +16,7 @@ from threading import Lock
 from time import monotonic
 from typing import Final
 
-from dsv.engines.slurm_script import COMMENT
+from dsv.engines.slurm.script import COMMENT
 from dsv.model.run import JobRef, RunState
 
 NAME: Final = "slurm"

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsv import reader
+from dsv.errors import IntegrityError
 from dsv.model.entry import Entry
 from dsv.model.ids import ChunkId, CommitId, NodeId, SegmentId
-from dsv.model.location import ObjectKind
+from dsv.model.location import Location, ObjectKind
+from dsv.model.names import MAIN, DatasetName
 from dsv.reader import StoreError
+from dsv.repo.find_paths import find_paths
+from dsv.repo.repository import Repository
+from dsv.repo.tree_diff import find_entries
+from dsv.repo.trees import TreeReader
+from dsv.store.memory import MemoryStore
 from tests.cli.runner import Dsv
 from tests.inputs.hostile import SMALL, Below, Maker, file, link, named, node_bytes, segment_bytes, tree
 from tests.inputs.scene import CACHE, CLONE, RUN, WHOLE, Scene, Use, nothing_partial, refused
@@ -149,6 +157,47 @@ def test_a_node_that_lies(scene: Scene, change: dict[str, int | bytes], message:
         person = scene.newcomer()
         refused(use(person, "set"), 5, message)
         nothing_partial(person)
+
+
+def twice(level: int) -> Repository:
+    """A store with a tree whose root lists a segment (level 1), or a node above it, at two places."""
+    maker = Maker()
+    below: list[Below] = []
+    places: list[Location] = []
+    for first, last in ((b"a", b"b"), (b"c", b"d")):
+        data = segment_bytes([file(first), file(last)])
+        places.append(maker.add(ObjectKind.SEGMENT, SegmentId.hash(data), data))
+        one = Below(last, SegmentId.hash(data), 2, 2, 2 * len(SMALL))
+        if level == 2:
+            data = node_bytes(1, [one])
+            places.append(maker.add(ObjectKind.NODE, NodeId.hash(data), data))
+            one = replace(one, id=NodeId.hash(data))
+        below.append(one)
+    root = node_bytes(level, [*below, replace(below[0], last=b"f")])
+    maker.add(ObjectKind.NODE, NodeId.hash(root), root)
+    commit = maker.commit(NodeId.hash(root), (6, 6 * len(SMALL), 6), [], level=level)
+    store = MemoryStore()
+    for key, value in maker.store(commit).items():
+        store.put_if_absent(key, value)
+    return Repository.open(store, None)
+
+
+ASKED: Mapping[str, Callable[[TreeReader], object]] = {
+    "where paths are": lambda tree: list(find_paths(tree, [b"a", b"c", b"e"])),
+    "entries": lambda tree: find_entries(tree, [b"a", b"c", b"e"]),
+    "one entry after the other": lambda tree: [tree.entry(path) for path in (b"a", b"c", b"e")],
+    "all": lambda tree: list(tree.segments()),
+}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED.keys())
+def test_a_part_that_is_listed_twice(level: int, ask: Callable[[TreeReader], object]) -> None:
+    repository = twice(level)
+    head = repository.refs.head(DatasetName.parse("set"), MAIN).commit
+    assert head is not None
+    with pytest.raises(IntegrityError, match="not what"):
+        ask(TreeReader(repository.objects, head))
 
 
 def test_the_trees_are_refused_for_nothing_else(scene: Scene) -> None:

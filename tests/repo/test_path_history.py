@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv.model import keys
 from dsv.model import tree as model_tree
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
@@ -168,3 +169,20 @@ def test_a_long_history_is_read_together_from_any_of_its_commits() -> None:
         singly += [] if at_hand else [number]
     assert singly[:8] == list(range(59, 51, -1)) and len(singly) <= 8 + 4
     assert not any(repository.objects.is_at_hand(later) for later in made[60:])
+
+
+@pytest.mark.parametrize("is_searched", [True, False])
+def test_a_history_is_read_although_a_move_of_its_branch_is_damaged(is_searched: bool) -> None:
+    """Moves are read only to have commits at hand."""
+    store = MemoryStore()
+    writer = create(store)
+    made = [commit(writer, {"a": b"%d" % number}) for number in range(40)]
+    for number in (10, 20):
+        key = keys.branch_key(DATASET, MAIN, number)
+        store.delete(key)
+        store.put_if_absent(key, b"damaged")
+    repository = Repository.open(store, None, writer.clock)
+    head = None if is_searched else repository.refs.head(DATASET, MAIN)
+    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head)
+    for commit_id in reversed(made):
+        assert ahead.commit(commit_id) == writer.objects.commit(commit_id)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from dsv.errors import Denied, IntegrityError, Unsupported
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
-from dsv.model.names import MAIN, DatasetName
+from dsv.model.names import MAIN, BranchName, DatasetName
+from dsv.model.records import RefEntry
 from dsv.repo.objects import Objects
 from dsv.repo.refs import Head, Refs
 from dsv.store.together import together
@@ -65,7 +67,7 @@ class CommitsAhead:
         first, last = 0, head.number
         while first < last:
             middle = (first + last) // 2
-            move = self._refs.entry(self._dataset, branch, middle)
+            move = self._move(branch, middle)
             if move is None or move.time_ms < commit.time_ms:
                 first = middle + 1
             else:
@@ -78,9 +80,16 @@ class CommitsAhead:
         count = self._window if self._left is None else min(self._window, self._left + 1)
         self._window = min(2 * self._window, _MOST)
         first = max(0, self._next - count)
-        read = partial(self._refs.entry, self._head.dataset, self._head.branch)
+        read = partial(self._move, self._head.branch)
         moves = together([partial(read, number) for number in range(first, self._next)])
         self._next = first
         named = {move.commit for move in moves if move is not None and move.commit is not None}
         wanted = [one for one in {*named, commit_id} if not self._objects.is_at_hand(one)]
         together([partial(self._objects.commit_or_none, one) for one in wanted])
+
+    def _move(self, branch: BranchName, number: int) -> RefEntry | None:
+        """None for one that can't be read too: nobody has asked for it."""
+        try:
+            return self._refs.entry(self._dataset, branch, number)
+        except (IntegrityError, Unsupported, Denied):
+            return None

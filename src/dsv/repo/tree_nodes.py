@@ -48,7 +48,8 @@ class TreeNodes:
         self.commit, self._locator = objects.commit_and_locator(commit_id)
         self._objects = objects
         self._top: list[Leaf] | None = None
-        self._below: dict[Id, list[Leaf]] = {}
+        self._below: dict[tuple[Id, bytes], list[Leaf]] = {}
+        """By a node's id and last path: no other place of the tree has both."""
 
     def top(self) -> list[Leaf]:
         """What the root lists: segments, if the commit's level is 1."""
@@ -66,11 +67,11 @@ class TreeNodes:
     def below(self, parts: Sequence[Part], level: int) -> list[Leaf]:
         """What these nodes of a level list, in order."""
         self.top()
-        missing = [part for part in parts if part.child.id not in self._below]
+        missing = [part for part in parts if _place(part) not in self._below]
         found = self._objects.nodes((NodeId(part.child.id), part.where) for part in missing)
         for part, node in zip(missing, found, strict=True):
-            self._below[part.child.id] = self._opened(part, node, level, iter(()))
-        return [leaf for part in parts for leaf in self._below[part.child.id]]
+            self._below[_place(part)] = self._opened(part, node, level, iter(()))
+        return [leaf for part in parts for leaf in self._below[_place(part)]]
 
     def leaves(self, wanted: Callable[[bytes | None, bytes], bool] = lambda before, last: True) -> list[Leaf]:
         """The segments that are wanted, in order. wanted: asked of each segment and of each node above it, with the
@@ -136,7 +137,7 @@ class TreeNodes:
                 if said is None:
                     self._top = opened
                 else:
-                    self._below[said.child.id] = opened
+                    self._below[_place(said)] = opened
                 parts += opened
             above = [(part, NodeId(part.child.id), part.where) for part in parts]
 
@@ -170,3 +171,7 @@ class TreeNodes:
             raise self.broken(f"a node {said.id} that is not what the node above says")
         for child in node.children[:1]:
             self.check_order(before, child.last)
+
+
+def _place(part: Part) -> tuple[Id, bytes]:
+    return part.child.id, part.child.last

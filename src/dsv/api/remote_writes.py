@@ -136,6 +136,7 @@ class RemoteWrites:
             except BaseException:
                 with suppress(Exception):
                     file.discard()
+                file.closed = True  # else fsspec closes it at the end, and some servers show what came so far
                 raise
 
     def holds(self, key: str, file_id: FileId) -> bool:

@@ -149,6 +149,26 @@ def test_status_needs_no_store_for_what_is_new_here(part: Dsv) -> None:
     assert part.ok("status").out == before != ""
 
 
+def test_status_asks_the_store_for_what_is_damaged_here(part: Dsv) -> None:
+    write_files(part.cwd, {"train/3.png": b"3", "test/1.png": b"changed"})
+    before = part.ok("status").out
+    copies = [path for path in part.home.glob(".cache/dsv/.dsv/stores/*/objects/*/*") if path.is_file()]
+    copies += [path for path in part.home.glob(".cache/dsv/.dsv/stores/*/objects/*/*/*") if path.is_file()]
+    assert {"commit", "node", "segment"} <= {part for path in copies for part in path.parts}
+    for path in copies:
+        path.chmod(0o644)
+        path.write_bytes(b"damaged")
+    assert part.ok("status").out == before != ""
+
+
+def test_a_damaged_copy_of_a_commit_says_nothing_of_the_store(part: Dsv) -> None:
+    for path in part.home.glob(".cache/dsv/.dsv/stores/*/objects/commit/**/*"):
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_bytes(b"damaged")
+    refused(part("ls", "--offline"), 6, "there is no copy here of commits/")
+
+
 def test_a_clone_that_was_begun_with_other_patterns(pets: Dsv) -> None:
     there = pets.at(pets.cwd.parent)
     there.ok("clone", "pets", "part", "--only", "train")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from dsv.errors import Unreachable
 from dsv.model import keys
+from dsv.model.ids import CommitId
 from dsv.model.wire import RECORD_MAX
 from dsv.repo.metadata import MetadataCache
 from dsv.store.base import LARGEST, Buffer, Item, Put, absent
@@ -27,8 +28,8 @@ class LocalStore:
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         commit = keys.parse_commit_key(key)
         data = None if commit is None else self._metadata.get("commit", str(commit), RECORD_MAX)
-        if data is not None:
-            return data
+        if data is not None and CommitId.hash(data) == commit:
+            return data  # a damaged one is as good as none: the store's may be whole
         if keys.parse_locator_key(key) is not None:
             raise absent(self.url, key)  # it would only tell where in packs to read
         raise self._no_copy(f"there is no copy here of {key}")

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import gc
 import heapq
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -89,3 +92,27 @@ def test_two_comparisons_in_step_read_the_common_tree_once(monkeypatch: pytest.M
     in_step = heapq.merge(diff_trees(*trees[:2]), diff_trees(*trees[2:]), key=lambda change: change.path)
     assert len(list(in_step)) >= 40
     assert 0 < len(read) < apart
+
+
+def test_threads_decode_segments_of_one_store() -> None:
+    """As those that read from several caches do."""
+    made = [
+        Segment.of([Entry(b"%d/%d" % (number, each), Kind.EMPTY_DIRECTORY) for each in range(3)])
+        for number in range(40)
+    ]
+    encoded = [(SegmentId.hash(segment.encode()), segment, segment.encode()) for segment in made]
+    decoder = SegmentDecoder()
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(10_000):
+            segment_id, segment, data = chance.choice(encoded)
+            assert decoder.decode(segment_id, data).paths == segment.paths
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
+    finally:
+        sys.setswitchinterval(interval)

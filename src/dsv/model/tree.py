@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from threading import Lock
 from typing import NamedTuple
 
 import msgspec
@@ -189,10 +190,13 @@ def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
 
 
 class PathColumns:
-    """Splits columns of paths. It remembers the last ones: versions of a segment mostly have the same paths."""
+    """Splits columns of paths, for several threads. It remembers the last ones: versions of a segment mostly have the
+    same paths.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[bytes]] = {}
+        self._lock = Lock()
 
     def split(self, kind: str, column: bytes, count: int) -> list[bytes]:
         """As `split_paths`. The list may be that of another segment: treat it as frozen."""
@@ -207,9 +211,10 @@ class PathColumns:
         return self._keep(column, column.split(b"\0")[:-1]) if found is None else found
 
     def _keep(self, column: bytes, paths: list[bytes]) -> list[bytes]:
-        if len(self._known) == _REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[column] = paths
+        with self._lock:
+            if len(self._known) == _REMEMBERED and column not in self._known:
+                del self._known[next(iter(self._known))]
+            self._known[column] = paths
         return paths
 
 

@@ -25,6 +25,7 @@ RUNS_PREFIX = "runs/"
 PROBE_PREFIX = "probe/"
 
 _NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX)
+_FIRST_STAYS = (*_NEED_A_WINNER, RUNS_PREFIX)
 
 _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
 LAST_MOVE = _TOP_SEQ
@@ -40,9 +41,16 @@ N = TypeVar("N", DatasetName, BranchName, TagName)
 
 
 def needs_winner(key: str) -> bool:
-    """Whether of several writers of this key, or of any with this prefix, exactly one has to win. Every other key is
-    random or derived from what it holds, so that to write it twice is to write the same bytes."""
+    """Whether of several writers of this key, or of any with this prefix, exactly one has to win."""
     return key.startswith(_NEED_A_WINNER)
+
+
+def first_stays(key: str) -> bool:
+    """Whether a later writer of this key may have other bytes, and the first ones are to stay.
+
+    Every other key is random or derived from what it holds, so that to write it twice is to write the same bytes.
+    """
+    return key.startswith(_FIRST_STAYS)
 
 
 def pack_key(pack: PackId) -> str:

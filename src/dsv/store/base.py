@@ -94,7 +94,8 @@ class Store(Protocol):
 
     conditional: bool
     """Whether the server takes the condition of a put-if-absent. If it is set to False, an object store overwrites,
-    and looks before it does so if the key needs a winner: right for one writer alone, and for all other keys."""
+    and looks before it does so if the first bytes of the key are to stay (`keys.first_stays`): right for one writer
+    alone, and for all other keys."""
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         """The whole object. Raises NotFound, and TooLargeError if it has more than `limit` bytes.

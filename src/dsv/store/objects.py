@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
 
 from dsv.errors import DsvError, Unsupported
-from dsv.model.keys import needs_winner
+from dsv.model.keys import first_stays
 from dsv.store.base import (
     KEY_CHARACTERS,
     LARGEST,
@@ -107,7 +107,7 @@ class ObjectStore:
         client = self._patient if len(data) >= BULK else self._quick
         mode: Literal["create", "overwrite"] = "create" if self.conditional else "overwrite"
         try:
-            if not self.conditional and needs_winner(key) and self._has(path):
+            if not self.conditional and first_stays(key) and self._has(path):
                 return Put.LOST
             obstore.put(client, path, data, mode=mode, use_multipart=False)
         except (AlreadyExistsError, PreconditionError, NotModifiedError):

@@ -1,7 +1,8 @@
 """A store in two places: the names, which need one winner, and the data, whose keys are random or derived from it.
 
 A bucket that knows no put-if-absent, or ignores it, can keep the data: writing one of its keys twice writes the same
-bytes. The names lie in a folder or another bucket that can.
+bytes, and the records of runs, which may differ, are looked for first. The names lie in a folder or another bucket that
+has put-if-absent.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ class SplitStore:
         self, names: Store | None, data: Store, open_names: Callable[[str], Store] | None = None
     ) -> None:
         self._data = _Data(data)
-        self._data.names_elsewhere = names is not None
         self.data: Store = self._data
         self.names = self.data if names is None else names
         self.url = data.url
@@ -53,8 +53,17 @@ class SplitStore:
         self._left: list[Store] = []
 
     @property
+    def names(self) -> Store:
+        return self._names
+
+    @names.setter
+    def names(self, names: Store) -> None:
+        self._names = names
+        self._data.names_elsewhere = self.is_split
+
+    @property
     def is_split(self) -> bool:
-        return self.names is not self.data
+        return self._names is not self.data
 
     def open_names(self, place: str) -> Store:
         """A place that names have moved to, or are to; `./PART` lies below the data's own place."""
@@ -68,7 +77,6 @@ class SplitStore:
         if self.is_split:
             self._left.append(self.names)
         self.names = names
-        self._data.names_elsewhere = self.is_split
 
     @property
     def ordered_listing(self) -> bool:

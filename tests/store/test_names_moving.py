@@ -99,8 +99,9 @@ def test_names_move_between_a_folder_and_the_bucket_while_people_sync(world: Wor
             number += 1
             write_files(spaces[one].cwd, {f"{one}.txt": f"{one} {number}".encode()})
             result = spaces[one].process("sync", "--json")
-            while result.code == 4:
-                assert spaces[one].process("pull").code == 0
+            while result.code == 4 or ("the names of" in result.err + result.out and result.code == 6):
+                # On a busy machine a move takes longer than anyone waits for it: it is said, and it can be tried again.
+                assert result.code == 6 or spaces[one].process("pull").code in (0, 6)
                 result = spaces[one].process("sync", "--json")
             assert result.code == 0, result
             published[one].append(json.loads(result.out)["commit"])

@@ -63,9 +63,9 @@ def test_the_job_sees_its_folders_alone_and_dsv_the_whole_volumes() -> None:
     seen = {each["mountPath"]: (each.get("subPath"), each.get("readOnly")) for each in main["volumeMounts"]}
     assert seen["/data"] == ("cache/xray/ab12", True) and seen["/out"] == ("out/1", False)
     assert not {"/nfs", "/nfs/fast"} & set(seen)
-    stage, hold = spec["initContainers"]
+    hold, stage = spec["initContainers"]
     assert hold["restartPolicy"] == "Always" and "restartPolicy" not in stage
-    assert {"/nfs", "/nfs/fast"} <= {each["mountPath"] for each in stage["volumeMounts"]}
+    assert {"/nfs", "/nfs/fast"} <= {each["mountPath"] for each in hold["volumeMounts"]}
     sources = [{key: value for key, value in each.items() if key != "name"} for each in spec["volumes"][:2]]
     assert sources == [
         {"persistentVolumeClaim": {"claimName": "datasets"}},

@@ -19,7 +19,7 @@ from dsv.engines.kubernetes.names import (
 )
 from dsv.engines.kubernetes.options import KubernetesOptions, Volume
 from dsv.engines.kubernetes.resources import resources_of
-from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, STAGE, STOP, TOLD
+from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, STAGE, STAGED, STOP, TOLD
 from dsv.errors import UsageError
 from dsv.model.node_env import meeting_port, node_environment
 
@@ -82,8 +82,8 @@ def literal(text: str) -> str:
 
 
 def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: bool) -> list[Manifest]:
-    """One that fetches the data and ends, and one that holds it for as long as the job's own lives."""
-    if not job.stage:
+    """One that fetches the data and holds it for as long as the job's own lives, and one that waits until it does."""
+    if not job.hold:
         return []
     if options.image is None:
         raise UsageError(
@@ -116,24 +116,24 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
         *(each for each in _environment(job, name) if each["name"] == "DSV_PARAMS"),
         {"name": "DSV_PARAMS_FILE", "value": literal(f"{folder}/params.json")},
     ]  # fmt: skip
-    words = [literal(each) for each in (*writable, "-", options.dsv, *job.stage)]
-    held = [literal(each) for each in (options.dsv, *job.hold)]
+    hold = (*writable, "-", options.dsv, *job.hold[:-1], "--json-file", STAGED, "--")
     return [
-        {
-            "name": STAGING,
-            **shared,
-            "command": ["/bin/sh", "-c", literal(STAGE), "stage", *words],
-            "env": [*env, *params],
-            "terminationMessagePolicy": "FallbackToLogsOnError",
-            "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
-        },
         {
             "name": HOLDING,
             **shared,
             "restartPolicy": "Always",
-            "command": ["/bin/sh", "-c", literal(HOLD), "hold", *held],
-            "env": [*env, *left],
+            "command": ["/bin/sh", "-c", literal(HOLD), "hold", *(literal(each) for each in hold)],
+            "env": [*env, *params, *left],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        },
+        {
+            "name": STAGING,
+            "image": options.image,
+            "securityContext": shared["securityContext"],
+            "volumeMounts": [{"name": "own", "mountPath": OWN}],
+            "command": ["/bin/sh", "-c", literal(STAGE)],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "resources": {"requests": {"cpu": "450m", "memory": "384Mi"}},  # for the other, while it fetches
         },
     ]
 
@@ -162,7 +162,7 @@ def _volumes_of(job: Job, options: KubernetesOptions) -> dict[str, Volume]:
     for each in job.mounts:
         volume = _volume_of(each, options)
         found.setdefault(volume.prefix, volume)
-    for word in job.stage:
+    for word in job.hold:
         there = options.volume_of(PurePosixPath(word)) if word.startswith("/") else None
         if there is not None:
             found.setdefault(there.prefix, there)

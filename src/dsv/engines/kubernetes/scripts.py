@@ -10,48 +10,63 @@ from typing import Final
 
 OWN: Final = "/dsv/own"
 TOLD: Final = "/dsv/told"
+STAGED: Final = f"{OWN}/staged.json"
+"""What `dsv with` says of the data that it made sure of."""
 TIME_IS_OVER: Final = "time-limit"
 NOT_HELD: Final = "lease-lost"
 METRICS: Final = "--- metrics.json"
 """The line after which the container that holds the data prints what the command has left."""
 
-SETTINGS: Final = """\
+HOLD: Final = f"""\
 umask 002
-if [ -n "${DSV_SETTINGS:-}" ]; then
-  export DSV_CONFIG=/dsv/own/config.toml
+if [ -n "${{DSV_SETTINGS:-}}" ]; then
+  export DSV_CONFIG={OWN}/config.toml
   printf '%s\\n' "$DSV_SETTINGS" >"$DSV_CONFIG"
 fi
-"""
-STAGE: Final = f"""\
-{SETTINGS}
 # Folders that the job writes to, up to the word that is a dash.
 while [ "$1" != - ]; do
-  mkdir -p "$1" || exit
+  if ! mkdir -p "$1" 2>{OWN}/problem; then
+    : >{OWN}/not-held
+    exit 1
+  fi
   [ ! -O "$1" ] || chmod g+rwxs "$1"
   shift
 done
 shift
 [ -z "${{DSV_PARAMS_FILE:-}}" ] || printf '%s\\n' "$DSV_PARAMS" >"$DSV_PARAMS_FILE"
-"$@" >/dev/termination-log
-"""
-"""Makes sure of the data. What it says of that becomes the end of the container, or if it fails the end of its log."""
-
-HOLD: Final = f"""\
-{SETTINGS}
 # The data is held until Kubernetes ends this container, which it does once the job's own has ended.
 exec 3>&2 2>/dev/null
 over=
 trap 'over=yes; kill -TERM "$holder"' TERM
-"$@" sh -c 'while :; do sleep 3600 & wait $!; done' 2>&3 3>&- &
+"$@" sh -c ': >{OWN}/held; while :; do sleep 3600 & wait $!; done' 2>>{OWN}/problem 3>&- &
 holder=$!
 wait "$holder"
-[ -n "$over" ] || : >{OWN}/not-held
+if [ -z "$over" ]; then
+  : >{OWN}/not-held
+  cat {OWN}/problem >&3
+fi
 wait "$holder"
 if [ -n "${{DSV_METRICS_FILE:-}}" ] && [ -f "$DSV_METRICS_FILE" ]; then
   printf '%s\n%s\n' '{METRICS}' "$(head -c 1048577 "$DSV_METRICS_FILE")"
 fi
 [ -n "$over" ]
 """
+"""Makes sure of the data and holds it, in a container that lives on beside the job's own."""
+
+STAGE: Final = f"""\
+trap 'exit 143' TERM
+until [ -e {OWN}/not-held ]; do
+  if [ -e {OWN}/held ]; then
+    cat {STAGED} >/dev/termination-log
+    exit 0
+  fi
+  sleep 0.1 || sleep 1
+done
+cat {OWN}/problem >&2
+exit 1
+"""
+"""Ends once the data is held, so that the job's own container does not begin before that. What was said of the data
+becomes the end of the container, or if it can't be held the end of its log."""
 
 RUN: Final = f"""\
 # Kubernetes signals this shell alone, which only waits for the command; what stops it tells the command itself.

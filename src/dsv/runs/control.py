@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from select import select
-from time import sleep
+from time import monotonic, sleep
 from typing import Final
 
 from dsv.errors import NotFound, Unsupported, UsageError
@@ -16,6 +17,7 @@ from dsv.runs.listing import matches, only_one
 from dsv.runs.marks import UnderWay, stop_request, under_way
 
 _TICK: Final = 0.2
+_LONG: Final = 5.0
 
 
 def find_under_way(state: Path, text: str) -> UnderWay | None:
@@ -64,12 +66,19 @@ def ask_to_stop(one: UnderWay, grace: float) -> bool:
         watched.close()
 
 
-def wait_for_end(one: UnderWay) -> None:
-    """Returns when the record of the run is kept, or its supervisor is gone. The run is one of this machine."""
+def wait_for_end(one: UnderWay, long: Callable[[], None] | None = None) -> None:
+    """Returns when the record of the run is kept, or its supervisor is gone. The run is one of this machine.
+
+    long: called each time that a while has gone by.
+    """
     _, pid, start = one.mark.process
     watched = Watched(pid, start)
+    due = monotonic() + _LONG
     try:
         while (one.folder / one.run).exists() and not watched.has_ended():
+            if long is not None and monotonic() >= due:
+                long()
+                due = monotonic() + _LONG
             if watched.descriptor is None:
                 sleep(_TICK)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import sleep
@@ -17,7 +18,7 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.cli.failure import of_error
-from dsv.engines.base import CANNOT_LAUNCH
+from dsv.engines.base import CANNOT_LAUNCH, NoEngine
 from dsv.engines.guard import GRACE
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported
 from dsv.model.run import RunRecord, RunState
@@ -87,7 +88,7 @@ def _end(call: Call, run: str, one: UnderWay | None, seconds: float) -> tuple[Ru
             asked = ask_to_stop(one, seconds)
             if not asked:
                 call.say(f"run {one.run} was asked to stop already")
-            wait_for_end(one)
+            wait_for_end(one, _told_of_silence(call, one.mark.known()))
         except NotFound:  # its supervisor is gone
             pass
         kept = ended_here(call.settings.state / SPOOLS, one.run)
@@ -202,6 +203,25 @@ def is_in_cluster(call: Call, record: RunRecord | None) -> bool:
         else engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
     )
     return engine is not None and engine.queues
+
+
+def _told_of_silence(call: Call, record: RunRecord | None) -> Callable[[], None] | None:
+    """Says once that a cluster doesn't answer: the dsv of a run can't end its job before it does."""
+    if record is None or not is_in_cluster(call, record):
+        return None
+    said = False
+
+    def look() -> None:
+        nonlocal said
+        engine = engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
+        if said or engine is None or not isinstance(found := engine.probe(), NoEngine):
+            return
+        said = True
+        call.warn(
+            f"run {record.run} is told to end once its cluster answers; Ctrl-C ends the waiting: {found.reason}"
+        )
+
+    return look
 
 
 def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[RunRecord, bool]:

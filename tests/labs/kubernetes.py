@@ -21,6 +21,7 @@ from typing import Any
 from tests.labs import images, kubernetes_programs
 from tests.labs.kubernetes_config import (
     API,
+    AUDIT,
     BUSYBOX,
     CLUSTER,
     CNI,
@@ -112,9 +113,19 @@ class Kubernetes:
             _await(self, f"kubelet-{node}", lambda node=node: _is_ready(self, node))
             self.kubectl("uncordon", node)
 
+    def requests(self) -> list[Any]:
+        """What service accounts of the namespace `training` have asked of the cluster, as its audit log has it."""
+        log = self.folder / "audit.log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
     def stop_kubelet(self, node: str) -> None:
         """The node is lost after the time that the cluster gives it; its containers go on."""
         stop(self.folder, f"kubelet-{node}")
+
+    def lose(self, node: str) -> None:
+        """As if it were switched off: its kubelet and its containers end, and nobody tells the cluster."""
+        self.stop_kubelet(node)
+        _end_containers(self.folder, node)
 
     def start_kubelet(self, node: str) -> None:
         _start_kubelet(self, node)
@@ -166,9 +177,7 @@ def down(folder: Path) -> None:
     for name in CONTROL_PLANE:
         stop(folder, name)
     for node in NODES:
-        for pidfile in (folder / node / "run/io.containerd.runtime.v2.task/k8s.io").glob("*/init.pid"):
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(int(pidfile.read_text()), signal.SIGKILL)
+        _end_containers(folder, node)
         stop(folder, f"containerd-{node}")
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in sorted((each for each in mounts if each.startswith(f"{folder}/")), reverse=True):
@@ -176,6 +185,12 @@ def down(folder: Path) -> None:
     name = _namespace(folder)
     for argv in (["link", "del", _veth(folder)], ["netns", "del", name]):
         subprocess.run([find("ip") or "ip", *argv], check=False, capture_output=True)
+
+
+def _end_containers(folder: Path, node: str) -> None:
+    for pidfile in (folder / node / "run/io.containerd.runtime.v2.task/k8s.io").glob("*/init.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(pidfile.read_text()), signal.SIGKILL)
 
 
 def _namespace(folder: Path) -> str:
@@ -270,6 +285,7 @@ def _make_key(lab: Kubernetes, name: str, subject: str) -> None:
 
 def _start_api(lab: Kubernetes) -> None:
     folder = lab.folder
+    (folder / "audit.yaml").write_text(AUDIT)
     argv = [
         *("kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{ETCD}"),
         *("--secure-port", str(API), "--bind-address", "0.0.0.0", "--advertise-address", CLUSTER),
@@ -279,6 +295,7 @@ def _start_api(lab: Kubernetes) -> None:
         *("--service-account-signing-key-file", f"{folder}/accounts.key"),
         *("--service-account-issuer", "https://kubernetes.default.svc"),
         *("--authorization-mode", "Node,RBAC", "--allow-privileged"),
+        *("--audit-policy-file", f"{folder}/audit.yaml", "--audit-log-path", f"{folder}/audit.log"),
         *("--kubelet-preferred-address-types", "InternalIP"),
         *(
             "--kubelet-client-certificate",

@@ -64,6 +64,15 @@ localStorageCapacityIsolation: false
 nodeStatusUpdateFrequency: 2s
 """
 
+AUDIT = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+  - {level: Metadata, userGroups: ["system:serviceaccounts:training"]}
+  - {level: None}
+"""
+
 COREFILE = """\
 cluster.local:53 {{
   bind {address}

@@ -203,6 +203,31 @@ def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) 
     until(lambda: not site.held(), "the end of the lease")
 
 
+def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Site) -> None:
+    """The other node notices, and its retry meets the one that takes the lost one's place."""
+    (site.folder / "code").mkdir()
+    (site.folder / "code" / "train.py").write_text(TRAIN)
+    terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--retries", "1", "--code",
+                          "code", "-p", "steps=120", "--", sys.executable, "train.py")  # fmt: skip
+    until(lambda: site.has("half.0", "half.1"), "the middle of the training")
+    lost = "node2"
+    site.cluster.lose(lost)
+    (site.out() / "go").touch()
+    out, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, out + err
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 0)
+    assert record["metrics"]["accuracy"] > 0.9
+    first, again = ([part for part in record["parts"] if part["attempt"] == attempt] for attempt in (1, 2))
+    assert {part["host"]: part["end"] for part in first} == {"node1": "exited", lost: "node-lost"}
+    assert [(part["node"], part["host"], part["exit_code"]) for part in again] == [
+        (0, "node1", 0),
+        (1, "node1", 0),
+    ]
+    assert sum(part["stage_bytes"] for part in again) == 0
+    assert "node 1 has" in site.dsv("logs", record["run"])
+
+
 def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
     text = site.dsv(*run_of("--dry-run", script='cp "$DSV_DATA/part0.npy" "$DSV_OUT"'))
     site.cluster.kubectl("create", "-f", "-", given=text)

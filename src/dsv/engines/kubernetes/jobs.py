@@ -13,7 +13,7 @@ from dsv.engines.base import JobStatus
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.engines.kubernetes.end import JobFacts, status
 from dsv.engines.kubernetes.names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
-from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.pods import NODE_LOST, Pod
 from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef, RunState
@@ -145,8 +145,13 @@ class KubernetesJob:
                 return None
             sleep(_PAUSE)
 
-    def give_up_lost_pods(self) -> None:
-        """The cluster itself waits for ever for the end of a pod on a machine that is gone."""
+    def give_up_lost_pods(self) -> Refusal | None:
+        """The cluster itself waits for ever for the end of a pod on a machine that is gone, and so for its successor.
+
+        Marks such pods as failed, as the cluster does if the machine is taken out of it. Returns what it has against
+        that.
+        """
+        problem = None
         for uid, pod in self.pods.items():
             if not pod.is_going or pod.host is None:
                 self._dying.pop(uid, None)
@@ -155,9 +160,15 @@ class KubernetesJob:
                 continue
             node = self.api.get(f"/api/v1/nodes/{pod.host}")
             if (isinstance(node, Refusal) and node.status == 404) or (
-                not isinstance(node, Refusal) and not _is_ready(node)
+                not isinstance(node, Refusal) and _is_unheard_of(node)
             ):
-                self.api.delete(f"{self.at.pods}/{pod.name}", 0)
+                body = {"status": {"phase": "Failed", "reason": NODE_LOST, "message": f"{pod.host} is lost"}}
+                answer = self.api.patch(f"{self.at.pods}/{pod.name}/status", body)
+                if isinstance(answer, Refusal):
+                    problem = answer if answer.status != 404 else problem
+                else:
+                    self.api.delete(f"{self.at.pods}/{pod.name}", 0)
+        return problem
 
     def _warnings(self, uid: str, reason: str | None) -> list[str]:
         which = f"involvedObject.uid={uid},type=Warning" + (f",reason={reason}" if reason else "")
@@ -190,6 +201,7 @@ def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
     return answer
 
 
-def _is_ready(node: Any) -> bool:
+def _is_unheard_of(node: Any) -> bool:
+    """One that reports to be unready ends its pods by itself."""
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+    return any(each.get("type") == "Ready" and each.get("status") == "Unknown" for each in conditions)

@@ -29,12 +29,13 @@ _DISRUPTIONS: Final = {
     "TerminationByKubelet": EndCause.EVICTED,
 }
 """Reasons of the condition DisruptionTarget."""
+NODE_LOST: Final = "NodeLost"
 _REASONS: Final = {
     "Evicted": EndCause.EVICTED,
     "NodeShutdown": EndCause.EVICTED,
     "Terminated": EndCause.EVICTED,
     "Preempting": EndCause.PREEMPTED,
-    "NodeLost": EndCause.NODE_LOST,
+    NODE_LOST: EndCause.NODE_LOST,
     "DeadlineExceeded": EndCause.TIME_LIMIT,
 }
 """Reasons of the pod itself."""

@@ -100,7 +100,10 @@ class KubernetesRun:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:
                     return self._with_metrics(done, facts)
-                self._job.give_up_lost_pods()
+                if (problem := self._job.give_up_lost_pods()) is not None:
+                    self._say(
+                        f"the cluster does not let a pod of a lost machine be given up: {problem.message}"
+                    )
                 if (stuck := self._stuck(facts)) is not None:
                     self._job.delete()
                     return stuck

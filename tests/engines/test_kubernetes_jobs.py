@@ -1,0 +1,78 @@
+"""Which pods are given up although the cluster waits for their end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dsv.engines.kubernetes import jobs
+from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.jobs import Address, KubernetesJob
+from dsv.engines.kubernetes.pods import Pod
+
+GOING = {
+    "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+    "spec": {"nodeName": "node1"},
+    "status": {"phase": "Running"},
+}
+
+
+class Cluster:
+    """Stands for the API: it has one node, and notes what it is asked to change."""
+
+    def __init__(self, node: Any, against: Refusal | None = None) -> None:
+        self.node = node
+        self.against = against
+        self.changed: list[str] = []
+
+    def get(self, path: str) -> Any:
+        return self.node
+
+    def patch(self, path: str, body: Any) -> Any:
+        self.changed.append(f"{path.rpartition('/pods/')[2]} {body['status']['phase']}")
+        return self.against or {}
+
+    def delete(self, path: str, grace: float | None = None) -> Any:
+        self.changed.append(f"{path.rpartition('/pods/')[2]} deleted")
+        return {}
+
+
+def _node(ready: str) -> Any:
+    return {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
+
+
+@pytest.mark.parametrize(
+    ("node", "changed"),
+    [
+        (_node("Unknown"), ["pod/status Failed", "pod deleted"]),
+        (Refusal("no such node", 404), ["pod/status Failed", "pod deleted"]),
+        (_node("False"), []),  # it answers, and ends its pods itself
+        (_node("True"), []),
+        (Refusal("no answer"), []),
+    ],
+)
+def test_a_pod_is_given_up_if_nothing_is_heard_of_its_machine(
+    node: Any, changed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(jobs, "monotonic", lambda: now[0])
+    cluster = Cluster(node)
+    job = KubernetesJob(cluster, Address("training", "job", "u0"), pods={"u1": Pod(GOING)})  # type: ignore[arg-type]
+    assert job.give_up_lost_pods() is None
+    assert cluster.changed == []  # it has the time to end by itself
+    now[0] = 46.0
+    assert job.give_up_lost_pods() is None
+    assert cluster.changed == changed
+
+
+def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(jobs, "monotonic", lambda: now[0])
+    against = Refusal("pods/status is forbidden", 403)
+    cluster = Cluster(_node("Unknown"), against)
+    job = KubernetesJob(cluster, Address("training", "job", "u0"), pods={"u1": Pod(GOING)})  # type: ignore[arg-type]
+    job.give_up_lost_pods()
+    now[0] = 46.0
+    assert job.give_up_lost_pods() == against
+    assert cluster.changed == ["pod/status Failed"]

@@ -122,6 +122,11 @@ def test_a_job_that_was_deleted_was_cancelled() -> None:
     ("waiting", "cause", "patient"),
     [
         ({"reason": "ErrImagePull", "message": "manifest unknown"}, EndCause.IMAGE_NOT_PULLED, False),
+        (
+            {"reason": "ErrImagePull", "message": "lookup nowhere: no such host"},
+            EndCause.IMAGE_NOT_PULLED,
+            False,
+        ),
         ({"reason": "ImagePullBackOff", "message": "i/o timeout"}, EndCause.IMAGE_NOT_PULLED, True),
         ({"reason": "CreateContainerConfigError", "message": "runAsNonRoot"}, EndCause.NOT_STARTED, True),
     ],

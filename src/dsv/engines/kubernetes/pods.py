@@ -41,7 +41,7 @@ _REASONS: Final = {
 """Reasons of the pod itself."""
 _NO_IMAGE: Final = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 _SURELY_NOT: Final = re.compile(
-    r"not found|unauthorized|denied|forbidden|manifest unknown|couldn't parse|invalid reference",
+    r"not found|no such host|unauthorized|denied|forbidden|manifest unknown|couldn't parse|invalid reference",
     re.IGNORECASE,
 )
 _NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}

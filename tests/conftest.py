@@ -95,8 +95,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Schedulin
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """More than processors, as tests wait too: for a disk, a host, another process."""
-    return len(os.sched_getaffinity(0)) * 3 // 2
+    """More than processors, as tests wait too: most of all those that have hosts or a cluster for themselves."""
+    return len(os.sched_getaffinity(0)) * 3 // 2 + 2
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

@@ -86,6 +86,11 @@ class KubernetesJob:
             self.raw, self.pods = found, own
         return self.known()
 
+    def latest(self) -> JobFacts | None:
+        """As it is now, or as it was seen last if the cluster doesn't say."""
+        facts = self.look()
+        return facts if isinstance(facts, JobFacts) else self.known()
+
     def known(self) -> JobFacts | None:
         """As it was seen last."""
         return None if self.raw is None else JobFacts(self.raw, tuple(self.pods.values()))

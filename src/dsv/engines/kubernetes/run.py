@@ -70,7 +70,7 @@ class KubernetesRun:
         with self._lock:
             self._kills += 1
             self._job.tell_stopped("SIGKILL")
-            facts = self._job.known()
+            facts = self._job.latest()
             if self._kills == 1 and facts is not None and facts.begun:
                 self._job.signal("KILL")
             else:

@@ -5,13 +5,15 @@ They run as at a site that was set up by the documentation, under the strictest 
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.labs.kubernetes import Kubernetes
-from tests.run.kubernetes_site import Site, made, run_of
-from tests.waiting import until
+from tests.run.kubernetes_site import WAIT, Site, made, run_of
+from tests.waiting import PATIENCE, until
 
 EVICTION = """\
 {{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {{"name": "{0}", "namespace": "training"}}}}
@@ -52,6 +54,35 @@ def test_a_pod_that_is_evicted_and_one_that_is_deleted_are_followed_by_others(si
     until(lambda: not site.held(), "the end of the lease")
 
 
+def test_an_evicted_pod_without_retries_ends_the_run(site: Site) -> None:
+    terminal = site.start(*run_of())
+    site.ready(terminal)
+    pod = site.pod()["metadata"]["name"]
+    path = f"/api/v1/namespaces/training/pods/{pod}/eviction"
+    site.cluster.kubectl("create", "--raw", path, "-f", "-", given=EVICTION.format(pod))
+    code, end, _ = site.end(terminal)
+    assert (code != 0, end) == (True, "evicted")
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_an_api_server_that_is_away_costs_nothing(site: Site) -> None:
+    """The job goes on and its data stays held. Whoever stops the run is told what that waits for."""
+    terminal = site.start(*run_of(script=f"trap 'exit 9' TERM; {WAIT}"))
+    site.ready(terminal)
+    site.cluster.stop_api()
+    assert site.held()
+    assert "Kubernetes does not answer" in site.dsv("pools")
+    stop = site.start("stop", "--grace", "10m", site.out().name)
+    assert stop.stderr is not None
+    said = stop.stderr.readline()
+    assert "is told to end once its cluster answers" in said and "Kubernetes does not answer" in said
+    site.cluster.start_api()
+    _, error = stop.communicate(timeout=PATIENCE)
+    assert stop.returncode == 0, error
+    assert site.end(terminal)[1] == "cancelled"
+    until(lambda: not site.held(), "the end of the lease")
+
+
 def test_an_image_that_cannot_be_pulled(site: Site) -> None:
     words = ("run", "digits", "--image", "registry.invalid/none:1", "--", "true")
     code, end, error = site.end(site.start(*words))
@@ -64,6 +95,34 @@ def test_a_job_beyond_its_memory(site: Site) -> None:
     script = "head -c 300000000 /dev/zero | tail"
     code, end, _ = site.end(site.start(*run_of("--memory", "60M", script=script)))
     assert (code, end) == (137, "out-of-memory")
+
+
+def test_a_closed_terminal_ends_nothing(site: Site) -> None:
+    terminal = site.start(*run_of(script=f"{WAIT}; exit 3"))
+    site.ready(terminal)
+    os.killpg(terminal.pid, signal.SIGHUP)
+    assert site.held()
+    site.go()
+    site.dsv("wait", site.out().name, code=3)
+    until(lambda: site.last()["state"] == "ended", "the record")
+    assert (site.last()["end"], site.last()["exit_code"]) == ("exited", 3)
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_two_stop_one_run_whose_own_terminal_is_gone(site: Site) -> None:
+    terminal = site.start(*run_of(script=f"trap 'exit 9' TERM; {WAIT}"))
+    site.ready(terminal)
+    run = site.out().name
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    assert site.held()
+    both = [site.start("stop", run) for _ in range(2)]
+    said = [each.communicate(timeout=PATIENCE) for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    site.dsv("runs")
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
+    until(lambda: not site.held(), "the end of the lease")
 
 
 def test_nodes_of_an_image_without_getent_find_each_other(site: Site) -> None:

@@ -1,17 +1,19 @@
-"""What the documentation shows for Kubernetes is taken by a real cluster, and means something to the engine."""
+"""What the documentation shows for Kubernetes: a real cluster takes its manifests, and dsv needs its rights."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from dsv.engines.kubernetes.engine import Kubernetes as Engine
 from tests.labs.kubernetes import Kubernetes
 from tests.labs.machine import LabError
-from tests.run.kubernetes_site import DOCUMENTS, Site, made
+from tests.run.kubernetes_site import DOCUMENTS, WAIT, Site, made, run_of
+from tests.waiting import until
 
 ROOT_POD = """\
 apiVersion: v1
@@ -19,6 +21,7 @@ kind: Pod
 metadata: {name: root, namespace: training}
 spec: {containers: [{name: root, image: busybox}]}
 """
+ACCOUNT = "system:serviceaccount:training:dsv"
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +69,54 @@ def test_the_folders_are_made_for_any_user_of_group_0(site: Site) -> None:
     for name in ("dsv", "runs"):
         status = (site.export / name).stat()
         assert (oct(status.st_mode), status.st_gid) == ("0o42775", 0)
+
+
+def test_dsv_needs_every_right_of_the_documentation_and_no_other(site: Site) -> None:
+    """Runs that are looked at, that go on elsewhere after their node's kubelet is gone, and that are stopped."""
+    before = len(site.cluster.requests())
+    site.dsv("pools")
+    script = "test $TOKEN = hunter2"
+    assert site.end(site.start(*run_of("--nodes", "2", "-e", "TOKEN=hunter2", script=script)))[0] == 0
+    site.cluster.kubectl("-n", "training", "create", "quota", "none", "--hard=count/pods=0")
+    until(lambda: "hard" in site.cluster.get("quota", "none", "-n", "training")["status"], "the quota")
+    code, end, error = site.end(site.start(*run_of(script="true")))
+    assert (code, end) == (125, "unschedulable") and "exceeded quota: none" in error
+    site.cluster.kubectl("-n", "training", "delete", "quota", "none")
+    terminal = site.start(*run_of("--retries", "1", script=f"trap 'exit 9' TERM; {WAIT}"))
+    site.ready(terminal)
+    lost = site.pod()["spec"]["nodeName"]
+    site.cluster.stop_kubelet(lost)
+    site.ready(terminal, attempt=2)
+    assert site.held()
+    assert site.dsv("logs", site.out().name) == ""
+    site.dsv("stop", site.out().name)
+    assert site.end(terminal)[:2] == (9, "cancelled")
+    parts = site.last()["parts"]
+    assert [(part["attempt"], part["end"]) for part in parts] == [(1, "node-lost"), (2, "exited")]
+    assert parts[0]["host"] == lost != parts[1]["host"]
+    used, refused = set(), []
+    for each in site.cluster.requests()[before:]:
+        if each["user"]["username"] == ACCOUNT and (what := _asked(each)) is not None:
+            used.add(what)
+            refused += [what] if each["responseStatus"]["code"] == 403 else []
+    assert refused == []
+    assert used == _granted()
+
+
+def _asked(request: Any) -> tuple[str, str] | None:
+    about = request.get("objectRef")
+    if about is None:
+        return None  # the version of the cluster, which everybody may read
+    below = about.get("subresource")
+    return request["verb"], about["resource"] + (f"/{below}" if below else "")
+
+
+def _granted() -> set[tuple[str, str]]:
+    import yaml
+
+    rules = [
+        rule
+        for document in yaml.safe_load_all((DOCUMENTS / "rights.yaml").read_text())
+        for rule in document.get("rules", ())
+    ]
+    return {(verb, thing) for rule in rules for thing in rule["resources"] for verb in rule["verbs"]}

@@ -23,7 +23,6 @@ _CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.NODE_LOST: 137,
 }
 """What the exit code is if no command said one."""
-_CANCELLED_BY: Final[dict[str | None, int]] = {"SIGKILL": 137}
 _QUOTA: Final = re.compile(r"exceeded quota: .*?requested: (\S+), used: (\S+), limited: (\S+)")
 
 
@@ -124,7 +123,7 @@ def gone(job: JobFacts) -> Ended:
         for each in parts_of(job)
     )
     return Ended(
-        exit_code=code or (_CANCELLED_BY.get(job.stopped, 143) if job.begun else CANNOT_LAUNCH),
+        exit_code=code or (143 if job.begun else CANNOT_LAUNCH),
         launched=job.begun, reason=reason,
         cause=EndCause.CANCELLED, parts=parts,
     )  # fmt: skip

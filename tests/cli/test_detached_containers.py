@@ -78,7 +78,7 @@ def test_a_container_that_lost_its_supervisor_and_guardian_is_followed_and_stopp
     assert (item["job"]["engine"], item["job"]["run"]) == (engine, run)
     kill_with_guardian(here, run)
     live = containers("logs", run)
-    assert (live.code, live.out) == (0, "up\n") and f"this is {engine}'s log" in live.err
+    assert (live.code, live.out) == (0, "up\n") and f"this is {engine}'s own log" in live.err
     assert "its job still runs" in containers.ok("runs", run).err
     following = containers.start("logs", "-f", run)
     assert following.stdout is not None and following.stdout.readline() == b"up\n"

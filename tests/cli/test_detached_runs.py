@@ -238,7 +238,9 @@ def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
     )  # fmt: skip
     os.close(writing)
     assert supervisor.stdin is not None
-    supervisor.stdin.write(json.dumps(["run", "-d", "pets@v1", "--", "true"]).encode())
+    supervisor.stdin.write(
+        json.dumps({"arguments": ["run", "-d", "pets@v1", "--", "true"], "member": None}).encode()
+    )
     supervisor.stdin.close()
     with os.fdopen(reading) as told:
         run = json.loads(told.readline())["run"]

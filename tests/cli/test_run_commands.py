@@ -35,7 +35,7 @@ def test_the_result_for_programs_goes_to_a_file(pets: Dsv) -> None:
     job = 'echo \'{"accuracy": 0.9}\' > "$DSV_OUT/metrics.json"'
     pets.process("run", "pets@v1", "--json-file", "run.json", "-p", "lr=0.1", "--", "sh", "-c", job)
     document = json.loads((pets.cwd / "run.json").read_text())
-    assert_documented("run", document)
+    assert_documented("run", document, without="sweep.")
     assert document["commit"] == pets.ok("resolve", "@v1").out.strip()
     assert (document["exit_code"], document["engine"], document["cache_hit"]) == (0, "process", False)
     assert (document["params"], document["metrics"]) == ({"lr": 0.1}, {"accuracy": 0.9})

@@ -89,7 +89,7 @@ STAGE_FAILED = {
         (a_job(), [a_pod(code=125, message="end=lease-lost memory= cpu=")], 125, EndCause.LEASE_LOST, "not held"),
         (a_job(), [a_pod(code=124)], 124, EndCause.EXITED, None),
         (a_job(annotations={"dsv.run/stopped": "ann on h"}), [a_pod(code=143)], 143, EndCause.CANCELLED, "by ann on h"),
-        (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^error: no room$"),
+        (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^no room$"),
     ],
 )  # fmt: skip
 def test_the_end_is_told_truly(

@@ -204,7 +204,7 @@ def last_words(log: str) -> str | None:
     said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
     errors = [line for line in said if line.startswith("error:")]
     found = errors or said
-    return found[-1] if found else None
+    return found[-1].removeprefix("error: ") if found else None
 
 
 def _beyond(requested: str, limited: str) -> bool:

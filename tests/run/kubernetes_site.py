@@ -102,9 +102,6 @@ class Site:
 
     def pod(self) -> dict[str, Any]:
         """The pod of the newest run, which the cluster knows to run."""
-        return self.pods()[0]
-
-    def pods(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
 
         def seen() -> bool:
@@ -119,7 +116,7 @@ class Site:
             return bool(found)
 
         until(seen, "the pod")
-        return found
+        return found[0]
 
     def forget(self) -> None:
         """Take the output folders of earlier runs away."""

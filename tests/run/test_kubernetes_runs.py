@@ -210,7 +210,12 @@ def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Si
     terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--retries", "1", "--code",
                           "code", "-p", "steps=120", "--", sys.executable, "train.py")  # fmt: skip
     until(lambda: site.has("half.0", "half.1"), "the middle of the training")
-    machines = {pod["spec"]["nodeName"] for pod in site.pods()}  # one, if the other was busy
+    running = site.cluster.get("pods", "--field-selector=status.phase=Running")["items"]
+    machines = {
+        pod["spec"]["nodeName"]
+        for pod in running
+        if pod["metadata"]["name"].startswith(f"dsv-{site.out().name}")
+    }  # one, if the other was busy
     lost, left = ("node2", "node1") if "node2" in machines else ("node1", "node2")
     site.cluster.lose(lost)
     (site.out() / "go").touch()

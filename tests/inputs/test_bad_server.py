@@ -20,8 +20,8 @@ CODES: dict[Trouble, set[int]] = {
     # A record that is cut is damaged, a listing that is cut is none, and one's own write can't be read back.
     Trouble.SHORT: {4, 5, 6},
 }
-# With these an answer may be lost behind its effect, so the branch may have moved although it could not be known.
-UNSURE = {Trouble.LOST_ANSWER, Trouble.TRUNCATED, Trouble.SHORT}
+# With these an answer may be lost behind its effect, or what was written is read as something else afterwards.
+UNSURE = {Trouble.LOST_ANSWER, Trouble.TRUNCATED, Trouble.SHORT, Trouble.PORTAL}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dsv.store.memory import MemoryStore
 from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
+from dsv.store.split import DataPlace
 from dsv.store.wrapper import Wrapper
 from tests.store.azure import Azurite, OutsideAzure
 from tests.store.buckets import Bucket
@@ -142,6 +143,15 @@ class TestRetryingWhatLosesEveryThirdAnswer(StoreConformance):
         faulty = Faulty(store, lost, only=[Operation.PUT])
         retrying = Retrying(faulty, sleep=lambda seconds: None)
         yield from subjects(lambda: Subject(retrying, OutsideMemory(store)))
+
+
+class TestDataPlace(StoreConformance):
+    wrappers = (DataPlace,)
+
+    @pytest.fixture
+    def subject(self) -> Iterator[Subject]:
+        store = MemoryStore()
+        yield from subjects(lambda: Subject(DataPlace(store), OutsideMemory(store)))
 
 
 class TestCounting(StoreConformance):

@@ -19,7 +19,7 @@ BELOW: Final = "./"
 """Begins a place that lies below that of the data, whatever that is called."""
 
 
-class _Data(Wrapper):
+class DataPlace(Wrapper):
     """The place of the data. While the names are elsewhere no key of it needs a winner, so a server that begins to
     refuse the condition of a write is asked without."""
 
@@ -45,7 +45,7 @@ class SplitStore:
     def __init__(
         self, names: Store | None, data: Store, open_names: Callable[[str], Store] | None = None
     ) -> None:
-        self._data = _Data(data)
+        self._data = DataPlace(data)
         self.data: Store = self._data
         self.names = self.data if names is None else names
         self.url = data.url

@@ -112,6 +112,7 @@ class Kubernetes:
                 _start_kubelet(self, node)
             _await(self, f"kubelet-{node}", lambda node=node: _is_ready(self, node))
             self.kubectl("uncordon", node)
+            _await(self, f"kubelet-{node}", lambda node=node: _takes_pods(self, node))
 
     def requests(self) -> list[Any]:
         """What service accounts of the namespace `training` have asked of the cluster, as its audit log has it."""
@@ -346,6 +347,11 @@ def _start_kubelet(lab: Kubernetes, node: str) -> None:
     name = ["--hostname-override", node, "--node-ip", CLUSTER]
     runtime = ["--container-runtime-endpoint", f"unix://{own}/containerd.sock"]
     _start(lab, f"kubelet-{node}", ["kubelet", *config, *place, *name, *runtime])
+
+
+def _takes_pods(cluster: Kubernetes, node: str) -> bool:
+    """A node that was away is ready a while before the cluster gives it pods again."""
+    return not cluster.get("node", node)["spec"].get("taints")
 
 
 def _is_ready(lab: Kubernetes, node: str) -> bool:

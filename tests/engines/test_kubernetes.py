@@ -16,8 +16,7 @@ from dsv.engines.output import Output
 from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.model.run import RunState
 from dsv.model.run_end import EndCause
-from tests.engines.conformance import EngineConformance
-from tests.engines.durable import READY_THEN_WAIT, in_another_process
+from tests.engines.cluster_conformance import ClusterConformance
 from tests.engines.harness import Bench
 from tests.labs import kubernetes as lab
 from tests.labs.kubernetes_config import BUSYBOX
@@ -33,9 +32,7 @@ def bench(tmp_path: Path, kubernetes: lab.Kubernetes) -> Bench:
     return Bench.of(Kubernetes({**os.environ, **kubernetes.env}, options), tmp_path, IMAGE)
 
 
-class TestKubernetes(EngineConformance):
-    """The cluster holds its jobs, so they don't end with the process that submitted them."""
-
+class TestKubernetes(ClusterConformance):
     name = "kubernetes"
     bench: Bench
 
@@ -61,46 +58,6 @@ class TestKubernetes(EngineConformance):
         done = bench.run(bench.shell("echo one; echo two >&2"))
         assert (sorted(done.stdout.split()), done.stderr) == ([b"one", b"two"], b"")
         assert sorted(done.log.split()) == [b"one", b"two"]
-
-    @pytest.mark.parametrize("step", ["created", "recorded"])
-    def test_a_submitter_that_is_killed_before_the_job_begins(self, bench: Bench, step: str) -> None:
-        """Its job is suspended, never begins by itself, and is found by its run."""
-        out, env = self.out(bench)
-        job = self.marked(bench.shell(READY_THEN_WAIT, mounts=(out,)), **env)
-        with in_another_process(bench, bench.plan(job), step) as submitter:
-            assert submitter.stdout is not None and submitter.stdout.readline() == b"here\n"
-            submitter.kill()
-            submitter.wait()
-        (ref,) = bench.engine.list(job.run)
-        assert (bench.folder / "ref").exists() == (step == "recorded")
-        assert step == "created" or self.written_down(bench) == ref
-        status = bench.engine.status(ref)
-        assert status is not None and status.state is RunState.SUBMITTED
-        status = bench.engine.cancel(ref, 0)
-        assert status is not None and status.state is RunState.NOT_LAUNCHED
-        assert bench.engine.list(job.run) == () and not (out.source / "ready").exists()
-
-    def test_a_job_ends_if_the_process_that_supervises_it_is_killed(self, bench: Bench) -> None:
-        """It doesn't: another process looks on, and has its output from the beginning."""
-        out, env = self.out(bench)
-        script = (
-            'echo first; touch "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.05; done; echo last; exit 4'
-        )
-        job = self.marked(bench.shell(script, mounts=(out,)), **env)
-        with in_another_process(bench, bench.plan(job), "attached") as submitter:
-            self.ready(out)
-            submitter.kill()
-            submitter.wait()
-        ref = self.written_down(bench)
-        (out.source / "go").touch()
-        log = self.another(bench).logs(ref, follow=True)
-        assert log is not None and b"".join(log) == b"first\nlast\n"
-
-        def over() -> bool:
-            status = bench.engine.status(ref)
-            return status is not None and (status.state, status.exit_code) == (RunState.ENDED, 4)
-
-        until(over, "the end of the job")
 
 
 NAMESPACES = """\

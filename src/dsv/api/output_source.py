@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Item:
     wanted: Wanted | None = None
 
 
-class Source:
+class Source(ABC):
     """An output: what there is of it, by the paths."""
 
     name: str
@@ -69,12 +70,13 @@ class Source:
             return False
         return all(self.has(folder, item) for item in self.items if _is_file(item))
 
+    @abstractmethod
     def has(self, folder: Path, item: Item) -> bool:
         """Whether a file with this content is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contents(self, items: Sequence[Item]) -> Iterator[tuple[Item, Iterator[bytes]]]:
-        raise NotImplementedError
+        """The files with what is in them, one after the other."""
 
     def write(self, folder: Path, draft: Path, progress: Progress) -> None:
         """Makes in the folder what is not there yet; symlinks last, so that nothing is written through one.

@@ -15,6 +15,7 @@ from dsv.engines.kubernetes.jobs import KubernetesJob
 from dsv.engines.kubernetes.names import HOLDING, MAIN
 from dsv.engines.kubernetes.pods import Pod
 from dsv.engines.kubernetes.scripts import METRICS
+from dsv.engines.log_pipe import through_a_pipe
 
 _PAUSE: Final = 0.5
 _TRIES: Final = 10
@@ -160,11 +161,9 @@ def read_logs(
     job: KubernetesJob, follow: bool, over: Callable[[JobFacts], bool]
 ) -> Generator[bytes, None, None]:
     """What the job has written so far; with `follow` until its end."""
-    reader, writer = os.pipe()
-    stop = Event()
     moved = Event()
 
-    def copy() -> None:
+    def collect(writer: int, stop: Event) -> None:
         logs = JobLogs(job, writer, moved.set, follow=follow)
         while not stop.is_set():
             facts = job.look()
@@ -176,13 +175,7 @@ def read_logs(
             moved.clear()
         logs.finish(stop)
 
-    Thread(target=copy, name="dsv-kubernetes-logs", daemon=True).start()
-    try:
-        while data := os.read(reader, _PIECE):
-            yield data
-    finally:
-        stop.set()
-        os.close(reader)
+    return through_a_pipe(collect)
 
 
 def read_metrics(job: KubernetesJob, facts: JobFacts) -> bytes | None:

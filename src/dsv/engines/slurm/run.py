@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended
+from dsv.engines.log_pipe import through_a_pipe
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.engines.slurm.end import STOPPED, ended, is_late, nodes_of, read_left
@@ -187,10 +188,8 @@ def _look_afresh(folder: Path) -> None:
 
 def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> Generator[bytes, None, None]:
     """What the job has written, stdout and stderr together; with `follow` until its end."""
-    reader, writer = os.pipe()
-    stop = Event()
 
-    def copy() -> None:
+    def collect(writer: int, stop: Event) -> None:
         streams = [Follower(job_folder(ref), stream, writer) for stream in ("out", "err")]
         with suppress(OSError):
             over = False
@@ -204,13 +203,7 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> Generator[byt
                 stop.wait(0 if over else _PAUSE[1] / 2)
         os.close(writer)
 
-    Thread(target=copy, name="dsv-slurm-log", daemon=True).start()
-    try:
-        while data := os.read(reader, _PIECE):
-            yield data
-    finally:
-        stop.set()
-        os.close(reader)
+    return through_a_pipe(collect)
 
 
 def tell_stopped(folder: Path, how: str) -> None:

@@ -45,7 +45,8 @@ def supervise(
 
     lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
     time is over, and it is to be ended. grace: the seconds that the job gets to end, called when it is told to.
-    hung_up: called in place of ending the job if the terminal goes away. over: called after the job's end and before
+    hung_up: called in place of ending the job if the terminal goes away; such a job is also left alive if it can't be
+    killed and one more signal comes. over: called after the job's end and before
     its last output is delivered, which may take long. An exception in this function, for instance by Ctrl-C if signals
     are not caught, ends the job first.
     """
@@ -75,12 +76,15 @@ def _until_end(
     timed_out = False
     reason: str | None = None
     deadline: float | None = None
+    kills = 0
     while (ended := handle.ended) is None:
         number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
         if number in TELLING:
             handle.signal(number)
         elif number == signal.SIGHUP and hung_up is not None:
             hung_up()
+        elif number is not None and kills > 1 and hung_up is not None:
+            return Outcome(_left_alive(128 + number), first, reason, timed_out)
         elif number is not None and first is None:
             first, seconds = number, grace()
             note(
@@ -102,10 +106,18 @@ def _until_end(
         if deadline is not None and monotonic() >= deadline:
             output.let_go()
             handle.kill()
+            kills += 1
             deadline = monotonic() + _AGAIN
+            if kills == 2 and hung_up is not None:
+                note("the job does not end, or its cluster does not answer; once more leaves it as it is")
     if not ended.launched and first is not None:
         ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
     return Outcome(ended, first, reason, timed_out)
+
+
+def _left_alive(exit_code: int) -> Ended:
+    reason = "the job was left, as it could not be ended"
+    return Ended(exit_code=exit_code, launched=True, seen=False, may_live=True, reason=reason)
 
 
 def _ended_by_itself(outcome: Outcome) -> bool:

@@ -1,0 +1,52 @@
+"""The wait for a job's end, by a job that only seems to be there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from dsv.engines import supervise as module
+from dsv.engines.base import Ended
+from dsv.engines.output import Output
+from dsv.engines.signals import Signals
+from dsv.engines.supervise import supervise
+
+
+class Unreachable:
+    """The job of a cluster that does not answer."""
+
+    ended: Ended | None = None
+
+    def __init__(self) -> None:
+        self.kills = 0
+
+    def signal(self, number: int) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AGAIN", 0.05)
+    handle, signals = Unreachable(), Signals()
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        if "once more" in text:  # a person reads that, and presses Ctrl-C
+            threading.Timer(0.01, signals.send, [signal.SIGINT]).start()
+
+    signals.send(signal.SIGINT)
+    outcome = supervise(
+        handle, Output(None, None), signals, lost=lambda: None, note=note, hung_up=lambda: None
+    )
+    assert (outcome.ended.exit_code, outcome.signal) == (128 + signal.SIGINT, signal.SIGINT)
+    assert outcome.ended.may_live and not outcome.ended.seen
+    assert handle.kills > 1
+    assert [text.rpartition("; ")[2] for text in said] == [
+        "it has 0 s, once more ends it now",
+        "once more leaves it as it is",
+    ]

@@ -3,7 +3,7 @@
 etcd, the API server, the scheduler, the controller manager, CoreDNS, and for each node a containerd and a kubelet of
 its own run in one network namespace, which this host reaches over a pair of virtual interfaces. The nodes have
 pretended GPUs (`nvidia.com/gpu`), which the scheduler hands out. There is no kube-proxy: names of headless Services
-resolve, and virtual addresses of Services lead nowhere. Pods reach this host at `HOST`.
+resolve, and virtual addresses of Services lead nowhere. Several such labs can run side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tests.labs.kubernetes_config import (
     API,
     AUDIT,
     BUSYBOX,
-    CLUSTER,
     CNI,
     CNI_CONFIG,
     CONTAINERD,
@@ -32,19 +31,18 @@ from tests.labs.kubernetes_config import (
     ETCD,
     ETCD_PEER,
     GPUS,
-    HOST,
     KUBELET,
     NODES,
     PAUSE,
     PAUSE_IMAGE,
     SERVICES,
 )
+from tests.labs.kubernetes_network import Network, make_network, remove_network
 from tests.labs.machine import (
     LabError,
     alive,
     call,
     environment,
-    find,
     require,
     start,
     stop,
@@ -69,12 +67,17 @@ PROGRAMS = {
 class Kubernetes:
     """A cluster to test with; `env` reaches it as its administrator.
 
-    Its nodes have the image `BUSYBOX`. `host`: the address by which pods reach this machine.
+    Its nodes have the image `BUSYBOX`.
     """
 
     folder: Path
     programs: Path
-    host: str = HOST
+    network: Network
+
+    @property
+    def host(self) -> str:
+        """The address by which pods reach this machine."""
+        return self.network.host
 
     @property
     def env(self) -> dict[str, str]:
@@ -148,8 +151,8 @@ class Kubernetes:
 def up(folder: Path) -> Kubernetes:
     """Start the cluster in an empty folder."""
     require("a Kubernetes cluster", PROGRAMS)
-    lab = Kubernetes(folder, kubernetes_programs.programs_folder())
-    _make_network(folder)
+    programs = kubernetes_programs.programs_folder()
+    lab = Kubernetes(folder, programs, make_network(folder))
     _make_keys(lab)
     (folder / "resolv.conf").write_text("")
     etcd = f"http://127.0.0.1:{ETCD}"
@@ -183,9 +186,7 @@ def down(folder: Path) -> None:
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in sorted((each for each in mounts if each.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "-l", mount], check=False)
-    name = _namespace(folder)
-    for argv in (["link", "del", _veth(folder)], ["netns", "del", name]):
-        subprocess.run([find("ip") or "ip", *argv], check=False, capture_output=True)
+    remove_network(folder)
 
 
 def _end_containers(folder: Path, node: str) -> None:
@@ -194,35 +195,9 @@ def _end_containers(folder: Path, node: str) -> None:
             os.kill(int(pidfile.read_text()), signal.SIGKILL)
 
 
-def _namespace(folder: Path) -> str:
-    return f"dsv-k8s-{os.stat(folder.parent).st_ino}"
-
-
-def _veth(folder: Path) -> str:
-    return f"dk{os.stat(folder.parent).st_ino}"[:15]
-
-
-def _make_network(folder: Path) -> None:
-    name, veth = _namespace(folder), _veth(folder)
-    inside = ["netns", "exec", name]
-    for argv in (
-        ["ip", "netns", "add", name],
-        ["ip", "link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", name],
-        ["ip", "addr", "add", f"{HOST}/30", "dev", veth],
-        ["ip", "link", "set", veth, "up"],
-        ["ip", *inside, "ip", "link", "set", "lo", "up"],
-        ["ip", *inside, "ip", "addr", "add", f"{CLUSTER}/30", "dev", "eth0"],
-        ["ip", *inside, "ip", "link", "set", "eth0", "up"],
-        ["ip", *inside, "ip", "route", "add", "default", "via", HOST],
-        ["ip", *inside, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"],
-        ["ip", "route", "add", "10.213.0.0/16", "via", CLUSTER],
-    ):
-        call(argv, log=folder / "network.log")
-
-
 def _start(lab: Kubernetes, name: str, argv: Sequence[str]) -> None:
     # `ip netns exec` would hide the control groups, which the kubelet needs.
-    program = [f"--net=/run/netns/{_namespace(lab.folder)}", *argv]
+    program = [f"--net=/run/netns/{lab.network.namespace}", *argv]
     path = os.pathsep.join([str(lab.programs), environment()["PATH"]])
     start(lab.folder, name, ["nsenter", *program], env={"PATH": path})
 
@@ -245,7 +220,7 @@ def _make_keys(lab: Kubernetes) -> None:
     call([*new, *authority, "-keyout", f"{folder}/ca.key"], log=log)
     call(["openssl", "genrsa", "-out", f"{folder}/accounts.key", "2048"], log=log)
     names = "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc"
-    addresses = f"IP:127.0.0.1,IP:{CLUSTER},IP:10.214.0.1"
+    addresses = f"IP:127.0.0.1,IP:{lab.network.cluster},IP:10.96.0.1"
     (folder / "names").write_text(f"subjectAltName={addresses},{names}")
     for name, subject in (
         ("api", "/CN=kube-apiserver"),
@@ -276,7 +251,12 @@ def _make_key(lab: Kubernetes, name: str, subject: str) -> None:
     more = ["-CAcreateserial", "-days", "30", "-extfile", f"{folder}/names", "-out", signed]
     call([*sign, *more], log=log)
     kubectl = [str(lab.programs / "kubectl"), "config", "--kubeconfig", f"{folder}/{name}.conf"]
-    where = ["--server", f"https://{CLUSTER}:{API}", "--certificate-authority", f"{folder}/ca.crt"]
+    where = [
+        "--server",
+        f"https://{lab.network.cluster}:{API}",
+        "--certificate-authority",
+        f"{folder}/ca.crt",
+    ]
     call([*kubectl, "set-cluster", "lab", *where, "--embed-certs"], log=log)
     who = ["--client-certificate", signed, "--client-key", key]
     call([*kubectl, "set-credentials", "me", *who, "--embed-certs"], log=log)
@@ -289,7 +269,7 @@ def _start_api(lab: Kubernetes) -> None:
     (folder / "audit.yaml").write_text(AUDIT)
     argv = [
         *("kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{ETCD}"),
-        *("--secure-port", str(API), "--bind-address", "0.0.0.0", "--advertise-address", CLUSTER),
+        *("--secure-port", str(API), "--bind-address", "0.0.0.0", "--advertise-address", lab.network.cluster),
         *("--tls-cert-file", f"{folder}/api.crt", "--tls-private-key-file", f"{folder}/api.key"),
         *("--client-ca-file", f"{folder}/ca.crt", "--service-cluster-ip-range", SERVICES),
         *("--service-account-key-file", f"{folder}/accounts.key"),
@@ -324,14 +304,14 @@ def _start_managers(lab: Kubernetes) -> None:
     _start(lab, "manager", [*manager, *own, *accounts, "--use-service-account-credentials", *graces])
     scheduler = ["kube-scheduler", "--kubeconfig", f"{folder}/scheduler.conf", "--secure-port", "16259"]
     _start(lab, "scheduler", [*scheduler, *own])
-    (folder / "Corefile").write_text(COREFILE.format(address=CLUSTER, folder=folder))
+    (folder / "Corefile").write_text(COREFILE.format(address=lab.network.cluster, folder=folder))
     _start(lab, "dns", ["coredns", "-conf", f"{folder}/Corefile"])
 
 
 def _start_containerd(lab: Kubernetes, node: str) -> None:
     own, number = lab.folder / node, NODES.index(node) + 1
     (own / "cni").mkdir(parents=True)
-    config = CNI_CONFIG.format(number=number, bridge=f"lab{number}", folder=own)
+    config = CNI_CONFIG.format(network=lab.network.pods, number=number, bridge=f"lab{number}", folder=own)
     (own / "cni" / "10-lab.conflist").write_text(config)
     (own / "containerd.toml").write_text(CONTAINERD.format(folder=own, pause=PAUSE_IMAGE, cni=CNI))
     _start(lab, f"containerd-{node}", ["containerd", "-c", f"{own}/containerd.toml"])
@@ -340,11 +320,11 @@ def _start_containerd(lab: Kubernetes, node: str) -> None:
 
 def _start_kubelet(lab: Kubernetes, node: str) -> None:
     own, port = lab.folder / node, 10250 + 10 * (NODES.index(node) + 1)
-    text = KUBELET.format(shared=lab.folder, folder=own, port=port, health=port + 1, dns=CLUSTER)
+    text = KUBELET.format(shared=lab.folder, folder=own, port=port, health=port + 1, dns=lab.network.cluster)
     (own / "kubelet.yaml").write_text(text)
     config = ["--config", f"{own}/kubelet.yaml", "--kubeconfig", f"{lab.folder}/{node}.conf"]
     place = ["--root-dir", f"{own}/kubelet", "--cert-dir", f"{own}/keys"]
-    name = ["--hostname-override", node, "--node-ip", CLUSTER]
+    name = ["--hostname-override", node, "--node-ip", lab.network.cluster]
     runtime = ["--container-runtime-endpoint", f"unix://{own}/containerd.sock"]
     _start(lab, f"kubelet-{node}", ["kubelet", *config, *place, *name, *runtime])
 

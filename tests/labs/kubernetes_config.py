@@ -8,14 +8,13 @@ CNI = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
 NODES = ("node1", "node2")
 GPUS = 2  # pretended, on each node
 
-HOST, CLUSTER = "10.213.255.1", "10.213.255.2"  # the two ends: this host, and all that runs in the namespace
 API, ETCD, ETCD_PEER = 16443, 12379, 12380
-SERVICES = "10.214.0.0/16"
+SERVICES = "10.96.0.0/16"
 CONTROL_PLANE = ("scheduler", "manager", "dns", "api", "etcd")
 
 CNI_CONFIG = """\
 {{"cniVersion": "0.4.0", "name": "lab{number}", "plugins": [{{"type": "bridge", "bridge": "{bridge}", "isGateway": true,
-  "ipam": {{"type": "host-local", "dataDir": "{folder}/addresses", "ranges": [[{{"subnet": "10.213.{number}.0/24"}}]],
+  "ipam": {{"type": "host-local", "dataDir": "{folder}/addresses", "ranges": [[{{"subnet": "{network}{number}.0/24"}}]],
             "routes": [{{"dst": "0.0.0.0/0"}}]}}}}]}}
 """
 

@@ -296,7 +296,7 @@ def test_a_commit_that_is_cached_needs_no_store_and_belongs_to_its_dataset(
     scene.remove(f"commits/{head}")
     for rev in (head, head[:12]):
         assert person.ok("cache", "--offline", f"set@{rev}").out.strip() == path
-        refused(person("cache", "--offline", f"other@{rev}"), 3, "not known to the cache")
+        refused(person("cache", "--offline", f"other@{rev}"), 6, "not known to the cache")
 
 
 def test_a_store_that_has_lost_its_format(scene: Scene, history: History) -> None:

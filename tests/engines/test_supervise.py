@@ -41,7 +41,13 @@ def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pyt
 
     signals.send(signal.SIGINT)
     outcome = supervise(
-        handle, Output(None, None), signals, lost=lambda: None, note=note, hung_up=lambda: None
+        handle,
+        Output(None, None),
+        signals,
+        lost=lambda: None,
+        note=note,
+        hung_up=lambda: None,
+        grace=lambda: 0.0,
     )
     assert (outcome.ended.exit_code, outcome.signal) == (128 + signal.SIGINT, signal.SIGINT)
     assert outcome.ended.may_live and not outcome.ended.seen

@@ -39,6 +39,8 @@ class Busy(Process):
         said = self._file.read_text()
         if said.startswith("down"):
             return NoEngine("it is down")
+        if said.startswith("nodes:"):
+            return Capacity(unseen=(said,))
         return Capacity((NodeRoom("n"),), waiting=2, not_now=said)
 
 
@@ -231,6 +233,23 @@ def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pets.ok("pools", "pets@v1").lines
     assert any("unreachable: it is down" in line for line in table)
     assert any("1 of 2 NVIDIA A100" in line for line in table)
+
+
+def test_what_may_not_be_seen_of_a_pool_is_said(pets: Dsv) -> None:
+    say(pets, "a", "nodes: ann may not list them")
+    shown = pets.ok("pools")
+    assert "a does not let you see its nodes: ann may not list them" in shown.err
+    assert "not known" in shown.out
+    document = pets.ok("pools", "--json").json
+    assert_documented("pools", document)
+    assert [each["unseen"] for each in document["items"]] == [["nodes: ann may not list them"], [], []]
+
+
+def test_credentials_are_not_forwarded_by_an_engine_that_has_no_way_to(pets: Dsv) -> None:
+    """It would run without them, and without a word."""
+    for options in ((), ("--on", "a")):
+        done = pets("run", "--forward-credentials", "pets@v1", *options, "--", "true")
+        assert done.code != 0 and "--forward-credentials" in done.err
 
 
 def test_a_pool_of_this_machine_gives_free_gpus(

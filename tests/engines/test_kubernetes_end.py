@@ -160,3 +160,34 @@ def test_refusals_of_pods() -> None:
     assert refusal([f"Error creating: {quota.format(2, 2)}"]) == (quota.format(2, 2), False)
     assert refusal([quota.format(0, 0)]) == (quota.format(0, 0), True)
     assert refusal(['pods "x" is forbidden: violates PodSecurity "restricted:latest"'])[1]  # type: ignore[index]
+
+
+def test_a_refusal_that_passes_by_itself_is_waited_for() -> None:
+    for words in (
+        'pods "x" is forbidden: status unknown for quota: q, resources: pods',
+        "Operation cannot be fulfilled on resourcequotas: the object has been modified",
+        'Internal error occurred: failed calling webhook "w": connection refused',
+    ):
+        assert refusal([f"Error creating: {words}"]) == (words, False)
+
+
+def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
+    job = a_job(annotations={"dsv.run/stopped": "ann on h"}, backoffLimit=1)
+    pods = (a_pod(0, 0, code=3), a_pod(0, 1, code=143))
+    for done in (ended(JobFacts({**job, "spec": {"completions": 1}}, pods)), gone(JobFacts(job, pods))):
+        assert done is not None and done.cause is EndCause.CANCELLED
+        assert [(each.end, each.cancelled_by) for each in done.parts] == [
+            (EndCause.EXITED, None),
+            (EndCause.CANCELLED, "ann on h"),
+        ]
+
+
+def test_the_exit_code_of_what_was_killed_is_that_of_sigkill() -> None:
+    assert gone(JobFacts(a_job(), (a_pod(phase="Running"),)), killed=True).exit_code == 137
+
+
+def test_a_container_that_was_never_made_has_not_begun() -> None:
+    pod = a_pod(code=137, reason="ContainerStatusUnknown")
+    assert not pod.begun
+    pod.raw["status"]["containerStatuses"][0]["containerID"] = "containerd://1"
+    assert pod.begun

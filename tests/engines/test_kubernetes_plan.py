@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from dsv.engines.base import Facts, Job, Mount
-from dsv.engines.kubernetes.capacity import quota_says, requests_of, rooms
+from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.capacity import ask_capacity, quota_says, requests_of, rooms
 from dsv.engines.kubernetes.end import quantity
 from dsv.engines.kubernetes.engine import Kubernetes
 from dsv.engines.kubernetes.manifest import merge
@@ -18,6 +19,7 @@ from dsv.engines.kubernetes.names import object_name
 from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.machine import Machine
 from dsv.errors import UsageError
+from dsv.model.capacity import Capacity
 from dsv.model.resources import Resources
 
 RUN = "20261122-101530-1f2e3d4c"
@@ -261,3 +263,22 @@ def test_room_of_nodes_and_quotas() -> None:
         (True, False),
         (False, True),
     ]
+
+
+def test_what_the_caller_may_not_list_is_told() -> None:
+    class Closed:
+        """Stands for the API, to someone who may only submit jobs."""
+
+        def path(self, kind: str) -> str:
+            return kind
+
+        def items(self, path: str, seconds: float, **query: str) -> Refusal:
+            return Refusal(f"ann may not list {path}", 403)
+
+    found = ask_capacity(Closed(), KubernetesOptions(), Resources(gpus=2))  # type: ignore[arg-type]
+    assert isinstance(found, Capacity) and found.grows and found.waiting is None
+    assert found.unseen == (
+        "nodes: ann may not list /api/v1/nodes",
+        "pods of all namespaces: ann may not list /api/v1/pods",
+        "quotas: ann may not list resourcequotas",
+    )

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from dsv.engines.base import SEEN_TO, Engine
+from dsv.engines.base import SEEN_TO, Engine, Task
 from dsv.engines.machine import Machine
 from dsv.errors import LaunchError, UsageError
 from dsv.model.resources import Resources
@@ -25,8 +25,9 @@ _ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
     "time_seconds": ("--time", lambda wanted: wanted.time_seconds is not None),
     "nodes": ("--nodes", lambda wanted: wanted.nodes != 1),
     "retries": ("--retries", lambda wanted: wanted.retries != 0),
+    "forward": ("--forward-credentials", lambda wanted: isinstance(wanted, Task) and wanted.forward),
 }
-"""Each resource: its option, and whether a job asks for it."""
+"""What not every engine has: its option, and whether a job asks for it."""
 
 
 def not_given(engine: Engine | type[Engine], wanted: Resources) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Capacity:
     nodes: those that such a job may run on at all. waiting: jobs in the queue; None if the engine doesn't say. grows:
     the cluster adds machines on demand, so that none being there now means waiting, and not never. never: why this job
     can never run there; not_now: why it can't begin now though there is room, such as a quota. Both in the engine's
-    words, and both may be None.
+    words, and both may be None. unseen: what the caller may not see, so that less is known of it, with the reason.
     """
 
     nodes: tuple[NodeRoom, ...] = ()
@@ -45,6 +45,7 @@ class Capacity:
     grows: bool = False
     never: str | None = None
     not_now: str | None = None
+    unseen: tuple[str, ...] = ()
 
     def gpus(self) -> tuple[GpuCount, ...]:
         """Of all nodes, by kind."""

@@ -30,6 +30,7 @@ from dsv.model.units import format_bytes
         "items.engine": "what runs jobs there",
         "items.reachable": "false if it gave no answer in time",
         "items.problem": "why it is not reachable, or can't be used",
+        "items.unseen": "what you may not see there, so that less is known of it, each with the reason",
         "items.gpus": "kind, free and total of each kind of GPU; null if it was not reached",
         "items.nodes": "how many machines it has; null if it was not reached",
         "items.waiting": "jobs in its queue; null if that is not known",
@@ -73,6 +74,9 @@ def pools(
         for pool, error in broken
     ]
     call.table(columns, rows)
+    for report in reports:
+        for what in () if report.facts.capacity is None else report.facts.capacity.unseen:
+            call.warn(f"{report.pool.name} does not let you see its {what}")
 
 
 def _configured(call: Call) -> tuple[list[Pool], list[tuple[Pool, DsvError]]]:
@@ -92,7 +96,8 @@ def _row(report: PoolReport, with_target: bool) -> list[str]:
     if known is None:
         free, waiting = f"unreachable: {facts.unreachable}", "-"
     else:
-        free = ", ".join(_gpus(each) for each in known.gpus()) or "none"
+        nothing = "not known" if known.unseen else "none"
+        free = ", ".join(_gpus(each) for each in known.gpus()) or nothing
         waiting = "-" if known.waiting is None else str(known.waiting)
     cache = report.pool.cache or ("-" if report.cache is None else str(report.cache))
     room = "-" if report.room is None else format_bytes(report.room.free_bytes)
@@ -116,6 +121,7 @@ def _item(report: PoolReport) -> dict[str, object]:
         "engine": report.engine,
         "reachable": facts.unreachable is None,
         "problem": facts.unreachable or facts.refused,
+        "unseen": [] if known is None else list(known.unseen),
         "gpus": None
         if known is None
         else [{"kind": each.kind, "free": each.free, "total": each.total} for each in known.gpus()],
@@ -134,6 +140,7 @@ def _broken_item(pool: Pool, error: DsvError) -> dict[str, object]:
         "engine": pool.engine,
         "reachable": False,
         "problem": error.message,
+        "unseen": [],
         **nothing,
         "cache": pool.cache,
     }

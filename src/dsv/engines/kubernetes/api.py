@@ -29,6 +29,12 @@ OLDEST: Final = (1, 29)
 """The first release whose init containers may go on beside the job's own; older ones would wait for their end."""
 QUIET_SECONDS: Final = 60.0
 """After so long without a word a stream may be one of a machine that is gone."""
+_PASSES: Final = re.compile(
+    r"status unknown for quota|Operation cannot be fulfilled|failed calling webhook|timed? ?out|deadline exceeded"
+    r"|etcdserver|try again",
+    re.IGNORECASE,
+)
+"""Refusals that say nothing of what was asked: the quota was just made, another change came first, and so on."""
 _MERGE: Final = "application/merge-patch+json"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 
@@ -54,6 +60,11 @@ class Refusal:
     def is_away(self) -> bool:
         """Whether there was no answer, or one that says nothing of what was asked."""
         return self.status is None or self.status >= 500 or self.status == 429
+
+    @property
+    def passes(self) -> bool:
+        """Whether it would be taken if it were asked for again a moment later."""
+        return not self.is_away and passes(self.message)
 
     @property
     def is_denied(self) -> bool:
@@ -236,6 +247,11 @@ class KubernetesApi:
             return response.json()
         except ValueError:
             return Refusal(f"no answer of Kubernetes: {response.text[:200]}", 502)
+
+
+def passes(message: str) -> bool:
+    """Whether this refusal goes by of itself, in a moment."""
+    return _PASSES.search(message) is not None
 
 
 def too_old(version: Mapping[str, Any]) -> str | None:

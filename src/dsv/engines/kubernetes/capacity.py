@@ -19,22 +19,24 @@ _KEEPS_OUT: Final = ("NoSchedule", "NoExecute")
 
 
 def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resources) -> Capacity | Refusal:
-    """Who may not see nodes or the pods of others learns less, and is told so by what is missing."""
+    """Anyone who may not see nodes, quotas or the pods of others learns less, and `unseen` says so."""
     nodes = api.items("/api/v1/nodes", _SECONDS)
     if isinstance(nodes, Refusal) and not nodes.is_denied:
         return nodes
     quotas = api.items(api.path("resourcequotas"), _SECONDS)
+    live = "status.phase!=Succeeded,status.phase!=Failed"
+    pods = api.items("/api/v1/pods", _SECONDS, fieldSelector=live)
     not_now, never = quota_says(quotas if isinstance(quotas, list) else [], options, wanted)
-    if isinstance(nodes, Refusal):
-        return Capacity(nodes=_unseen(wanted), grows=True, not_now=not_now, never=never)
-    pods = api.items("/api/v1/pods", _SECONDS, fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
+    asked = (("nodes", nodes), ("pods of all namespaces", pods), ("quotas", quotas))
+    unseen = tuple(f"{what}: {answer.message}" for what, answer in asked if isinstance(answer, Refusal))
     seen = None if isinstance(pods, Refusal) else pods
     return Capacity(
-        nodes=tuple(rooms(nodes, seen, options)),
+        nodes=_unseen(wanted) if isinstance(nodes, Refusal) else tuple(rooms(nodes, seen, options)),
         waiting=None if seen is None else sum(_waits(each) for each in seen),
-        grows=options.autoscaling,
+        grows=options.autoscaling or isinstance(nodes, Refusal),
         not_now=not_now,
         never=never,
+        unseen=unseen,
     )
 
 

@@ -11,6 +11,7 @@ from time import time
 from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
+from dsv.engines.kubernetes.api import passes
 from dsv.engines.kubernetes.names import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
 from dsv.engines.kubernetes.pods import Pod
 from dsv.model.run import RunState, Usage
@@ -110,20 +111,17 @@ def ended(job: JobFacts) -> Ended | None:
     return _failed(job, parts, failed or {}) if over else None
 
 
-def gone(job: JobFacts) -> Ended:
-    """Of a job that the cluster doesn't have any more."""
+def gone(job: JobFacts, *, killed: bool = False) -> Ended:
+    """Of a job that the cluster doesn't have any more. killed: whether its pods had no time to end by themselves."""
     done = ended(replace(job, pods=tuple(replace(each, gone=True) for each in job.pods)))
     if done is not None and done.exit_code == 0:
         return done
     by = f" by {job.stopped}" if job.stopped else ""
     reason = f"it was cancelled{by}: the Job {job.name} was deleted"
     code = next((each.exit_code for each in (done.parts if done else ()) if each.exit_code), None)
-    parts = tuple(
-        replace(each, end=EndCause.CANCELLED) if each.end in (None, EndCause.LOST_SIGHT) else each
-        for each in parts_of(job)
-    )
+    parts = _cancelled(parts_of(job), job.stopped)
     return Ended(
-        exit_code=code or (143 if job.begun else CANNOT_LAUNCH),
+        exit_code=code or ((137 if killed else 143) if job.begun else CANNOT_LAUNCH),
         launched=job.begun, reason=reason,
         cause=EndCause.CANCELLED, parts=parts,
     )  # fmt: skip
@@ -154,7 +152,7 @@ def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]
     code = part.exit_code or _CUT_SHORT.get(cause, 137)
     if job.stopped is not None and cause in (EndCause.EXITED, EndCause.LOST_SIGHT):
         reason: str | None = f"it was cancelled by {job.stopped}"
-        cause = EndCause.CANCELLED
+        cause, parts = EndCause.CANCELLED, _cancelled(parts, job.stopped)
     elif part.error is not None:
         reason = part.error
     elif cause is EndCause.EXITED and job.nodes > 1:
@@ -164,6 +162,18 @@ def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]
     return Ended(
         exit_code=code, launched=True, reason=reason, cause=cause, parts=parts, usage=_usage(job.last)
     )
+
+
+def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...]:
+    """What was ended of the last attempt was ended by whoever ended the job: nobody can tell it from a failure."""
+    last = max((each.attempt for each in parts), default=0)
+    return tuple(
+        replace(each, end=EndCause.CANCELLED, cancelled_by=by)
+        if each.attempt == last and not each.succeeded
+        and each.end in (None, EndCause.EXITED, EndCause.LOST_SIGHT)
+        else each
+        for each in parts
+    )  # fmt: skip
 
 
 def _never_began(
@@ -192,7 +202,7 @@ def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
     for message in messages:
         text = " ".join(message.split()).removeprefix("Error creating: ")
         quota = _QUOTA.search(text)
-        found = (text, quota is None or _beyond(quota[1], quota[3]))
+        found = (text, not passes(text) if quota is None else _beyond(quota[1], quota[3]))
     return found
 
 

@@ -41,7 +41,14 @@ from dsv.engines.kubernetes.end import JobFacts, ended, status
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
 from dsv.engines.kubernetes.logs import read_logs, read_metrics
 from dsv.engines.kubernetes.manifest import as_yaml, manifests
-from dsv.engines.kubernetes.names import LABEL, MANAGED, QUEUE_LABEL, Manifest, object_name
+from dsv.engines.kubernetes.names import (
+    GRACE_SECONDS,
+    LABEL,
+    MANAGED,
+    QUEUE_LABEL,
+    Manifest,
+    object_name,
+)
 from dsv.engines.kubernetes.options import NAME, KubernetesOptions
 from dsv.engines.kubernetes.run import KubernetesRun
 from dsv.engines.kubernetes.secrets import credentials_in, said_first, secrets_of
@@ -54,6 +61,8 @@ from dsv.model.resources import Resources
 from dsv.model.run import JobRef, RunState
 
 _PAUSE: Final = 0.3
+_WITHDRAWN: Final = 20.0
+"""Seconds for the cluster to take the pods of a job away that has no place yet."""
 _DYING: Final = 60.0
 """Seconds for the cluster to end a job that it was told to end."""
 
@@ -77,6 +86,7 @@ class Kubernetes:
             "time_seconds",
             "nodes",
             "retries",
+            "forward",
         }
     )
 
@@ -231,14 +241,10 @@ class Kubernetes:
             return now
         if any(each.host is not None and not each.is_over for each in facts.pods):
             return now  # it has its place, and begins at any moment
-        answer = self._api.patch(job.at.path, {"spec": {"suspend": True}})
-        if isinstance(answer, Refusal):
-            return None
-        facts = job.look()
-        if isinstance(facts, JobFacts) and not any(each.host is not None for each in facts.pods):
-            return JobStatus(RunState.NOT_LAUNCHED) if job.delete() is None else None
-        self._api.patch(job.at.path, {"spec": {"suspend": False}})
-        return self.status(ref)
+        left = job.taken_back_within(_WITHDRAWN)
+        if left is None:
+            self._api.patch(job.at.path, {"spec": {"suspend": False}})
+        return left or self.status(ref)
 
     def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
         job = self._find(ref)
@@ -262,8 +268,10 @@ class Kubernetes:
         if job.tell_stopped("dsv stop") is not None:
             return None
         if not facts.begun:
-            return JobStatus(RunState.NOT_LAUNCHED) if job.delete() is None else None
-        if grace > 0:
+            left = job.taken_back_within(GRACE_SECONDS + grace)
+            if left is not None:
+                return left
+        elif grace > 0:
             job.signal("TERM")
             if (over := job.over_within(grace)) is not None:
                 return over

@@ -25,6 +25,10 @@ _DEAD: Final = GRACE_SECONDS + 15.0
 
 _KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}
 _PAUSE: Final = 0.3
+_TRIES, _BETWEEN = 10, 1.0
+"""How often something is asked for again that was refused for a moment, and the seconds between."""
+_SIGNALS: Final = 8
+"""How many signals a pod shows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class KubernetesJob:
     at: Address
     raw: Any = None
     pods: dict[str, Pod] = field(default_factory=dict)
-    _told: int = 0
+    _told: list[str] = field(default_factory=list)
     _dying: dict[str, float] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -104,14 +108,18 @@ class KubernetesJob:
         return self._warnings(pod.uid, None)
 
     def signal(self, name: str) -> Refusal | None:
-        """Sends it to the command on every node that has begun. Returns what kept it from one."""
+        """Sends it to the command on every node that has begun. Returns what kept it from one.
+
+        The last ones stay there, as a node sees none of what was replaced before it has looked.
+        """
         with self._lock:
-            self._told += 1
-            number = f"{self._told}.{os.getpid()}.{int(monotonic() * 1000)}"
+            number = f"{len(self._told)}.{os.getpid()}.{int(monotonic() * 1000)}"
+            self._told.append(f"{number} {name}\n")
+            told = "".join(self._told[-_SIGNALS:])
             alive = [each for each in self.pods.values() if each.begun and not each.is_over]
         problem = None
         for pod in alive:
-            body = {"metadata": {"annotations": {SIGNAL_KEY: f"{number} {name}\n"}}}
+            body = {"metadata": {"annotations": {SIGNAL_KEY: told}}}
             answer = self.api.patch(f"{self.at.pods}/{pod.name}", body)
             if isinstance(answer, Refusal) and answer.status != 404:
                 problem = answer
@@ -136,6 +144,35 @@ class KubernetesJob:
                     self.api.delete(f"{self.at.pods}/{pod.name}", grace)
         answer = self.api.delete(self.at.path)
         return answer if isinstance(answer, Refusal) and answer.status != 404 else None
+
+    def take_back(self, facts: JobFacts) -> bool:
+        """A step towards the end of a job that doesn't seem to have begun. Whether it was the last one.
+
+        The Job is suspended first: the cluster then ends its pods as they would be ended anywhere, and tells how the
+        command ended if that had begun after all. facts: what was just seen.
+        """
+        if any(not each.is_over for each in facts.pods) or not facts.suspended:
+            self.api.patch(self.at.path, {"spec": {"suspend": True}})
+            return False
+        return self.delete() is None
+
+    def taken_back_within(self, seconds: float) -> JobStatus | None:
+        """How it ended if its command had begun; `NOT_LAUNCHED` if it is certain that it hadn't, and never will."""
+        deadline = monotonic() + seconds
+        while monotonic() < deadline:
+            facts = self.look()
+            if facts is None:
+                return JobStatus(RunState.CUT_OFF)
+            if isinstance(facts, JobFacts):
+                if facts.begun:
+                    over = self.over_within(max(deadline - monotonic(), 0.0))
+                    if over is not None and facts.suspended:
+                        self.delete()
+                    return over
+                if self.take_back(facts):
+                    return JobStatus(RunState.NOT_LAUNCHED)
+            sleep(_PAUSE)
+        return None
 
     def over_within(self, seconds: float) -> JobStatus | None:
         """How it ended, if it does within so many seconds; `CUT_OFF` if it is gone."""
@@ -192,6 +229,11 @@ def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
     kind, name = thing["kind"], thing["metadata"]["name"]
     path = api.path(_KINDS[kind])
     answer = api.create(path, thing)
+    for _ in range(_TRIES):
+        if not (isinstance(answer, Refusal) and answer.passes):
+            break
+        sleep(_BETWEEN)
+        answer = api.create(path, thing)
     if isinstance(answer, Refusal) and (answer.is_away or answer.status == 409):
         # It may have been made although the answer got lost.
         there = api.get(f"{path}/{name}")

@@ -44,6 +44,7 @@ class PodLog:
         self._write = write
         self._ended = ended
         self._last = b""
+        self._same = 0  # so many of the lines that were read last have that time
         self._over = Event()
         if not follow:
             self._over.set()
@@ -83,7 +84,7 @@ class PodLog:
             if isinstance(answer, Refusal):
                 return None if answer.status in (400, 404) else not answer.is_away
             rest = b""
-            known = self._last
+            known = (self._last, self._same)
             try:
                 for data in answer.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")
@@ -94,17 +95,28 @@ class PodLog:
                 self._take([rest], known)
             return True
 
-    def _take(self, lines: list[bytes], known: bytes) -> bytes:
-        """known: lines up to this time were read before; empty once they have all gone by."""
-        if not lines:
-            return known
-        if known:
-            lines = [each for each in lines if each.partition(b" ")[0] > known]
-            if not lines:
-                return known
-        self._write(b"".join([each.partition(b" ")[2] + b"\n" for each in lines]))
-        self._last = lines[-1].partition(b" ")[0]
-        return b""
+    def _take(self, lines: list[bytes], known: tuple[bytes, int]) -> tuple[bytes, int]:
+        """known: lines before this time, and so many of this time, were read before; no time once they have gone by.
+
+        Several lines may have one time, as a clock of a virtual machine stands still for a moment.
+        """
+        last, same = known
+        times = [each.partition(b" ")[0] for each in lines]
+        first = 0
+        while last and first < len(lines):
+            if times[first] > last or (times[first] == last and same == 0):
+                last = b""
+                break
+            same -= times[first] == last
+            first += 1
+        if first == len(lines):
+            return last, same
+        self._write(b"".join([each.partition(b" ")[2] + b"\n" for each in lines[first:]]))
+        count = len(lines) - first
+        run = next((number for number in range(count) if times[-1 - number] != times[-1]), count)
+        self._same = run + (self._same if run == count and times[-1] == self._last else 0)
+        self._last = times[-1]
+        return b"", 0
 
 
 class JobLogs:

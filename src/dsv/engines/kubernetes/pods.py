@@ -45,6 +45,8 @@ _SURELY_NOT: Final = re.compile(
     re.IGNORECASE,
 )
 _NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
+_UNKNOWN: Final = "ContainerStatusUnknown"
+"""What a node says of a container that was not there when its pod ended, and of one that never was."""
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" (?:not found|is being deleted)')
 
 
@@ -107,7 +109,9 @@ class Pod:
     def begun(self) -> bool:
         """Whether the command has begun, as far as anyone can tell."""
         ended = self._ended()
-        return "running" in self._state(MAIN) or (ended is not None and not _never_started(ended))
+        if ended is None:
+            return "running" in self._state(MAIN)
+        return not (_never_started(ended) or (ended.get("reason") == _UNKNOWN and not self._made()))
 
     @property
     def stage_message(self) -> str | None:
@@ -215,6 +219,11 @@ class Pod:
     def _state(self, container: str, kind: str = "containerStatuses") -> Mapping[str, Any]:
         found = [each for each in self._status.get(kind) or () if each.get("name") == container]
         return (found[0].get("state") or {}) if found else {}
+
+    def _made(self) -> bool:
+        """Whether the job's own container was there, running or not."""
+        statuses = self._status.get("containerStatuses") or ()
+        return any(each.get("name") == MAIN and each.get("containerID") for each in statuses)
 
     def _ended(self) -> Mapping[str, Any] | None:
         return self._state(MAIN).get("terminated")

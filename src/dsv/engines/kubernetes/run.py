@@ -40,7 +40,7 @@ class KubernetesRun:
         self._wake = Event()
         self._lock = Lock()
         self._kills = 0
-        self._untold: str | None = None  # a signal that should end the job, and has not reached its command
+        self._untold: list[str] = []  # signals that have not reached the command, in their order
         self._waits: dict[str, float] = {}  # since when a reason is there for which the job doesn't begin
         self._said: set[str] = set()
         streams = (os.pipe(), os.pipe())
@@ -58,22 +58,21 @@ class KubernetesRun:
         with self._lock:
             if number in ENDING:
                 self._job.tell_stopped(name)
-            facts = self._job.known()
+            facts = self._job.latest()
             if facts is not None and facts.begun:
-                problem = self._job.signal(name.removeprefix("SIG"))
-                self._untold = name if problem is not None and number in ENDING else None
+                if self._job.signal(name.removeprefix("SIG")) is not None:
+                    self._untold.append(name)
             elif number in ENDING:
-                self._untold = name
+                self._untold.append(name)
         self._wake.set()
 
     def kill(self) -> None:
         with self._lock:
             self._kills += 1
+            self._untold.clear()  # nothing that comes after it may take its place
             self._job.tell_stopped("SIGKILL")
             facts = self._job.latest()
-            if self._kills == 1 and facts is not None and facts.begun:
-                self._job.signal("KILL")
-            else:
+            if self._kills > 1 or facts is None or not facts.begun or self._job.signal("KILL") is not None:
                 self._job.delete(0)
         self._wake.set()
 
@@ -93,12 +92,14 @@ class KubernetesRun:
                 if known is None:
                     reason = f"the cluster has no Job {self._job.at.name} any more"
                     return Ended(exit_code=CANNOT_LAUNCH, launched=False, seen=False, reason=reason)
-                return gone(known)
+                return gone(known, killed=self._kills > 0)
             if isinstance(facts, Refusal):
                 self._say(f"the cluster does not answer: {facts.message}")
             else:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:
+                    if facts.suspended:
+                        self._job.delete()  # the cluster keeps a suspended Job for ever
                     return self._with_metrics(done, facts)
                 if (problem := self._job.give_up_lost_pods()) is not None:
                     self._say(
@@ -107,7 +108,7 @@ class KubernetesRun:
                 if (stuck := self._stuck(facts)) is not None:
                     self._job.delete()
                     return stuck
-                self._tell_again(facts)
+                self._tell_again()
             woken = self._wake.wait(pause)
             self._wake.clear()
             pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
@@ -151,16 +152,19 @@ class KubernetesRun:
     def _since(self, key: str) -> float:
         return monotonic() - self._waits.setdefault(key, monotonic())
 
-    def _tell_again(self, facts: JobFacts) -> None:
-        """A job that has not begun is taken back; one that has begun since then gets the signal."""
+    def _tell_again(self) -> None:
+        """A job whose command has not begun is taken back; one that has begun since then gets the signals."""
         with self._lock:
-            if self._untold is None:
+            facts = self._job.look() if self._untold else None
+            if not isinstance(facts, JobFacts):
                 return
-            if facts.begun:
-                if self._job.signal(self._untold.removeprefix("SIG")) is None:
-                    self._untold = None
-            elif self._job.delete() is None:
-                self._untold = None
+            if not facts.begun:
+                if self._job.take_back(facts):
+                    self._untold.clear()
+                self._wake.set()  # how a command ended that began just now is not seen for long
+                return
+            while self._untold and self._job.signal(self._untold[0].removeprefix("SIG")) is None:
+                del self._untold[0]
 
     def _say(self, text: str) -> None:
         """Among what the job writes to stderr, once."""

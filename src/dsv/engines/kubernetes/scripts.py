@@ -91,12 +91,11 @@ watch() {{
   done
   begun=$(date +%s)
   while :; do
-    number= name=
-    read -r number name <{TOLD}/signal
-    if [ -n "$name" ] && [ "$number" != "$seen" ]; then
-      seen=$number
+    while read -r number name; do
+      case " $seen " in *" $number "*) continue ;; esac
+      seen="$seen $number"
       kill -s "$name" "$pid"
-    fi
+    done <{TOLD}/signal
     [ ! -e {OWN}/not-held ] || end_command {NOT_HELD}
     [ -z "$DSV_SECONDS" ] || [ $(($(date +%s) - begun)) -lt "$DSV_SECONDS" ] || end_command {TIME_IS_OVER}
     [ -z "$dying" ] || [ "$(date +%s)" -lt "$dying" ] || kill -KILL "$pid"

@@ -1,0 +1,110 @@
+"""What a job is told, and what is read of its log: on a stand-in for the cluster."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from typing import Any
+
+from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.jobs import Address, KubernetesJob
+from dsv.engines.kubernetes.logs import PodLog
+from dsv.engines.kubernetes.run import KubernetesRun
+from dsv.engines.output import Output
+from tests.engines.test_kubernetes_end import a_pod
+from tests.waiting import until
+
+JOB = "/apis/batch/v1/namespaces/training/jobs/job"
+
+
+class Cluster:
+    """Stands for the API: one Job and its pod. begun: whether the pod's command has begun."""
+
+    def __init__(self, *, begun: bool) -> None:
+        self.begun = begun
+        self.suspended = False
+        self.deleted = False
+        self.told: list[str] = []
+
+    def items(self, path: str, **query: str) -> list[Any]:
+        if not path.endswith("/pods") or self.suspended:
+            return []
+        pod = dict(a_pod(phase="Running" if self.begun else "Pending").raw)
+        pod["metadata"] = {**pod["metadata"], "ownerReferences": [{"uid": "u0"}]}
+        return [pod]
+
+    def get(self, path: str, **query: str) -> Any:
+        if path != JOB or self.deleted:
+            return Refusal("no such thing", 404)
+        return {"metadata": {"name": "job", "uid": "u0"}, "spec": {"suspend": self.suspended}}
+
+    def patch(self, path: str, body: Any) -> Any:
+        if path == JOB:
+            self.suspended = body.get("spec", {}).get("suspend", self.suspended)
+            return self.get(path)
+        (told,) = body["metadata"]["annotations"].values()
+        self.told += [line.split()[1] for line in told.splitlines()]
+        return {}
+
+    def delete(self, path: str, grace: float | None = None) -> Any:
+        self.deleted = self.deleted or path == JOB
+        return {}
+
+    def stream(self, *given: Any, **query: Any) -> Any:
+        return nullcontext(Refusal("no log", 404))
+
+
+def _run(cluster: Cluster) -> KubernetesRun:
+    job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
+    return KubernetesRun(job, Output(None, None), lambda: None, autoscaling=False)
+
+
+def test_a_signal_reaches_a_command_of_whose_start_nobody_had_heard() -> None:
+    cluster = Cluster(begun=False)
+    run = _run(cluster)
+    cluster.begun = True
+    run.signal(signal.SIGUSR1)
+    assert cluster.told == ["USR1"]
+    run.signal(signal.SIGTERM)
+    assert cluster.told == ["USR1", "USR1", "TERM"]  # a node that has not looked meanwhile sees both
+    assert not cluster.suspended and not cluster.deleted
+    cluster.deleted = True
+    run.kill()
+    until(lambda: run.ended is not None)
+
+
+def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() -> None:
+    """Its pods end meanwhile as all pods do, so it is seen if the command had begun after all."""
+    cluster = Cluster(begun=False)
+    run = _run(cluster)
+    run.signal(signal.SIGTERM)
+    until(lambda: run.ended is not None)
+    assert cluster.suspended and cluster.deleted and cluster.told == []
+    assert run.ended is not None and not run.ended.launched
+
+
+def test_no_signal_comes_after_the_one_that_kills() -> None:
+    cluster = Cluster(begun=False)
+    run = _run(cluster)
+    with run._lock:
+        run._untold.append("SIGINT")
+        cluster.begun = True
+    run.kill()
+    assert cluster.told[-1] == "KILL" and run._untold == []
+    cluster.deleted = True
+    until(lambda: run.ended is not None)
+
+
+def test_lines_of_one_time_are_read_once_each() -> None:
+    written: list[bytes] = []
+    log = PodLog.__new__(PodLog)
+    log._last, log._same, log._write = b"", 0, written.append
+    lines = [b"01 a", b"02 b", b"02 c", b"02 d", b"03 e"]
+    log._take(lines[:2], (log._last, log._same))
+    log._take(lines[2:3], (b"", 0))
+    for _ in range(2):  # the connection breaks, and it is read again from that time on
+        known = (log._last, log._same)
+        for each in lines[1:4]:
+            known = log._take([each], known)
+    log._take(lines[1:], (log._last, log._same))
+    assert b"".join(written) == b"a\nb\nc\nd\ne\n"

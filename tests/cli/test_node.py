@@ -91,6 +91,17 @@ def test_two_nodes_fetch_each_byte_once_and_leave_one_record(pets: Dsv) -> None:
     assert pets("wait", RUN).code == 0
 
 
+def test_the_last_node_sends_the_output(pets: Dsv) -> None:
+    """Of the folder that both nodes write to, when both have ended."""
+    order = write_order(pets, 2)
+    order.write_bytes(order.read_bytes().replace(b'"keep_output":false', b'"keep_output":true'))
+    write_start(pets, 2)
+    assert on_nodes(pets, order, 'echo hello >"$DSV_OUT/of-$NODE_RANK"') == [0, 0]
+    output = record(pets).output
+    assert output is not None and output.tree is not None
+    assert {"of-0", "of-1"} <= set(pets.ok("ls", f"pets@{output.tree}").out.split())
+
+
 def test_the_node_that_failed_first_says_how_the_run_ended(pets: Dsv) -> None:
     order = write_order(pets, 2)
     write_start(pets, 2)

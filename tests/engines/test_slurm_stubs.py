@@ -160,7 +160,7 @@ def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
     (folder / "end").write_text("0 1\n")
     assert over.wait(60)
     assert handle.ended is not None and (handle.ended.exit_code, handle.ended.seen) == (0, True)
-    assert sorted(path.name for path in folder.iterdir()) == ["end", "node.1.0"]
+    assert sorted(path.name for path in folder.iterdir()) == ["attended", "end", "node.1.0"]
 
 
 def test_a_job_whose_release_got_no_answer_is_cancelled_or_may_live(tmp_path: Path) -> None:

@@ -89,3 +89,25 @@ def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
     site.go()
     site.slurm.start_controller()
     assert terminal.wait(PATIENCE) == 5
+
+
+def test_a_run_that_nobody_looks_at_completes_its_own_record(site: Site) -> None:
+    """dsv was killed: the node that the job ran on sends log, metrics and output, without the secret of the job."""
+    script = f"""{WAIT}; echo "by $KEY"; echo '{{"acc": 0.9}}' >"$DSV_OUT/metrics.json"; exit 4"""
+    terminal = site.start(*run_of("--keep-output", "-e", "KEY=hunter2hunter2", script=script))
+    site.ready()
+    (run,) = [path.name for path in (site.folder / "out" / "digits").iterdir() if path.suffix != ".job"]
+    begun = site.folder / "store" / "runs" / "digits" / run / "start"
+    until(begun.exists, "the start of the record")
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    site.go()
+    until(begun.with_name("record").exists, "the record")
+    record = json.loads(begun.with_name("record").read_text())
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 4)
+    assert record["metrics"] == {"acc": 0.9} and len(record["parts"]) == 1
+    assert begun.with_name("log").read_bytes() == b"by ***\n"
+    assert record["output"]["files"] == 4 and record["output"]["error"] is None
+    tree = f"digits@{record['output']['tree']}"
+    assert json.loads(site.dsv("cat", f"{tree}:metrics.json")) == {"acc": 0.9}
+    assert site.last()["output"] == record["output"], "what this machine still had of it changes nothing"

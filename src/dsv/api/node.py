@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv.api.cache_stage import Stager
 from dsv.api.context import Context
+from dsv.api.node_left import output_kept
 from dsv.api.run_store import LateRunStore
 from dsv.cache.root import CacheRoot
 from dsv.engines.guard import GRACE
@@ -14,8 +16,9 @@ from dsv.engines.signals import Signals
 from dsv.errors import DsvError, IntegrityError, NoRoom
 from dsv.model.ids import StoreId
 from dsv.model.node_order import NodeOrder
-from dsv.model.run import RECORD, LogInfo, RunId
+from dsv.model.run import RECORD, LogInfo, RunId, RunOutput
 from dsv.model.run_parts import encode_part, node_log_name, part_name
+from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs import life
@@ -82,13 +85,24 @@ def _send(
         with LateRunStore(context, store) as runs:
             spool.send(runs, only=run)
         with context.repository() as repository:
-            return NodeDone(result, finished=finish(RunStore(repository.store), order, run))
+            return NodeDone(result, finished=_finish(context, repository, order, run, place))
     except DsvError as error:
         return NodeDone(result, error)
 
 
-def finish(runs: RunStore, order: NodeOrder, run: RunId) -> bool:
-    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins."""
+def _finish(context: Context, repository: Repository, order: NodeOrder, run: RunId, place: RunPlace) -> bool:
+    folder = place.folder(order.dataset, run) / "out" if order.out is None else Path(order.out)
+    with output_kept(context, order, folder) as keep:
+        return finish(RunStore(repository.store), order, run, lambda: keep(repository))
+
+
+def finish(
+    runs: RunStore, order: NodeOrder, run: RunId, output: Callable[[], RunOutput | None] = lambda: None
+) -> bool:
+    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
+
+    output: commits the output, if the run asks for that.
+    """
     found = runs.listing(order.dataset, run)
     if not found or RECORD in found[0].parts:
         return False
@@ -101,5 +115,6 @@ def finish(runs: RunStore, order: NodeOrder, run: RunId) -> bool:
     if not is_over(start, parts):
         return False
     log = join_logs(runs.node_logs(stored), start.nodes)
-    complete(runs, assemble(start, parts, LogInfo(len(log), len(log)) if log else None), log or None)
+    whole = assemble(start, parts, LogInfo(len(log), len(log)) if log else None)
+    complete(runs, replace(whole, output=output()), log or None)
     return True

@@ -73,7 +73,8 @@ class Job(Task):
     workdir: as the job sees it, None for the engine's own; scratch: an empty folder of this run, for the
     engine's files. Of an engine that queues, which stages no data before it has room: stage: the arguments of the dsv
     with which a machine makes sure of the data; hold: those with which it holds the data while the command runs that
-    is added to them; settings: a configuration file for that dsv, if it has none of its own there.
+    is added to them; close: those with which it completes the record of the run once the command has ended; order: what
+    they read from stdin; settings: a configuration file for that dsv, if it has none of its own there.
     """
 
     run: str
@@ -84,6 +85,8 @@ class Job(Task):
     scratch: Path
     stage: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    order: str = ""
     settings: str = ""
 
     @classmethod

@@ -8,6 +8,8 @@ from typing import Final
 LOWEST_PORT: Final = 20_000
 PORTS: Final = 10_000
 """How many ports are in use from the lowest on: below those that Linux gives to outgoing connections."""
+PASSED: Final = "DSV_JOB_"
+"""With this the names begin under which dsv on a node has the job's own variables, which thus change nothing there."""
 
 
 def node_environment(rank: int, addresses: Sequence[str], port: int) -> dict[str, str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, cast
@@ -14,12 +13,11 @@ from dsv.errors import DsvError
 from dsv.model.json_values import Json
 from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause
-from dsv.model.secret_shapes import HIDDEN
-from dsv.model.secrets import Masker
 from dsv.repo.runs import RunStore
 from dsv.runs.ending import no_log, salvaged
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob
+from dsv.runs.known_secrets import KnownSecrets
 from dsv.runs.place import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.runs.records import encode_within_bounds
 
@@ -50,23 +48,36 @@ def with_end(begun: RunRecord, found: str | Ended) -> RunRecord:
         ended_ms=max((part.ended_ms for part in found.parts if part.ended_ms is not None), default=None),
         cache_hit=all(part.cache_hit for part in first) if first else begun.cache_hit,
         stage_bytes=sum(part.stage_bytes or 0 for part in found.parts) or begun.stage_bytes,
+        usage=found.usage,
         log=None,
     )
 
 
 def with_what_it_left(
-    record: RunRecord, job: FoundJob, environ: Mapping[str, str], *, logged: bool
+    record: RunRecord, job: FoundJob, secrets: KnownSecrets, *, logged: bool
 ) -> tuple[RunRecord, bytes | None]:
     """The log and the metrics of a job that is over, if they can be seen from here. logged: whether it keeps a log."""
-    masker = _masker(record, environ)
-    found = salvaged(lambda: _metrics(record, job), lambda problem: Metrics(problem=problem))
-    values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
-    error = None if record.error is None else masker.text(record.error)
-    record = replace(record, metrics=values, metrics_error=found.problem, error=error)
-    log = salvaged(lambda: _log(record, job, masker, environ), no_log) if logged else None
+    record = with_metrics(record, lambda: _metrics(record, job), secrets)
+    log = kept_log(record, lambda: job.logs(follow=False), secrets) if logged else None
     if log is None:
         return record, None
     return replace(record, log=LogInfo(log.total, len(log.data))), log.data
+
+
+def with_metrics(record: RunRecord, read: Callable[[], Metrics], secrets: KnownSecrets) -> RunRecord:
+    """With what it left in `metrics.json`, and without its secrets."""
+    masker = secrets.masker
+    found = salvaged(read, lambda problem: Metrics(problem=problem))
+    values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
+    error = None if record.error is None else masker.text(record.error)
+    return replace(record, metrics=values, metrics_error=found.problem, error=error)
+
+
+def kept_log(
+    record: RunRecord, read: Callable[[], Iterable[bytes] | None], secrets: KnownSecrets
+) -> KeptLog | None:
+    """What it wrote, as far as it is kept; why it is not, if it may show a secret that is not known here."""
+    return salvaged(lambda: _log(record, read, secrets), no_log)
 
 
 def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
@@ -107,7 +118,7 @@ class Settler:
         whole, log = with_what_it_left(
             with_end(record, status.ended),
             FoundJob(engine, record.job, status),
-            self.engines.environ,
+            KnownSecrets.elsewhere(record, self.engines.environ),
             logged=record.log is not None,
         )
         try:
@@ -138,11 +149,6 @@ def forget_job(record: RunRecord, engines: Engines) -> None:
         remove_scratch(job_folder(pool.out, record.dataset, record.run))
 
 
-def _masker(record: RunRecord, environ: Mapping[str, str]) -> Masker:
-    given = {name: environ[name] for name in record.env if name in environ}
-    return Masker.of(given, environ, record.command, record.params)
-
-
 def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
     """Of a folder that was there before the run, only a file that is not older."""
     if not job.engine.shares_folders:
@@ -158,17 +164,16 @@ def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
     return read_metrics(out, None)
 
 
-def _log(record: RunRecord, job: FoundJob, masker: Masker, environ: Mapping[str, str]) -> KeptLog | None:
-    unknown = [name for name in record.env if name not in environ]
-    if HIDDEN in json.dumps([record.command, record.params, record.engine_args]):
-        unknown.append("the command or the parameters")
-    if unknown:
-        names = ", ".join(unknown)
+def _log(
+    record: RunRecord, read: Callable[[], Iterable[bytes] | None], secrets: KnownSecrets
+) -> KeptLog | None:
+    if secrets.unknown:
+        names = ", ".join(secrets.unknown)
         return no_log(f"it may show values of {names}, which only {record.host} knows")
-    log = job.logs(follow=False)
+    log = read()
     if log is None:
         return None
     keeper = LogKeeper()
     for data in log:
         keeper.add(data)
-    return keeper.kept(masker)
+    return keeper.kept(secrets.masker)

@@ -16,6 +16,7 @@ from dsv.repo.runs import RunStore
 from dsv.runs.completing import forget_job, with_end, with_what_it_left
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob, find_job
+from dsv.runs.known_secrets import KnownSecrets
 from dsv.runs.marks import Marks
 from dsv.runs.records import encode_within_bounds
 
@@ -52,7 +53,10 @@ def record_cut_off(
             whole, log = with_end(begun, found.end), None
             if found.job is not None:
                 whole, log = with_what_it_left(
-                    whole, found.job, engines.environ, logged=begun.log is not None
+                    whole,
+                    found.job,
+                    KnownSecrets.elsewhere(begun, engines.environ),
+                    logged=begun.log is not None,
                 )
             done.append(_keep_end(whole, log, spool, runs))
             forget_job(whole, engines)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
 from dsv.errors import UsageError
+from dsv.model.node_order import NodeOrder, OrderedData
 from dsv.model.run import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
 from dsv.model.sweep import SweepSeat
@@ -227,8 +228,30 @@ class Launch:
         return {
             "stage": ("cache", *found, "--json", "--hold", STAGED_FOR, *targets.values()),
             "hold": ("with", *found, targets[""], *further, "--"),
+            "close": ("node", *found, "-"),
+            "order": self._order(),
             "settings": self.settings,
         }
+
+    def _order(self) -> str:
+        """For the node that completes the record. The parameters may hold a secret, and are not in it."""
+        data = [
+            OrderedData(name=each.name, dataset=each.dataset, commit=each.commit.hex(), path=each.path)
+            for each in (self._run_data(name, staged) for name, staged in self.staged.items())
+        ]
+        order = NodeOrder(
+            run=self.run,
+            data=tuple(data),
+            out=str(self.out),
+            nodes=self.spec.nodes,
+            retries=self.spec.retries,
+            log=self.spec.log,
+            keep_output=self.keeps_output,
+        )
+        try:
+            return order.encode().decode()
+        except UnicodeEncodeError:  # a name that no JSON has: whoever looks later completes the record
+            return ""
 
     def _code_name(self) -> str:
         """A name that no further data has, as those held have one each."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dsv.api.node import node as run_here
+from dsv.api.node_left import complete_left
+from dsv.api.pool_settings import engines_of
 from dsv.cli.call import Call
 from dsv.cli.declare import COMMAND, command, whole
 from dsv.cli.run_options import launching
@@ -27,6 +30,7 @@ from dsv.runs.place import RunPlace
             "dsv node order.json --rank 1 --addresses node-a,node-b -- python train.py",
             "one of two nodes",
         ),
+        ("dsv node order.json --left /nfs/runs/chest-xray/ID.job", "CMD has ended already"),
     ],
     result={},
 )
@@ -45,6 +49,12 @@ def node(
             "--addresses", metavar="HOST,HOST", help="All nodes, by their ranks, as they reach each other."
         ),
     ] = None,
+    left: Annotated[
+        Path | None,
+        typer.Option(
+            "--left", metavar="FOLDER", help="Run nothing: complete the record of a run whose job left this."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option("-j", "--jobs", parser=whole(1), metavar="N", help="Processes that fill the cache."),
@@ -56,12 +66,23 @@ def node(
     cluster call this; nobody has to type it. ORDER is a file that 'dsv run' wrote, which names the commits, the output
     folder and the parameters. The data stays leased for as long as CMD lives. With several nodes, MASTER_ADDR,
     NODE_RANK and what else torchrun reads are set. The exit code is that of CMD; 125 says that it could not be started.
+
+    With --left no CMD is run: what the job of a run left in FOLDER becomes the record of the run, with its log, metrics
+    and output, unless somebody else completes it. ORDER may be '-' for stdin.
     """
     if call.json:
         raise UsageError("stdout is the command's, so no document can go there", hint="leave out --json")
+    if left is not None:
+        if call.words:
+            raise UsageError("--left runs no command", subject="--left", hint="leave out CMD, or --left")
+        return _complete(call, _read(order), left)
     if not call.words or not call.words[0]:
         raise UsageError("there is no command to run", hint="dsv node ORDER -- CMD...")
     names = tuple(name.strip() for name in (addresses or "").split(",") if name.strip())
+    return _run(call, order, NodeSeat(rank=rank, attempt=attempt, addresses=names), jobs)
+
+
+def _run(call: Call, order: str, seat: NodeSeat, jobs: int | None) -> int:
     with launching(), call.context() as context:
         told = _read(order)
         place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
@@ -69,7 +90,7 @@ def node(
             context,
             call.settings.cache().path,
             told,
-            NodeSeat(rank=rank, attempt=attempt, addresses=names),
+            seat,
             call.words,
             place,
             signals=Signals(),
@@ -86,7 +107,16 @@ def node(
     return done.result.exit_code
 
 
+def _complete(call: Call, order: NodeOrder, left: Path) -> int:
+    with call.context() as context:
+        done = complete_left(context, engines_of(call.around.environ, call.settings), order, left)
+    call.say(f"run {order.run}: " + ("its record is complete" if done else "its record is left to others"))
+    return 0
+
+
 def _read(name: str) -> NodeOrder:
+    if name == "-":
+        return NodeOrder.decode(sys.stdin.buffer.read(MAX_ORDER), "the order on stdin")
     try:
         with Path(name).open("rb") as file:
             return NodeOrder.decode(file.read(MAX_ORDER), name)

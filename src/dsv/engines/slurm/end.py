@@ -21,6 +21,8 @@ from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part, exit_
 SCRIPT: Final = "job.sh"
 STOPPED: Final = "stopped"
 """The file that says that dsv was asked to end the job, and who asked."""
+ATTENDED: Final = "attended"
+"""The file that says that a dsv has seen the end of the job, and completes the record of the run."""
 _KILLED: Final = 137
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
 _LAST: Final = 1 << 16
@@ -172,6 +174,13 @@ def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | N
     )
     last = (part if part.end is not None else replace(part, end=cause) for part in left.parts)
     return replace(done, parts=(*earlier, *last))
+
+
+def left_here(folder: Path) -> Ended | None:
+    """How the job ended, told on its own node while Slurm still has it: None if that can't be told there."""
+    left = read_left(folder)
+    done = None if left.end is None else ended(None, left, settled=True)
+    return done if done is not None and done.seen else None
 
 
 def _ended(job: Queued | None, left: Left) -> Ended | None:

@@ -17,7 +17,7 @@ from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.log_pipe import through_a_pipe
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
-from dsv.engines.slurm.end import STOPPED, ended, is_late, nodes_of, read_left
+from dsv.engines.slurm.end import ATTENDED, STOPPED, ended, is_late, nodes_of, read_left
 from dsv.engines.slurm.program import SlurmProgram, job_folder, job_id
 from dsv.fs.files import open_plain
 from dsv.fs.process import host_name, user_name
@@ -97,6 +97,8 @@ class SlurmRun:
         while True:
             moved = step()
             left = read_left(self._folder)
+            if left.end is not None:
+                _attend(self._folder)
             if left.end is not None or monotonic() - asked >= interval or self._wake.is_set():
                 if self._wake.is_set() or left.end is not None:
                     self._wake.clear()
@@ -178,6 +180,12 @@ class Follower:
         view = memoryview(data)
         while view:
             view = view[os.write(self.sink, view) :]
+
+
+def _attend(folder: Path) -> None:
+    """The node of the job need not complete the record."""
+    with suppress(OSError):
+        (folder / ATTENDED).touch()
 
 
 def _look_afresh(folder: Path) -> None:

@@ -9,6 +9,9 @@ What it leaves in the folder of the job says how the job went, as Slurm without 
                    empty if the command can't be started there
     stage.A.N      what staging for attempt A said on node N
     end            the last attempt is over: its exit code, and how many nodes it had
+    attended       a dsv that looks on has seen that, and completes the record of the run
+    argv           if none does, the command as it was typed, for the dsv of the node that completes the record
+    complete.log   what that dsv says
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from dsv.errors import UsageError
+from dsv.model.node_env import PASSED
 
 STARTED_LATE: Final = 125
 """Exit code of the script if the data could not be made sure of on every node, so that no command began."""
@@ -38,8 +42,6 @@ MEETING: Final = (
 )
 """What the script tells each of several nodes."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_PASSED: Final = "DSV_JOB_"
-"""With this the names begin that carry the job's own variables through sbatch, which some of them would change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,9 @@ class Batch:
 
     folder: of the job, which the nodes see under the same name; command: of each node, to be run in `workdir`; stage: a
     command that makes sure of the data on a node before any of them begins, none if there is nothing to wait for; hold:
-    words in front of a command, `--` the last, that make sure of the data and hold it until the command has ended.
+    words in front of a command, `--` the last, that make sure of the data and hold it until the command has ended;
+    close: a command that completes the record of the run from what the job left, told by `order` on its stdin which run
+    that is; typed: the command of the job as it was typed, without what runs its image.
     known: variables that may stand in the script; passed: the names of those whose values come with the environment of
     sbatch. options: of sbatch, as `--partition=gpu`.
     """
@@ -60,6 +64,9 @@ class Batch:
     workdir: Path | None = None
     stage: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    order: str = ""
+    typed: tuple[str, ...] = ()
     known: Mapping[str, str] = field(default_factory=dict)
     passed: tuple[str, ...] = ()
     nodes: int = 1
@@ -82,7 +89,7 @@ def passing(variables: Mapping[str, str]) -> dict[str, str]:
     for name in variables:
         if _NAME.fullmatch(name) is None:
             raise UsageError(f"Slurm can't pass a variable named {name} to a job", subject=name)
-    return {f"{_PASSED}{name}": value for name, value in variables.items()}
+    return {f"{PASSED}{name}": value for name, value in variables.items()}
 
 
 def render(batch: Batch) -> str:
@@ -94,6 +101,7 @@ def render(batch: Batch) -> str:
         f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
         f"folder={shlex.quote(str(batch.folder))}",
         f"retries={batch.retries}",
+        _complete(batch),
         _PREPARE,
         _PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
         _nodes(batch),
@@ -145,8 +153,8 @@ def _delimiter(batch: Batch) -> str:
 def _exports(batch: Batch) -> str:
     known = [(name, value) for name, value in sorted(batch.known.items()) if name != "DSV_ATTEMPT"]
     lines = ['export DSV_ATTEMPT="$2"', *(f"export {name}={shlex.quote(value)}" for name, value in known)]
-    lines += [f'export {name}="${_PASSED}{name}"' for name in sorted(batch.passed)]
-    lines += [f"unset {_PASSED}{name}" for name in sorted(batch.passed)]
+    lines += [f'export {name}="${PASSED}{name}"' for name in sorted(batch.passed)]
+    lines += [f"unset {PASSED}{name}" for name in sorted(batch.passed)]
     return "\n".join(lines)
 
 
@@ -158,13 +166,37 @@ def _hold(batch: Batch) -> str:
     return f"{shlex.join(batch.hold[:-1])} {said}-- "
 
 
+def _complete(batch: Batch) -> str:
+    if not batch.close:
+        return "complete() { :; }\n"
+    return _COMPLETE.format(
+        argv=shlex.join(batch.typed), order=shlex.quote(batch.order), close=shlex.join(batch.close)
+    )
+
+
 def _nodes(batch: Batch) -> str:
     return "" if batch.nodes == 1 else _MEETING.format(port=batch.port)
 
 
+_COMPLETE = """\
+# What this script does last. The dsv that submitted the job completes the record of the run, if it still looks on; else
+# this node does. If it can't, any dsv does that looks later.
+complete() {{
+  local found turn
+  for ((turn = 0; turn < 100; turn++)); do
+    for found in "$folder"/attende[d]; do [ ! -e "$found" ] || return 0; done
+    [ -e "$folder/end" ] || return 0
+    sleep 0.1
+  done
+  # Whatever happens to the node from here on, the job is over.
+  [ "$retries" -eq 0 ] || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
+  printf '%s\\0' {argv} >"$folder/argv"
+  {close} --left "$folder" <<<{order} >"$folder/complete.log" 2>&1
+}} 2>/dev/null
+"""
 _PREPARE = """\
 attempt=$((${SLURM_RESTART_COUNT:-0} + 1))
-mkdir -p "$folder" && rm -f "$folder/end"
+mkdir -p "$folder" && rm -f "$folder/end" "$folder/attended"
 echo "attempt $attempt on $SLURM_JOB_NODELIST"
 
 # Slurm asks a job to end by SIGTERM. The command gets it too, and the script waits for what it makes of that. From here
@@ -174,6 +206,7 @@ trap 'told=yes' TERM
 
 finish() { # EXIT-CODE
   echo "$1 $SLURM_JOB_NUM_NODES" >"$folder/end"
+  complete
   exit "$1"
 }
 

@@ -75,6 +75,27 @@ def test_the_job_sees_its_folders_alone_and_dsv_the_whole_volumes() -> None:
     ]
 
 
+def test_folders_of_one_claim_are_one_volume_of_the_pod() -> None:
+    """The kubelet waits for ever for a claim that a pod has twice."""
+    claim = {"claim": "datasets"}
+    job = replace(JOB, hold=("with", "--store", "/lake/store", "--cache", "/nfs/cache", "xray@ab12", "--"))
+    spec = pod_of(
+        job, volumes={"/nfs": claim, "/nfs/fast": {"nfs": "files", "path": "/fast"}, "/lake": claim}
+    )
+    claims = [each for each in spec["volumes"] if "persistentVolumeClaim" in each]
+    assert [each["persistentVolumeClaim"] for each in claims] == [{"claimName": "datasets"}]
+    hold = {each["mountPath"]: each["name"] for each in spec["initContainers"][0]["volumeMounts"]}
+    assert hold["/nfs"] == hold["/lake"] == claims[0]["name"] != hold["/nfs/fast"]
+
+
+def test_a_store_that_is_a_folder_has_its_volume_also_if_it_has_a_name() -> None:
+    job = replace(JOB, settings='[stores.lake]\nurl = "/lake/store"\n')
+    lake = {"nfs": "files", "path": "/lake"}
+    spec = pod_of(job, volumes={**OPTIONS["volumes"], "/lake": lake})
+    assert "/lake" in {each["mountPath"] for each in spec["initContainers"][0]["volumeMounts"]}
+    assert "/lake" not in {each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+
+
 def test_the_restricted_pod_security_standard_is_kept() -> None:
     spec = pod_of()
     assert spec["securityContext"]["runAsNonRoot"] and "runAsUser" not in str(spec)
@@ -208,6 +229,8 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
     ("job", "words"),
     [
         (replace(JOB, mounts=(Mount(Path("/elsewhere/x"), "/data"),)), "no volume in which /elsewhere/x is"),
+        (replace(JOB, hold=("with", "--store", "/lake", "x@ab", "--")), "no volume in which /lake is"),
+        (replace(JOB, settings='[stores.lake]\nurl = "/lake"\n'), "no volume in which /lake is"),
         (replace(JOB, gpus=-1), "how many GPUs"),
         (replace(JOB, gpus=1, gpu_type="H100"), "no node is labelled with a GPU of the type H100"),
         (replace(JOB, engine_args=("--x",)), "no further options"),

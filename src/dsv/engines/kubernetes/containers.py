@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import tomllib
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from dsv.engines.base import Job, Mount
@@ -97,7 +100,7 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
         "image": options.image,
         "securityContext": _security(options),
         "volumeMounts": [
-            *({"name": each, "mountPath": str(volume.prefix)} for each, volume in used.items()),
+            *({"name": name, "mountPath": str(volume.prefix)} for name, volume in used),
             {"name": "own", "mountPath": OWN},
         ],
     }
@@ -146,39 +149,58 @@ def _security(options: KubernetesOptions) -> Manifest:
 def mounts_of(job: Job, options: KubernetesOptions) -> tuple[list[Manifest], list[Manifest]]:
     """What the job's own container sees: of each volume only the folders that the job is to see."""
     used = _volumes_of(job, options)
-    names = {volume.prefix: name for name, volume in used.items()}
+    names = {volume.prefix: name for name, volume in used}
     mounts = []
     for each in job.mounts:
         volume = _volume_of(each, options)
         inside = PurePosixPath(each.source).relative_to(volume.prefix)
         mount = {"name": names[volume.prefix], "mountPath": each.target, "readOnly": not each.writable}
         mounts.append(mount if inside == PurePosixPath(".") else {**mount, "subPath": str(inside)})
-    return mounts, [{"name": name, **volume.source} for name, volume in used.items()]
+    sources = {name: volume.source for name, volume in used}
+    return mounts, [{"name": name, **source} for name, source in sources.items()]
 
 
-def _volumes_of(job: Job, options: KubernetesOptions) -> dict[str, Volume]:
-    """By name, those that this job needs: for what it mounts, and for the cache and a store that are folders."""
+def _volumes_of(job: Job, options: KubernetesOptions) -> list[tuple[str, Volume]]:
+    """With their names, those that this job needs: for what it mounts, and for the cache and a store that are folders.
+
+    Two folders of one claim share a name: the kubelet never starts a pod that has a claim twice.
+    """
     found: dict[PurePosixPath, Volume] = {}
     for each in job.mounts:
         volume = _volume_of(each, options)
         found.setdefault(volume.prefix, volume)
-    for word in job.hold:
-        there = options.volume_of(PurePosixPath(word)) if word.startswith("/") else None
+    places = tomllib.loads(job.settings).get("stores", {}) if job.settings else {}
+    named = [str(each.get(key, "")) for each in places.values() for key in ("url", "names")]
+    for word in (*job.hold, *named):
+        if not word.startswith("/"):
+            continue
+        there = options.volume_of(PurePosixPath(word))
         if there is not None:
             found.setdefault(there.prefix, there)
-    return {f"volume-{number}": volume for number, volume in enumerate(found.values())}
+        elif (word in named or _is_store(word, job)) and "volumeMounts" not in json.dumps(options.overlay):
+            raise _no_volume(word)
+    sources = list({json.dumps(volume.source): None for volume in found.values()})
+    return [(f"volume-{sources.index(json.dumps(each.source))}", each) for each in found.values()]
 
 
 def _volume_of(mount: Mount, options: KubernetesOptions) -> Volume:
     volume = options.volume_of(PurePosixPath(mount.source))
     if volume is None:
-        top = "/".join(str(mount.source).split("/")[:2])
-        raise UsageError(
-            f"the pool has no volume in which {mount.source} is",
-            subject=str(mount.source),
-            hint=f'dsv config pools.NAME.kubernetes.volumes \'{{"{top}": {{"claim": "CLAIM"}}}}\'',
-        )
+        raise _no_volume(str(mount.source))
     return volume
+
+
+def _is_store(word: str, job: Job) -> bool:
+    return ("--store", word) in pairwise(job.hold)
+
+
+def _no_volume(folder: str) -> UsageError:
+    top = "/".join(folder.split("/")[:2])
+    return UsageError(
+        f"the pool has no volume in which {folder} is",
+        subject=folder,
+        hint=f'dsv config pools.NAME.kubernetes.volumes \'{{"{top}": {{"claim": "CLAIM"}}}}\'',
+    )
 
 
 def own_volumes(job: Job) -> list[Manifest]:

@@ -191,3 +191,20 @@ def test_a_container_that_was_never_made_has_not_begun() -> None:
     assert not pod.begun
     pod.raw["status"]["containerStatuses"][0]["containerID"] = "containerd://1"
     assert pod.begun
+
+
+@pytest.mark.parametrize(
+    ("states", "untouched"),
+    [
+        ((), True),
+        (({"waiting": {"reason": "PodInitializing"}}, {"waiting": {"reason": "PodInitializing"}}), True),
+        (({"running": {}}, {"waiting": {"reason": "PodInitializing"}}), False),
+        (({"terminated": {"exitCode": 0}}, {"waiting": {}}), False),
+    ],
+)
+def test_a_pod_is_untouched_until_one_of_its_containers_has_started(
+    states: tuple[dict[str, Any], ...], untouched: bool
+) -> None:
+    found = [{"name": str(number), "state": state} for number, state in enumerate(states)]
+    pod = a_pod(phase="Pending", status={"initContainerStatuses": found, "containerStatuses": []})
+    assert pod.is_untouched is untouched

@@ -114,6 +114,16 @@ class Pod:
         return not (_never_started(ended) or (ended.get("reason") == _UNKNOWN and not self._made()))
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether its machine has not started any of its containers, such as one whose volumes are not there."""
+        states = [
+            each.get("state") or {}
+            for kind in ("initContainerStatuses", "containerStatuses")
+            for each in self._status.get(kind) or ()
+        ]
+        return all("waiting" in each for each in states)
+
+    @property
     def stage_message(self) -> str | None:
         """What the container that fetches the data says of its end."""
         ended = self._state(STAGING, "initContainerStatuses").get("terminated") or {}

@@ -146,7 +146,11 @@ class KubernetesRun:
         found = pod.obstacle(self._autoscaling)
         if found is None and pod.host is not None and self._since(f"{pod.uid}:begin") > 4 * _EVENTS:
             troubles = self._job.troubles(pod)
-            return Obstacle(" ".join(troubles[-1].split()), EndCause.NOT_STARTED, None) if troubles else None
+            if troubles:
+                return Obstacle(" ".join(troubles[-1].split()), EndCause.NOT_STARTED, None)
+            if pod.is_untouched:
+                silent = f"{pod.host} has not started any container of the pod {pod.name} yet"
+                return Obstacle(silent, EndCause.NOT_STARTED, None)
         return found
 
     def _since(self, key: str) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.waiting import until
 
-# Files of its folder say how the world stands: `down` (no daemon answers), `unlogged` (`logs` fails), `left` (what the
-# attached program exits with), `over` (the container's exit code), `gone` (there is no such container), `log` (what
-# the engine keeps of the container's output).
+# Files of its folder say how the world stands: `down` (no daemon answers), `refused` (why no container is made),
+# `unlogged` (`logs` fails), `left` (what the attached program exits with), `over` (the container's exit code), `gone`
+# (there is no such container), `log` (what the engine keeps of the container's output).
 PROGRAM = r"""#!/bin/sh
 cd '{folder}' || exit 1
 echo "$*" >> calls
@@ -18,7 +18,7 @@ unreachable() {{ echo 'Cannot connect to the Docker daemon. Is it running?' >&2;
 await() {{ until [ -e "$1" ]; do sleep 0.05; done; }}
 case "$1" in
 info) echo '{{"ServerVersion": "27.0", "OSType": "linux", "InitBinary": "docker-init"}}'; exit ;;
-create) echo deadbeefcafe; exit ;;
+create) [ -e refused ] && {{ cat refused >&2; exit 125; }}; echo deadbeefcafe; exit ;;
 start)
   echo $$ > pid; echo up; touch up; await left; echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
 esac

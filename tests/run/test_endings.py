@@ -12,6 +12,7 @@ import pytest
 from dsv.engines.containers import run as container_run
 from dsv.engines.log import LogKeeper
 from dsv.engines.supervise import Outcome, supervise
+from dsv.model.resources import ALL_GPUS
 from dsv.model.run import RunState
 from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
@@ -43,6 +44,23 @@ def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: p
     assert "did not answer" in (record.error or "")
     assert result.error is not None and "is not known" in result.error.message
     assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("refused", "command"),
+    [
+        ('could not select device driver "" with capabilities: [[gpu]]', "install the NVIDIA"),
+        ("the store's folder /lake is not there", "dsv runs "),
+    ],
+)
+def test_the_gpus_are_pointed_to_only_if_they_are_why_a_job_did_not_start(
+    tmp_path: Path, refused: str, command: str
+) -> None:
+    docker = FakeDocker.make(tmp_path / "docker")
+    docker.set("refused", refused)
+    result = Shop(tmp_path, docker.environ).run("train", image="busybox", engine="docker", gpus=ALL_GPUS)
+    assert result.error is not None and refused in result.error.message
+    assert (result.error.hint or "").startswith(command)
 
 
 def test_a_run_ends_with_its_job_and_not_with_its_readers(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals as SignalName
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.log import KeptLog
@@ -19,6 +20,8 @@ from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords
 
 _T = TypeVar("_T")
+_GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
+"""What engines say if it is the GPUs that keep a job from starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +165,11 @@ def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:
     if outcome.ended.launched or outcome.signal is not None:
         return None
     reason = _masked(launch, outcome.ended.reason)
+    about_gpus = launch.spec.gpus is not None and _GPUS.search(reason or "") is not None
     return LaunchError(
         f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
         subject=launch.run,
-        hint=engine.gpu_hint if launch.spec.gpus is not None else None,
+        hint=engine.gpu_hint if about_gpus else f"dsv runs {launch.run}",
     )
 
 

@@ -211,6 +211,12 @@ def test_a_key_that_is_none_is_refused_with_the_closest(key: str, hint: str | No
     assert hint is None or caught.value.hint == f"dsv config {hint}"
 
 
+def test_a_key_within_a_value_of_an_engine_is_refused_with_the_key_of_that_value() -> None:
+    with pytest.raises(UsageError, match=r"lies within pools\.a\.kubernetes\.overlay") as caught:
+        check_key("pools.a.kubernetes.overlay.spec.suspend")
+    assert (caught.value.hint or "").startswith("dsv config pools.a.kubernetes.overlay '")
+
+
 def test_setting_a_value_keeps_the_others_and_unsetting_takes_empty_tables_along() -> None:
     before: dict[str, object] = {"author": "a", "mine": {"x": 1}, "stores": {"lake": {"url": "s3://b"}}}
     after = with_value(before, "stores.lake.profile", "p")

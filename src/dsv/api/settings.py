@@ -318,6 +318,9 @@ def check_key(key: str) -> None:
     if is_key(key):
         return
     table, *rest = key.split(".")
+    if is_engines_key(deep := ".".join(key.split(".")[:4])):
+        hint = f"dsv config {deep} '{{…}}', or write it into the file"
+        raise UsageError(f"{key} lies within {deep}, which takes one value: JSON", subject=key, hint=hint)
     known = [*PLAIN_KEYS, *(f"{name}.NAME.{part}" for name, parts in TABLES.items() for part in parts)]
     known.append("pools.NAME.ENGINE.KEY")
     asked = ".".join([table, "NAME", rest[1]]) if len(rest) == 2 else key

@@ -6,6 +6,8 @@ code that scripts may rely on. Nothing below the command line catches these to p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 UPGRADE = "install a newer dsv: pip install --upgrade DSV_CHECKOUT_OR_WHEEL"
@@ -112,3 +114,14 @@ class LaunchError(DsvError):
 
     kind = "launch"
     exit_code = 125
+
+
+@contextmanager
+def as_launch_error() -> Iterator[None]:
+    """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
+    try:
+        yield
+    except (UsageError, LaunchError, Interrupted, Terminated):
+        raise
+    except DsvError as error:
+        raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error

@@ -46,7 +46,7 @@ class Busy(Process):
 
 @pytest.fixture
 def pets(dsv: Dsv, monkeypatch: pytest.MonkeyPatch) -> Dsv:
-    monkeypatch.setitem(ENGINES, "busy", Busy)  # type: ignore[attr-defined]
+    monkeypatch.setitem(ENGINES, "busy", Busy)
     write_files(dsv.cwd, {"train/1.png": b"1", "train/2.png": b"2"})
     dsv.ok("init", "pets")
     dsv.ok("sync")

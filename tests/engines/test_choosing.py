@@ -38,6 +38,10 @@ def test_every_registered_engine_has_a_conformance_suite() -> None:
     assert set(ENGINES) == _suites()
 
 
+def test_every_registered_engine_goes_by_its_own_name() -> None:
+    assert {name: kind.name for name, kind in ENGINES.items()} == {name: name for name in ENGINES}
+
+
 def test_engines_with_images_on_this_machine_have_the_containers_suite() -> None:
     _suites()  # imports them
     suites = {each.name for each in ContainerConformance.__subclasses__()}

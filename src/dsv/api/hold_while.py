@@ -16,6 +16,7 @@ from dsv.cache.keeping.order import Keeper, Order
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
+from dsv.model.data_names import data_variable
 from dsv.model.names import Target
 from dsv.runs.staged import Staged
 
@@ -52,13 +53,16 @@ def hold_while(
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
     root = CacheRoot(folder)
     with ExitStack() as claims:
+        keeper = _start_keeper()  # first, as it takes a while to come up
+        unused = claims.enter_context(ExitStack())
+        unused.callback(keeper.close)
         stager = claims.enter_context(Stager(context, root, offline=offline, jobs=jobs))
         found = []
         places = []
         for target in targets:
-            staged, lease = stager.stage(target, None)
+            one, lease = stager.stage(target, None)
             claims.callback(lease.release)
-            found.append(staged)
+            found.append(one)
             if not isinstance(lease, NoLease):
                 places.append(lease.place)
         order = Order(
@@ -68,7 +72,15 @@ def hold_while(
             start=watched.process.start,
             program=program,
         )
-        return _hold(root, tuple(found), order)
+        staged = tuple(found)
+        if not order.places:
+            return HeldData(staged, None, order)
+        keeper.hold(order)
+        said = keeper.answer(_ANSWERS_WITHIN)
+        if said is None or not said.startswith("held "):
+            raise _refusal(root, said)
+        unused.pop_all()
+        return HeldData(staged, keeper, order.after(said))
 
 
 def cache_while(
@@ -98,8 +110,6 @@ def cache_while(
 
 def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:
     """The variables that tell a command where its data is; as in a run."""
-    from dsv.runs.plan import data_variable
-
     variables = {
         "DSV_DATASET": str(staged.dataset),
         "DSV_COMMIT": str(staged.commit),
@@ -108,19 +118,11 @@ def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, s
     return variables | {data_variable(name): str(one.path) for name, one in further.items()}
 
 
-def _hold(root: CacheRoot, staged: tuple[Staged, ...], order: Order) -> HeldData:
-    """Returns once a keeper holds all of them."""
-    if not order.places:
-        return HeldData(staged, None, order)
+def _start_keeper() -> Keeper:
     try:
-        keeper = Keeper.start(order)
+        return Keeper.start()
     except OSError as error:
         raise explain(error, sys.executable, "start") from error
-    said = keeper.answer(_ANSWERS_WITHIN)
-    if said is not None and said.startswith("held "):
-        return HeldData(staged, keeper, order.after(said))
-    keeper.close()
-    raise _refusal(root, said)
 
 
 def _refusal(root: CacheRoot, said: str | None) -> DsvError:

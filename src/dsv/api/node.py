@@ -13,7 +13,7 @@ from dsv.api.run_store import LateRunStore
 from dsv.cache.root import CacheRoot
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import DsvError, IntegrityError, NoRoom
+from dsv.errors import DsvError, IntegrityError, NoRoom, as_launch_error
 from dsv.model.ids import StoreId
 from dsv.model.node_order import NodeOrder
 from dsv.model.run import RECORD, LogInfo, RunId, RunOutput
@@ -21,7 +21,6 @@ from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
-from dsv.runs import life
 from dsv.runs.collect import assemble, is_over, join_logs
 from dsv.runs.completing import finish as complete
 from dsv.runs.node import NodeResult, NodeSeat, run_node
@@ -55,7 +54,7 @@ def node(
 
     Several nodes that share a cache fill it together. Raises what `runs.node.run_node` raises.
     """
-    with life.as_launch_error(), Stager(context, CacheRoot(cache), jobs=jobs) as stager:
+    with as_launch_error(), Stager(context, CacheRoot(cache), jobs=jobs) as stager:
         store = stager.targets.find(order.data[0].target()).store
         result = run_node(
             order,

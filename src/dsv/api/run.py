@@ -20,7 +20,7 @@ from dsv.cache.root import CacheRoot
 from dsv.engines.base import Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import Denied, LaunchError, Unreachable
+from dsv.errors import Denied, LaunchError, Unreachable, as_launch_error
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Rev, Target
 from dsv.model.pool import PassedOver
@@ -64,7 +64,7 @@ def run(
     Raises `LaunchError` for whatever keeps the job from being started, but `UsageError`, `Interrupted` and
     `Terminated` as they are.
     """
-    with life.as_launch_error(), ExitStack() as stagers:
+    with as_launch_error(), ExitStack() as stagers:
         stagings = _Stagings(context, stagers, offline, jobs, force)
         stagers.callback(stagings.started)
         placed = None
@@ -103,10 +103,10 @@ def dry_run(
 ) -> Plan:
     """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
     if placing is not None:
-        with life.as_launch_error():
+        with as_launch_error():
             placed = placing.choose(spec, context.progress.note)
         spec, cache = placed.spec, placed.cache
-    with life.as_launch_error(), Stager(context, CacheRoot(cache), offline=offline) as stager:
+    with as_launch_error(), Stager(context, CacheRoot(cache), offline=offline) as stager:
         return life.dry_run(spec, place=place, staging=_Fixed(stager, spec))
 
 
@@ -129,7 +129,7 @@ def prepared(
     sessions: list[Session] = []
     with Stager(context, CacheRoot(cache), offline=offline, jobs=jobs) as stager, ExitStack() as held:
         held.callback(_close, sessions)  # records name the code by then
-        with life.as_launch_error():
+        with as_launch_error():
             targets = (spec.target, *spec.data.values())
             found = {target: stager.targets.find(_pinned(spec, target)) for target in targets}
             main = found[spec.target]

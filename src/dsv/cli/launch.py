@@ -9,8 +9,9 @@ from dsv.api.run import dry_run, run
 from dsv.cli.call import Call
 from dsv.cli.detach import detach
 from dsv.cli.failure import of_error
+from dsv.cli.launching import launching
 from dsv.cli.output import document, to_json
-from dsv.cli.run_options import Typed, launching, member_spec, placing_of, show_plan
+from dsv.cli.run_options import Typed, member_spec, placing_of, show_plan
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.model.units import format_duration

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from dsv.api.placing import Placing
 from dsv.api.pool_settings import pools_to_try
 from dsv.api.run import recorded_run
 from dsv.cli.call import Call
-from dsv.cli.failure import Failure, of_error
 from dsv.engines.base import Plan
-from dsv.errors import LaunchError, UsageError
+from dsv.errors import UsageError
 from dsv.model.json_values import Json
 from dsv.model.names import Target
 from dsv.model.pool import DEFAULT_WAIT, HERE
@@ -23,7 +21,6 @@ from dsv.model.run import CodeState
 from dsv.model.sweep import SweepSeat
 from dsv.model.units import parse_duration
 from dsv.runs.again import again
-from dsv.runs.life import as_launch_error
 from dsv.runs.place import RunPlace
 from dsv.runs.pools.choice import Prefer
 from dsv.runs.spec import OPTIONS, JobSpec, asked, parse_env, parse_options, seated
@@ -153,14 +150,3 @@ def plan_document(plan: Plan, spec: JobSpec) -> dict[str, Json]:
     shown = {"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)}
     script = {} if plan.script is None else {"script": plan.script}
     return {**shown, "resources": asked(spec), **script}
-
-
-@contextmanager
-def launching() -> Iterator[None]:
-    """As `as_launch_error`, for errors of the system too."""
-    with as_launch_error():
-        try:
-            yield
-        except OSError as error:
-            failure: Failure = of_error(error)
-            raise LaunchError(failure.message, subject=failure.subject, hint=failure.hint) from error

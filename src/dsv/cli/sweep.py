@@ -17,7 +17,8 @@ from dsv.api.run import dry_run, prepared
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.detach import Supervisor, detach
-from dsv.cli.run_options import Typed, launching, placing_of, plan_document, show_plan, spec_of
+from dsv.cli.launching import launching
+from dsv.cli.run_options import Typed, placing_of, plan_document, show_plan, spec_of
 from dsv.cli.run_views import write_table
 from dsv.cli.sweep_lines import SweepLines
 from dsv.engines.base import CANNOT_LAUNCH

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Final
+from importlib import import_module
+from typing import Final, cast
 
 from dsv.engines.base import NO_OPTIONS, Engine, Facts, NoEngine
-from dsv.engines.containers.docker import Docker
-from dsv.engines.containers.podman import Podman
-from dsv.engines.kubernetes.engine import Kubernetes
-from dsv.engines.process import Process
-from dsv.engines.slurm.engine import Slurm
 from dsv.errors import LaunchError, UsageError
 from dsv.model.json_values import Json
 from dsv.model.pool import Pool
 
-ENGINES: Final[Mapping[str, type[Engine]]] = {
-    Docker.name: Docker,
-    Podman.name: Podman,
-    Process.name: Process,
-    Slurm.name: Slurm,
-    Kubernetes.name: Kubernetes,
-}
+PROCESS: Final = "process"
+"""The engine of a command without an image."""
+
+
+class _Registry(MutableMapping[str, type[Engine]]):
+    """Classes of engines by their names. The module of one is imported when it is asked for: most commands need one
+    engine or none, and each brings much along."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._found: dict[str, str | type[Engine]] = dict(places)
+
+    def __getitem__(self, name: str) -> type[Engine]:
+        found = self._found[name]
+        if isinstance(found, str):
+            module, _, kind = found.partition(":")
+            found = self._found[name] = cast("type[Engine]", getattr(import_module(module), kind))
+        return found
+
+    def __setitem__(self, name: str, kind: type[Engine]) -> None:
+        self._found[name] = kind
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+
+ENGINES: Final[MutableMapping[str, type[Engine]]] = _Registry(
+    {
+        "docker": "dsv.engines.containers.docker:Docker",
+        "podman": "dsv.engines.containers.podman:Podman",
+        PROCESS: "dsv.engines.process:Process",
+        "slurm": "dsv.engines.slurm.engine:Slurm",
+        "kubernetes": "dsv.engines.kubernetes.engine:Kubernetes",
+    }
+)
 """By name, in the order in which they are tried."""
 
 
@@ -87,7 +119,7 @@ def choose(
     if name is not None:
         return _named(environ, name, image, options)
     if image is None:
-        chosen = _named(environ, Process.name, None)
+        chosen = _named(environ, PROCESS, None)
         return Chosen(chosen.engine, chosen.facts, _PLAIN)
     reasons = []
     for make in ENGINES.values():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.signals import Signals, spared
 from dsv.engines.supervise import Outcome
-from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, UsageError
+from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
 from dsv.model.ids import CommitId
 from dsv.model.names import Target
 from dsv.model.pool import PassedOver
@@ -238,17 +238,6 @@ def _stage_code(launch: Launch, staging: Staging, leases: ExitStack, held: list[
     leases.callback(found[1].release)
     held.append(found[1])
     return replace(launch, staged_code=found[0])
-
-
-@contextmanager
-def as_launch_error() -> Iterator[None]:
-    """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
-    try:
-        yield
-    except (UsageError, LaunchError, Interrupted, Terminated):
-        raise
-    except DsvError as error:
-        raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
 
 
 def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None = None) -> Launch:

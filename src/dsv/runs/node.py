@@ -20,6 +20,7 @@ from dsv.engines.process import Process
 from dsv.engines.signals import Signals, spared
 from dsv.engines.supervise import supervise
 from dsv.errors import DsvError, Interrupted, Terminated, UsageError
+from dsv.model.data_names import data_variable
 from dsv.model.node_env import meeting_port, node_environment
 from dsv.model.node_order import NodeOrder
 from dsv.model.progress import NoProgress, Progress
@@ -29,7 +30,6 @@ from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
 from dsv.runs.ending import part_of, salvaged
 from dsv.runs.place import RunPlace, make_folder, remove_scratch, write_params
-from dsv.runs.plan import data_variable
 from dsv.runs.staged import DataStaging, Lease, Staged
 
 

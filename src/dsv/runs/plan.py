@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
 from dsv.errors import UsageError
+from dsv.model.data_names import data_variable
 from dsv.model.node_order import NodeOrder, OrderedData
 from dsv.model.run import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
@@ -312,8 +312,3 @@ def masker_of(spec: JobSpec, place: RunPlace) -> Masker:
     given = {**env_values(spec.engine_args), **spec.env}
     options = hide_env_values(spec.engine_args)
     return Masker.of(given, place.environ, (*options, *spec.command), spec.params)
-
-
-def data_variable(name: str) -> str:
-    """The variable that holds the folder of the data of this name: `DSV_DATA_MASKS` for `masks`."""
-    return "DSV_DATA_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

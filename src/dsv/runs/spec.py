@@ -11,6 +11,7 @@ from typing import Any, Final
 from dsv.engines.base import Task
 from dsv.engines.containers.engine import check_image
 from dsv.errors import UsageError
+from dsv.model.data_names import is_data_name, parse_data
 from dsv.model.json_values import Json, check_json, json_or_text
 from dsv.model.names import Target
 from dsv.model.pool import PassedOver, Pool
@@ -33,7 +34,6 @@ from dsv.model.units import parse_duration, parse_size
 LEAST_MEMORY: Final = 6 << 20
 """Bytes: less than that no docker gives a container."""
 
-_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ENV_NAME = re.compile(r"[^=\s\0]+")
 
 
@@ -66,19 +66,6 @@ class JobSpec(Task):
     pins: Mapping[str, str] = field(default_factory=dict)
     log: bool = True
     again_of: RunId | None = None
-
-
-def parse_data(texts: Iterable[str]) -> dict[str, Target]:
-    """`NAME=TARGET`, as given with `--data`. Raises `UsageError`."""
-    data: dict[str, Target] = {}
-    for text in texts:
-        name, equals, target = text.partition("=")
-        if not equals or _DATA_NAME.fullmatch(name) is None or ".." in name:
-            raise UsageError(f"{text!r} is not NAME=TARGET", subject=text, hint="--data masks=chest-masks@v1")
-        if name in data:
-            raise UsageError(f"there are two data named {name}", subject=name)
-        data[name] = Target.parse(target)
-    return data
 
 
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -137,7 +124,7 @@ def check_spec(spec: JobSpec) -> None:
         if _ENV_NAME.fullmatch(name) is None:
             raise UsageError(f"{name!r} is no name of a variable", subject=name)
     for name in spec.data:
-        if _DATA_NAME.fullmatch(name) is None or ".." in name:
+        if not is_data_name(name):
             raise UsageError(f"{name!r} is no name for data", subject=name)
     check_resources(spec)
     try:

@@ -76,9 +76,10 @@ class Hold:
             return False
         self._tries -= 1
         try:
-            self._keeper = Keeper.start(self._order)
+            self._keeper = Keeper.start()
         except OSError:
             return False
+        self._keeper.hold(self._order)
         return True
 
     def release(self) -> None:

@@ -65,8 +65,8 @@ class Keeper(msgspec.Struct):
     _unread: bytes = b""
 
     @classmethod
-    def start(cls, order: Order) -> Self:
-        """Raises `OSError`. The answer to the order is still to be read."""
+    def start(cls) -> Self:
+        """Raises `OSError`. It waits for its order, and ends if its pipes are closed before that."""
         process = subprocess.Popen(
             # -P: what lies in the folder where the command was given is data, whatever its name.
             [sys.executable, "-P", "-m", PROGRAM],
@@ -80,8 +80,11 @@ class Keeper(msgspec.Struct):
         process.stdin.close()
         process.stdout.close()
         process.returncode = 0  # no warning of Popen about a process that it did not wait for
-        keeper.tell(order.encode())
         return keeper
+
+    def hold(self, order: Order) -> None:
+        """Its answer is still to be read."""
+        self.tell(order.encode())
 
     def tell(self, line: str) -> None:
         """Send a line. If the keeper is gone, `answer` says so."""

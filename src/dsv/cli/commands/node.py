@@ -13,7 +13,7 @@ from dsv.api.node_left import complete_left
 from dsv.api.pool_settings import engines_of
 from dsv.cli.call import Call
 from dsv.cli.declare import COMMAND, command, whole
-from dsv.cli.run_options import launching
+from dsv.cli.launching import launching
 from dsv.engines.signals import Signals
 from dsv.errors import LaunchError, UsageError
 from dsv.model.node_order import MAX_ORDER, NodeOrder

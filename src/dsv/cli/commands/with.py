@@ -15,12 +15,12 @@ from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
 from dsv.cli.declare import COMMAND, command, whole
+from dsv.cli.launching import launching
 from dsv.cli.output import document, to_json
-from dsv.cli.run_options import launching
 from dsv.cli.targets import Offline
 from dsv.errors import UsageError
+from dsv.model.data_names import parse_data
 from dsv.model.names import Target
-from dsv.runs.spec import parse_data
 
 _ATTENDANT = "dsv.cache.keeping.attendant"
 

@@ -91,6 +91,7 @@ PROGRAMS = {
     PACKAGE / "cache/filling/helper_process.py",
     PACKAGE / "cache/keeping/attendant.py",
     PACKAGE / "cache/keeping/keeper.py",
+    PACKAGE / "engines/kubernetes/gang.py",
     PACKAGE / "engines/launcher.py",
     PACKAGE / "worktree/prefetch/process.py",
 }

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,13 +51,22 @@ sys.exit(job.ended.exit_code)
 """
 
 
-def in_another_process(bench: Bench, plan: Plan, step: str) -> subprocess.Popen[bytes]:
-    """A process that submits this, waits for good at the step, and can be killed."""
+def in_another_process(
+    bench: Bench, plan: Plan, step: str, *, before: str = "", environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that submits this, waits for good at the step, and can be killed. before: what it runs first."""
     (bench.folder / "plan").write_bytes(msgspec.msgpack.encode(plan, enc_hook=str))
-    argv = [sys.executable, "-c", SUBMITTER, str(bench.folder / "plan"), step, str(bench.folder / "ref")]
+    argv = [
+        sys.executable,
+        "-c",
+        before + SUBMITTER,
+        str(bench.folder / "plan"),
+        step,
+        str(bench.folder / "ref"),
+    ]
     return subprocess.Popen(
         argv,
-        env=dict(bench.engine.environ),  # type: ignore[attr-defined]
+        env=dict(environ or bench.engine.environ),  # type: ignore[attr-defined]
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -17,6 +17,7 @@ from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.model.run import RunState
 from dsv.model.run_end import EndCause
 from tests.engines.cluster_conformance import ClusterConformance
+from tests.engines.durable import in_another_process
 from tests.engines.harness import Bench
 from tests.labs import kubernetes as lab
 from tests.labs.kubernetes_config import BUSYBOX
@@ -58,6 +59,70 @@ class TestKubernetes(ClusterConformance):
         done = bench.run(bench.shell("echo one; echo two >&2"))
         assert (sorted(done.stdout.split()), done.stderr) == ([b"one", b"two"], b"")
         assert sorted(done.log.split()) == [b"one", b"two"]
+
+
+STOPS_AFTER = """
+import os, threading
+from dsv.engines.kubernetes.api import KubernetesApi
+made, create = [], KubernetesApi.create
+def create_and_stop(self, path, body):
+    answer = create(self, path, body)
+    made.append(path)
+    if len(made) == int(os.environ["STOP_AFTER"]):
+        print("here", flush=True)
+        threading.Event().wait()
+    return answer
+KubernetesApi.create = create_and_stop
+"""
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_submitter_that_is_killed_between_the_objects_of_its_job(
+    bench: Bench, kubernetes: lab.Kubernetes, step: int
+) -> None:
+    """The Job comes first and owns the others, so all go with it. It doesn't begin, and can be submitted again."""
+    job = bench.shell("exit 3", nodes=2, env={"TOKEN": "hunter2"})
+    environ = {**bench.engine.environ, "STOP_AFTER": str(step)}  # type: ignore[attr-defined]
+    with in_another_process(
+        bench, bench.plan(job), "created", before=STOPS_AFTER, environ=environ
+    ) as submitter:
+        assert submitter.stdout is not None and submitter.stdout.readline() == b"here\n"
+        submitter.kill()
+        submitter.wait()
+
+    def there() -> set[str]:
+        found = kubernetes.get("job,service,secret,pod", "-l", f"dsv.run/run={object_name(job.run)}")["items"]
+        return {each["kind"] for each in found}
+
+    kinds = ["Job", "Service", "Secret"]
+    assert there() == set(kinds[:step])
+    (ref,) = bench.engine.list(job.run)
+    assert bench.engine.status(ref) == JobStatus(RunState.SUBMITTED)
+    if step == 1:
+        assert bench.start(job).wait().ended.exit_code == 3
+        assert there() == {*kinds, "Pod"}
+        kubernetes.kubectl("delete", f"job/{object_name(job.run)}")
+    else:
+        status = bench.engine.cancel(ref, 0)
+        assert status is not None and status.state is RunState.NOT_LAUNCHED
+    until(lambda: there() == set(), "the end of what belongs to the Job")
+
+
+def test_a_job_is_taken_back_while_it_waits_and_not_once_it_has_its_place(
+    bench: Bench, kubernetes: lab.Kubernetes
+) -> None:
+    """Whatever it does at that moment: it either never begins, or goes on to its end."""
+    waiting = bench.start(bench.shell("true", cpus=10_000.0))
+    until(lambda: bench.engine.status(waiting.ref) == JobStatus(RunState.QUEUED), "the job in its queue")
+    assert bench.engine.withdraw(waiting.ref) == JobStatus(RunState.NOT_LAUNCHED)
+    assert not waiting.wait().ended.launched and bench.engine.list(waiting.ref.run) == ()
+    for _ in range(3):
+        starting = bench.start(bench.shell("exit 4"))
+        answer = bench.engine.withdraw(starting.ref)
+        ended = starting.wait().ended
+        assert answer is not None
+        taken = answer.state in (RunState.NOT_LAUNCHED, RunState.CUT_OFF)
+        assert (ended.launched, ended.exit_code) == ((False, 125) if taken else (True, 4)), answer
 
 
 NAMESPACES = """\

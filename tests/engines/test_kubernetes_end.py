@@ -182,6 +182,13 @@ def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
         ]
 
 
+def test_a_job_that_is_suspended_may_go_on_though_its_pods_are_gone() -> None:
+    gone_pod = (Pod(a_pod(phase="Running").raw, gone=True),)
+    assert ended(JobFacts(a_job(suspend=True), gone_pod)) is None
+    stopped = a_job(suspend=True, annotations={"dsv.run/stopped": "ann on h"})
+    assert ended(JobFacts(stopped, gone_pod)) is not None
+
+
 def test_the_exit_code_of_what_was_killed_is_that_of_sigkill() -> None:
     assert gone(JobFacts(a_job(), (a_pod(phase="Running"),)), killed=True).exit_code == 137
 

@@ -133,7 +133,7 @@ def test_several_nodes_meet_at_the_first_by_its_name() -> None:
     name, spec = f"dsv-{RUN}", found["Job"]["spec"]
     assert found["Service"]["spec"]["clusterIP"] == "None"
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
-    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (6, 2, 0)
+    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 2, 0)
     env = {each["name"]: each for each in spec["template"]["spec"]["containers"][0]["env"]}
     assert env["MASTER_ADDR"]["value"] == f"{name}-0.{name}" and env["PET_NNODES"]["value"] == "3"
     assert "job-completion-index" in env["NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
@@ -305,3 +305,19 @@ def test_what_the_caller_may_not_list_is_told() -> None:
         "pods of all namespaces: ann may not list /api/v1/pods",
         "quotas: ann may not list resourcequotas",
     )
+
+
+def test_nodes_begin_again_together_and_only_one_of_them_is_counted() -> None:
+    job = planned(replace(JOB, nodes=3, retries=2))["Job"]["spec"]
+    assert (job["backoffLimit"], job["backoffLimitPerIndex"]) == (2, 2)
+    ignored = [each for each in job["podFailurePolicy"]["rules"] if each["action"] == "Ignore"]
+    codes = [each["onExitCodes"]["containerName"] for each in ignored if "onExitCodes" in each]
+    assert codes == ["main", "stage"]
+    pod = job["template"]["spec"]
+    hold = {each["name"]: each for each in pod["initContainers"][0]["env"]}
+    assert "controller-uid" in hold["DSV_GANG_TOKEN"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert "DSV_GANG_PORT" in {each["name"] for each in pod["containers"][0]["env"]}
+    alone = planned(replace(JOB, retries=2))["Job"]["spec"]["template"]
+    assert "DSV_GANG" not in str(alone["spec"]["containers"][0]["env"])
+    without = planned(replace(JOB, nodes=3))["Job"]["spec"]["podFailurePolicy"]["rules"]
+    assert [each["action"] for each in without] == ["FailJob", "FailJob"]  # it doesn't begin again

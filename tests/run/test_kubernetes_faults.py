@@ -133,3 +133,47 @@ def test_nodes_of_an_image_without_getent_find_each_other(site: Site) -> None:
         0,
         "exited",
     )
+
+
+HANGS = f"""\
+touch "$DSV_OUT/began.$DSV_ATTEMPT.$NODE_RANK"
+[ "$DSV_ATTEMPT" = 1 ] || exit 0
+{WAIT}
+[ "$NODE_RANK" = 0 ] || exit 3
+trap '' TERM
+while :; do sleep 1; done
+"""
+
+
+def test_a_node_that_fails_ends_the_others_and_all_begin_again_together(site: Site) -> None:
+    """Also one that hangs in what they do together, and although the terminal is gone."""
+    terminal = site.start(*run_of("--nodes", "2", "--retries", "1", script=HANGS))
+    until(lambda: len(list(site.export.glob("runs/digits/*/began.1.*"))) == 2, "both nodes")
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    run = site.out().name
+    site.go()
+    site.dsv("wait", run)
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 0)
+    parts = [(part["attempt"], part["node"], part["end"], part["exit_code"]) for part in record["parts"]]
+    assert parts == [
+        (1, 0, "cancelled", 137),
+        (1, 1, "exited", 3),
+        (2, 0, "exited", 0),
+        (2, 1, "exited", 0),
+    ]
+    assert record["parts"][0]["error"].endswith("node 1 failed first, with exit code 3")
+    until(lambda: not site.held(), "the end of the lease")
+
+
+def test_nodes_that_fail_at_the_same_moment_use_up_one_retry(site: Site) -> None:
+    terminal = site.start(*run_of("--nodes", "2", "--retries", "1", script="exit $((4 + NODE_RANK))"))
+    code, end, error = site.end(terminal)
+    assert code in (4, 5) and end == "exited" and f"node {code - 4} " in error
+    assert {(part["attempt"], part["node"]) for part in site.last()["parts"]} == {
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    }

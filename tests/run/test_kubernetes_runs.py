@@ -204,7 +204,7 @@ def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) 
 
 
 def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Site) -> None:
-    """The other node notices, and its retry meets the one that takes the lost one's place."""
+    """The other node ends too, and its next attempt meets the one that takes the lost one's place."""
     (site.folder / "code").mkdir()
     (site.folder / "code" / "train.py").write_text(TRAIN)
     terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--retries", "1", "--code",
@@ -225,8 +225,9 @@ def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Si
     assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 0)
     assert record["metrics"]["accuracy"] > 0.9
     first, again = ([part for part in record["parts"] if part["attempt"] == attempt] for attempt in (1, 2))
-    ends = {left: "exited", lost: "node-lost"}
-    assert {part["host"]: part["end"] for part in first} == {host: ends[host] for host in machines}
+    ends = {left: ("exited", "cancelled"), lost: ("node-lost",)}  # the first if it noticed that by itself
+    assert {part["host"] for part in first} == machines
+    assert all(part["end"] in ends[part["host"]] for part in first)
     assert [(part["node"], part["host"], part["exit_code"]) for part in again] == [(0, left, 0), (1, left, 0)]
     assert sum(part["stage_bytes"] for part in again) == 0
     assert "node 1 has" in site.dsv("logs", record["run"])

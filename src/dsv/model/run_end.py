@@ -77,8 +77,8 @@ def deciding_part(parts: Iterable[RunPart]) -> RunPart | None:
     """The part that says how the run ended: of the last attempt, the one that failed first; node 0 if all succeeded.
 
     A node that fails takes the others along, so what came later is a consequence. Of those that failed at the same
-    moment, one that was not simply killed counts: to be killed is what happens to the others. None while a node of
-    the last attempt goes on and none has failed.
+    moment, one that was not simply killed counts: to be killed is what happens to the others. One that somebody ended
+    counts only if no other has failed. None while a node of the last attempt goes on and none has failed.
     """
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
@@ -109,7 +109,7 @@ def exit_signal(code: int | None) -> str | None:
         return None
 
 
-def _order_of_failure(part: RunPart) -> tuple[float, bool, int]:
+def _order_of_failure(part: RunPart) -> tuple[bool, float, bool, int]:
     ended = float("inf") if part.ended_ms is None else part.ended_ms
     killed = part.end is EndCause.EXITED and part.exit_signal in ("SIGTERM", "SIGKILL")
-    return ended, killed, part.node
+    return part.end is EndCause.CANCELLED, ended, killed, part.node

@@ -14,6 +14,7 @@ from dsv.engines.kubernetes.names import (
     HOLDING,
     IGNORED_KEY,
     INDEX_KEY,
+    JOB_UID_LABEL,
     MAIN,
     SIGNAL_KEY,
     STAGING,
@@ -72,7 +73,23 @@ def _environment(job: Job, name: str) -> list[Manifest]:
         ranks = ("NODE_RANK", "PET_NODE_RANK")
         found += [{"name": each, "value": value} for each, value in meeting.items() if each not in ranks]
         found += [_from_pod(each, f"metadata.annotations['{INDEX_KEY}']") for each in ranks]
+    if is_gang(job):
+        found.append({"name": "DSV_GANG_PORT", "value": str(_port(job.run) + 1)})
     return found
+
+
+def is_gang(job: Job) -> bool:
+    """Whether its nodes begin and end together. Without data there is nothing of dsv in the cluster that sees to it."""
+    return job.nodes > 1 and bool(job.hold)
+
+
+def _gang(job: Job, name: str) -> list[Manifest]:
+    """What gang.py has to know."""
+    if not is_gang(job):
+        return []
+    wanted = ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", "DSV_GANG_PORT")
+    token = _from_pod("DSV_GANG_TOKEN", f"metadata.labels['{JOB_UID_LABEL}']")
+    return [*(each for each in _environment(job, name) if each["name"] in wanted), token]
 
 
 def _from_pod(name: str, field: str) -> Manifest:
@@ -126,7 +143,7 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             **shared,
             "restartPolicy": "Always",
             "command": ["/bin/sh", "-c", literal(HOLD), "hold", *(literal(each) for each in hold)],
-            "env": [*env, *params, *left],
+            "env": [*env, *params, *left, *_gang(job, name)],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         },
         {

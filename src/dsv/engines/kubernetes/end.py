@@ -105,8 +105,9 @@ def ended(job: JobFacts) -> Ended | None:
     parts = parts_of(job)
     if job.condition("Complete") or (all_over and all(_succeeded(each, parts) for each in last)):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
+    held_back = job.suspended and job.stopped is None  # by a queue, or while it is taken back: it may go on
     over = job.condition("Failed") is not None or (
-        (failed is not None or not job.may_try_again) and all_over
+        (failed is not None or not (job.may_try_again or held_back)) and all_over
     ) or (failed is not None and all(each.is_over or each.is_going for each in last))  # fmt: skip
     return _failed(job, parts, failed or {}) if over else None
 
@@ -153,6 +154,10 @@ def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]
     if job.stopped is not None and cause in (EndCause.EXITED, EndCause.LOST_SIGHT):
         reason: str | None = f"it was cancelled by {job.stopped}"
         cause, parts = EndCause.CANCELLED, _cancelled(parts, job.stopped)
+    elif part.end is EndCause.CANCELLED and part.error is not None:
+        # No node has failed that still could tell it: the others have ended because one was not heard of any more.
+        cause, code = EndCause.NODE_LOST, _CUT_SHORT[EndCause.NODE_LOST]
+        reason = part.error
     elif part.error is not None:
         reason = part.error
     elif cause is EndCause.EXITED and job.nodes > 1:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dsv.engines.base import Facts, Job
-from dsv.engines.kubernetes.containers import data_containers, main_container, mounts_of, own_volumes
+from dsv.engines.kubernetes.containers import data_containers, is_gang, main_container, mounts_of, own_volumes
 from dsv.engines.kubernetes.names import (
     COMMIT_KEY,
     GRACE_SECONDS,
@@ -30,6 +30,7 @@ from dsv.engines.kubernetes.names import (
 )
 from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.kubernetes.resources import gpu_affinity, tpu_selectors
+from dsv.engines.kubernetes.scripts import AGAIN_CODE
 
 
 def manifests(
@@ -59,7 +60,7 @@ def manifests(
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
-        "backoffLimit": job.retries * job.nodes,  # a node that fails takes the others along, which count too
+        "backoffLimit": job.retries if is_gang(job) else job.retries * job.nodes,
         "backoffLimitPerIndex": job.retries,
         "maxFailedIndexes": 0,
         "podFailurePolicy": {"rules": _rules(job)},
@@ -109,12 +110,16 @@ def _named(items: Sequence[Any]) -> bool:
 
 def _rules(job: Job) -> list[Manifest]:
     """A disruption counts for nothing, if the job may begin again at all. Some ends would come again."""
-    ignored = [
+    ignored: list[Manifest] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
     failing = [{"action": "FailJob", "onExitCodes": _codes(MAIN, "In", NOT_AGAIN)}]
     if job.stage:
         failing.append({"action": "FailJob", "onExitCodes": _codes(STAGING, "NotIn", [0])})
+    if is_gang(job):  # of the nodes that one takes along only that one counts
+        ignored += [
+            {"action": "Ignore", "onExitCodes": _codes(each, "In", [AGAIN_CODE])} for each in (MAIN, STAGING)
+        ]
     return [*(ignored if job.retries else []), *failing]
 
 

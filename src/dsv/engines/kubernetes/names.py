@@ -18,6 +18,7 @@ LABEL: Final = "dsv.run/run"
 MANAGED: Final = ("app.kubernetes.io/managed-by", "dsv")
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 INDEX_KEY: Final = "batch.kubernetes.io/job-completion-index"
+JOB_UID_LABEL: Final = "batch.kubernetes.io/controller-uid"
 FAILED_KEY: Final = "batch.kubernetes.io/job-index-failure-count"
 IGNORED_KEY: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
 MAIN, STAGING, HOLDING = "main", "stage", "hold"

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from dsv.engines.kubernetes.names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
-from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER
+from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER, TOGETHER
 from dsv.model.run import Usage
 from dsv.model.run_end import EndCause, RunPart, exit_signal
 
@@ -30,6 +30,7 @@ _DISRUPTIONS: Final = {
 }
 """Reasons of the condition DisruptionTarget."""
 NODE_LOST: Final = "NodeLost"
+WITH_THE_OTHERS: Final = "it was ended with the other nodes"
 _REASONS: Final = {
     "Evicted": EndCause.EVICTED,
     "NodeShutdown": EndCause.EVICTED,
@@ -149,6 +150,9 @@ class Pod:
         reason = self._status.get("reason")
         if reason in _REASONS:
             return _REASONS[reason], self._status.get("message") or reason
+        if told == TOGETHER:
+            _, _, reason = self._message.partition("\n")
+            return EndCause.CANCELLED, f"{WITH_THE_OTHERS}: {reason.strip()}"
         if (self._ended() or {}).get("reason") == "OOMKilled":
             return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
         return None, None
@@ -160,7 +164,7 @@ class Pod:
             return None
         state = ended or self._state(MAIN).get("running") or {}
         cause, said = self.cause()
-        code = None if ended is None else int(ended["exitCode"])
+        code = None if ended is None else int(self._told().get("code") or ended["exitCode"])
         if ended is None and self.gone:
             cause = cause or EndCause.LOST_SIGHT
             code = _LOST.get(cause)
@@ -240,8 +244,11 @@ class Pod:
 
     def _told(self) -> dict[str, str]:
         """What the script of the job's container left."""
-        message = (self._ended() or {}).get("message") or ""
-        return dict(re.findall(r"(end|memory|cpu)=(\S*)", message))
+        return dict(re.findall(r"(end|memory|cpu|code)=(\S*)", self._message.partition("\n")[0]))
+
+    @property
+    def _message(self) -> str:
+        return (self._ended() or {}).get("message") or ""
 
     def _staged(self) -> dict[str, Any]:
         """From what `dsv cache --json` said."""

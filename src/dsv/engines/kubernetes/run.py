@@ -98,7 +98,7 @@ class KubernetesRun:
             else:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:
-                    if facts.suspended:
+                    if facts.suspended and facts.stopped is not None:
                         self._job.delete()  # the cluster keeps a suspended Job for ever
                     return self._with_metrics(done, facts)
                 if (problem := self._job.give_up_lost_pods()) is not None:

@@ -14,6 +14,10 @@ STAGED: Final = f"{OWN}/staged.json"
 """What `dsv with` says of the data that it made sure of."""
 TIME_IS_OVER: Final = "time-limit"
 NOT_HELD: Final = "lease-lost"
+TOGETHER: Final = "together"
+"""Why dsv ended the command, as the script of the job's container tells."""
+AGAIN_CODE: Final = 190
+"""The exit code of a container that ended because its attempt was over on another node."""
 METRICS: Final = "--- metrics.json"
 """The line after which the container that holds the data prints what the command has left."""
 
@@ -38,7 +42,17 @@ shift
 exec 3>&2 2>/dev/null
 over=
 trap 'over=yes; kill -TERM "$holder"' TERM
-"$@" sh -c ': >{OWN}/held; while :; do sleep 3600 & wait $!; done' 2>>{OWN}/problem 3>&- &
+holding() {{
+  "$@" sh -c ': >{OWN}/held; while :; do sleep 3600 & wait $!; done' 2>>{OWN}/problem 3>&- &
+}}
+if [ -n "${{DSV_GANG_PORT:-}}" ]; then
+  # Beside the program dsv is the Python that it runs with.
+  python=$(command -v "$1")
+  python=${{python%/*}}/python3
+  [ -x "$python" ] || python=python3
+  holding() {{ "$@" "$python" -m dsv.engines.kubernetes.gang 2>>{OWN}/problem 3>&- & }}
+fi
+holding "$@"
 holder=$!
 wait "$holder"
 if [ -z "$over" ]; then
@@ -60,6 +74,7 @@ until [ -e {OWN}/not-held ]; do
     cat {STAGED} >/dev/termination-log
     exit 0
   fi
+  [ ! -e {OWN}/verdict ] || exit {AGAIN_CODE}
   sleep 0.1 || sleep 1
 done
 cat {OWN}/problem >&2
@@ -97,6 +112,7 @@ watch() {{
       kill -s "$name" "$pid"
     done <{TOLD}/signal
     [ ! -e {OWN}/not-held ] || end_command {NOT_HELD}
+    [ ! -e {OWN}/end ] || end_command {TOGETHER}
     [ -z "$DSV_SECONDS" ] || [ $(($(date +%s) - begun)) -lt "$DSV_SECONDS" ] || end_command {TIME_IS_OVER}
     [ -z "$dying" ] || [ "$(date +%s)" -lt "$dying" ] || kill -KILL "$pid"
     sleep 0.25 || sleep 1
@@ -125,24 +141,48 @@ watch() {{
 rm -f {OWN}/command {OWN}/why
 watch </dev/null >/dev/null &
 (
-  unset DSV_SECONDS DSV_NODES
+  unset DSV_SECONDS DSV_NODES DSV_GANG_PORT
   exec /bin/sh -c 'echo "$$" >{OWN}/command && exec "$@"' sh "$@" </dev/null 2>&3 3>&-
 )
 code=$?
+verdict= reason=
+if [ -n "${{DSV_GANG_PORT:-}}" ]; then
+  # The container ends as its attempt ends on all nodes.
+  (
+    PATH=/usr/bin:/bin:$PATH
+    echo "$code" >{OWN}/code
+    until [ -e {OWN}/verdict ] || [ -e {OWN}/not-held ]; do
+      read -r why <{OWN}/why && [ "$why" = {TIME_IS_OVER} ] && break
+      sleep 0.25 || sleep 1
+    done
+  ) </dev/null >/dev/null
+  read -r verdict reason <{OWN}/verdict
+fi
 why=
 read -r why <{OWN}/why
+[ "$why" != {TOGETHER} ] || [ "$verdict" = again ] || why=
 case $why in
   {NOT_HELD}) code=125 ;;
   {TIME_IS_OVER}) code=124 ;;
 esac
+end=$code
+if [ "$verdict" = again ] && {{ [ -z "$why" ] || [ "$why" = {TOGETHER} ]; }}; then
+  end={AGAIN_CODE} why={TOGETHER}
+elif [ "$code" = {AGAIN_CODE} ] && [ -n "$verdict" ]; then
+  end=1
+fi
 for peak in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes; do
   read -r memory <"$peak" && break
 done
 read -r _ cpu </sys/fs/cgroup/cpu.stat && cpu=${{cpu}}000 || read -r cpu </sys/fs/cgroup/cpuacct/cpuacct.usage
-echo "end=$why memory=${{memory:-}} cpu=${{cpu:-}}" >/dev/termination-log
-exit "$code"
+{{
+  echo "end=$why memory=${{memory:-}} cpu=${{cpu:-}} code=$code"
+  echo "$reason"
+}} >/dev/termination-log
+exit "$end"
 """
-"""The job's own container. Its exit code is the command's; how much it took is the end that it leaves."""
+"""The job's own container. Its exit code is the command's, unless another node ended the attempt. The end that it
+leaves has the command's in any case, and how much it took."""
 
 STOP: Final = f'read -r pid <{OWN}/command && kill -TERM "$pid"'
 """What Kubernetes runs in the job's container before it stops that, for whatever reason."""

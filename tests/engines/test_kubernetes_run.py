@@ -24,6 +24,7 @@ class Cluster:
         self.begun = begun
         self.suspended = False
         self.deleted = False
+        self.labels: dict[str, str] = {}
         self.told: list[str] = []
 
     def items(self, path: str, **query: str) -> list[Any]:
@@ -36,7 +37,8 @@ class Cluster:
     def get(self, path: str, **query: str) -> Any:
         if path != JOB or self.deleted:
             return Refusal("no such thing", 404)
-        return {"metadata": {"name": "job", "uid": "u0"}, "spec": {"suspend": self.suspended}}
+        metadata = {"name": "job", "uid": "u0", "labels": self.labels}
+        return {"metadata": metadata, "spec": {"suspend": self.suspended}}
 
     def patch(self, path: str, body: Any) -> Any:
         if path == JOB:
@@ -81,6 +83,15 @@ def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() 
     until(lambda: run.ended is not None)
     assert cluster.suspended and cluster.deleted and cluster.told == []
     assert run.ended is not None and not run.ended.launched
+
+
+def test_a_job_of_a_queue_is_not_suspended_as_the_queue_would_let_it_begin_again() -> None:
+    cluster = Cluster(begun=False)
+    cluster.labels = {"kueue.x-k8s.io/queue-name": "gpus"}
+    run = _run(cluster)
+    run.signal(signal.SIGTERM)
+    until(lambda: run.ended is not None)
+    assert cluster.deleted and not cluster.suspended
 
 
 def test_no_signal_comes_after_the_one_that_kills() -> None:

@@ -92,7 +92,7 @@ def test_dsv_needs_every_right_of_the_documentation_and_no_other(site: Site) -> 
     site.dsv("stop", site.out().name)
     assert site.end(terminal)[:2] == (9, "cancelled")
     parts = site.last()["parts"]
-    assert [(part["attempt"], part["end"]) for part in parts] == [(1, "node-lost"), (2, "exited")]
+    assert [(part["attempt"], part["end"]) for part in parts] == [(1, "node-lost"), (2, "cancelled")]
     assert parts[0]["host"] == lost != parts[1]["host"]
     used, refused = set(), []
     for each in site.cluster.requests()[before:]:

@@ -149,9 +149,11 @@ class KubernetesJob:
         """A step towards the end of a job that doesn't seem to have begun. Whether it was the last one.
 
         The Job is suspended first: the cluster then ends its pods as they would be ended anywhere, and tells how the
-        command ended if that had begun after all. facts: what was just seen.
+        command ended if that had begun after all. Not one of a queue, which would let it begin again. facts: what was
+        just seen.
         """
-        if any(not each.is_over for each in facts.pods) or not facts.suspended:
+        quiet = facts.suspended and all(each.is_over for each in facts.pods)
+        if not quiet and not facts.queued:
             self.api.patch(self.at.path, {"spec": {"suspend": True}})
             return False
         return self.delete() is None

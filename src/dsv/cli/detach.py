@@ -21,6 +21,7 @@ from dsv.cli.call import Call
 from dsv.cli.surroundings import of_process
 from dsv.errors import Interrupted, LaunchError
 from dsv.model.json_values import Json
+from dsv.model.run import RunId
 from dsv.runs.place import MESSAGES
 
 
@@ -48,6 +49,10 @@ class Supervisor:
             said.seek(0)
             text = said.read().decode("utf-8", "replace").strip()
             return cls(process, None, text.removeprefix("error: "))
+
+    @property
+    def run(self) -> RunId | None:
+        return None if self.told is None else RunId.parse(self.told["run"])
 
     def poll(self) -> int | None:
         """Its exit code, which is the run's; None while it goes on."""

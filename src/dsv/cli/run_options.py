@@ -17,13 +17,12 @@ from dsv.errors import UsageError
 from dsv.model.json_values import Json
 from dsv.model.names import Target
 from dsv.model.pool import DEFAULT_WAIT, HERE
-from dsv.model.run import CodeState
-from dsv.model.sweep import SweepSeat
 from dsv.model.units import parse_duration
 from dsv.runs.again import again
 from dsv.runs.place import RunPlace
 from dsv.runs.pools.choice import Prefer
-from dsv.runs.spec import OPTIONS, JobSpec, asked, parse_env, parse_options, seated
+from dsv.runs.spec import OPTIONS, JobSpec, asked, parse_env, parse_options
+from dsv.runs.sweep_plan import as_member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +72,7 @@ def member_spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> 
     member = call.session.member
     if member is None:
         return spec_of(call, typed, context, place)
-    spec = spec_of(call, replace(typed, again=member["again"]), context, place)
-    code = member["code"]
-    spec = replace(
-        spec,
-        pins=member["pins"],
-        recorded_code=spec.recorded_code if code is None else CodeState(**code),
-        again_of=None,
-    )
-    return seated(spec, SweepSeat.of_json(member["seat"]))
+    return as_member(spec_of(call, replace(typed, again=member["again"]), context, place), member)
 
 
 def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Mapping[str, str]) -> JobSpec:

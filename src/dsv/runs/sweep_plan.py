@@ -1,0 +1,112 @@
+"""Which runs of a sweep are to be begun, and what the process of each of them is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dsv.errors import UsageError
+from dsv.model.json_values import Json
+from dsv.model.run import CodeState, RunId
+from dsv.model.sweep import SweepId, SweepSeat, count_of, due
+from dsv.repo.repository import now_ms
+from dsv.runs.control import find_under_way
+from dsv.runs.place import RunPlace
+from dsv.runs.plan import masker_of
+from dsv.runs.spec import JobSpec, seated
+from dsv.runs.sweeps import SweepView
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """spec: of a run with the first parameters. begun: the numbers of the runs that have begun before; going: those of
+    them that go on here. again: the run from whose record the others are made, if the sweep is continued."""
+
+    spec: JobSpec
+    seat: SweepSeat
+    begun: frozenset[int] = frozenset()
+    going: tuple[tuple[int, RunId], ...] = ()
+    again: RunId | None = None
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        return due(self.seat.of, self.begun, 0, self.seat.of)
+
+    def of_run(self, number: int) -> JobSpec:
+        """The spec of one of its runs."""
+        return seated(self.spec, replace(self.seat, number=number))
+
+    def member(self, number: int) -> dict[str, Json]:
+        """What the process of one of its runs is told: `as_member` makes a spec of it there."""
+        code = self.spec.recorded_code
+        return {
+            "seat": asdict(replace(self.seat, number=number)),
+            "pins": dict(self.spec.pins),
+            "code": None if code is None else asdict(code),
+            "again": self.again,
+        }
+
+
+def as_member(spec: JobSpec, member: Mapping[str, Json]) -> JobSpec:
+    """A spec from the command line of a sweep, as that of the run that `SweepPlan.member` tells of."""
+    code = member["code"]
+    spec = replace(
+        spec,
+        pins=member["pins"],
+        recorded_code=spec.recorded_code if code is None else CodeState(**code),
+        again_of=None,
+    )
+    return seated(spec, SweepSeat.of_json(member["seat"]))
+
+
+def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> SweepPlan:
+    """All combinations of these values. Raises `UsageError`."""
+    _check_secrets(spec, axes, place)
+    id_ = SweepId.make(now_ms(), os.urandom(4))
+    seat = SweepSeat(id=id_, number=1, of=count_of(axes), axes=axes, name=spec.name)
+    return SweepPlan(seated(spec, seat), seat)
+
+
+def check_unfinished(view: SweepView) -> None:
+    """Raises `UsageError` for a sweep of which nothing is left to begin."""
+    if not view.not_begun:
+        raise UsageError(
+            f"all {view.seat.of} runs of {view.id} have begun",
+            subject=view.id,
+            hint=f"dsv run --again {view.members[0].record.run} repeats one of them",
+        )
+
+
+def continued_sweep(view: SweepView, spec: JobSpec, place: RunPlace) -> SweepPlan:
+    """What is left of a sweep. spec: as the first of its runs has it, repeated. Raises `UsageError`."""
+    check_unfinished(view)
+    _check_secrets(spec, view.seat.axes, place)
+    seat = replace(view.seat, number=view.not_begun[0])
+    return SweepPlan(
+        seated(spec, seat),
+        seat,
+        frozenset(range(1, seat.of + 1)) - set(view.not_begun),
+        _going_here(view, place.state),
+        view.members[0].record.run,
+    )
+
+
+def _going_here(view: SweepView, state: Path) -> tuple[tuple[int, RunId], ...]:
+    return tuple(
+        (record.sweep.number, record.run)
+        for record in view.under_way
+        if record.sweep is not None and find_under_way(state, record.run) is not None
+    )
+
+
+def _check_secrets(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> None:
+    """Each record of the sweep shows the values of all its runs."""
+    given: dict[str, Json] = {**axes}
+    if masker_of(replace(spec, params=given), place).value(given, surely=True) != given:
+        raise UsageError(
+            "a parameter of the sweep is a secret, which no record shows",
+            subject="--param",
+            hint="pass secrets by -e alone, the same for all runs",
+        )

@@ -16,6 +16,7 @@ from dsv.model.sweep import SweepId, names_sweep
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
+from dsv.repo.sweep_notes import SweepNotes
 from dsv.runs.completing import Settler
 from dsv.runs.cut_off import record_cut_off
 from dsv.runs.engines import Engines
@@ -23,6 +24,7 @@ from dsv.runs.listing import RunView, list_runs, run_log, show_run
 from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
 from dsv.runs.marks import Marks
 from dsv.runs.place import LIVE_LOG, SPOOLS, run_folder
+from dsv.runs.sweep_plan import Unfinished
 from dsv.runs.sweeps import SweepView, sweep_of
 
 
@@ -52,6 +54,23 @@ class Runs:
         if found is None:
             raise NotFound(f"there is no sweep {text}", subject=text, hint="dsv runs lists them")
         return found
+
+    def notes(self, view: SweepView) -> SweepNotes:
+        return self.runs.notes(view.members[0].record.dataset, view.id)
+
+    def unfinished(self, text: str) -> Unfinished:
+        """A sweep of which something is left to begin, and who has taken that. Raises `NotFound` and `UsageError`."""
+        view = self.sweep(text)
+        notes = self.notes(view)
+        news = notes.news()
+        taken = {
+            number: notes.who_begins(number, news.begins[number])
+            for number in view.not_begun
+            if number in news.begins and number not in news.dropped
+        }
+        held = {number: each.host for number, each in taken.items() if not each.is_dead}
+        # Once more: a run that was taken may have begun meanwhile, before the one that had taken it was gone.
+        return Unfinished.of(self.sweep(view.id) if taken else view, news, held)
 
     def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
         """The run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""

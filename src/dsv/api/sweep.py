@@ -12,10 +12,11 @@ from dsv.api.placing import Placing
 from dsv.api.run import dry_run, prepared
 from dsv.api.runs import Runs
 from dsv.engines.base import CANNOT_LAUNCH
-from dsv.errors import NotFound
+from dsv.errors import Conflict, Denied, NotFound
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId
 from dsv.model.sweep import SweepId
+from dsv.repo.sweep_notes import SweepNews, SweepNotes
 from dsv.runs.engines import ENGINES
 from dsv.runs.listing import RunView
 from dsv.runs.place import RunPlace
@@ -47,23 +48,68 @@ def open_sweep(
     stage = placing is None and not ENGINES[first.engine].queues
     with prepared(context, cache, plan.spec, place, stage=stage, jobs=jobs, force=force) as spec:
         context.progress.finish()
-        assert spec.target.dataset is not None  # `prepared` saw to it
         whole = replace(plan, spec=spec)
-        known = _Known(found, spec.target.dataset, plan.seat.id)
+        known = _Known(found, found.runs.notes(_dataset(whole), plan.seat.id), whole)
         yield SweepDriver(whole, place.state, parallel, known, lambda number: start(whole, number))
+
+
+def take_turn(found: Runs, plan: SweepPlan) -> None:
+    """If a sweep is continued, makes this process the one that begins its runs. Raises `Conflict` if another one has
+    become that since the plan was made, or has taken all that is left."""
+    if plan.again is None:
+        return
+    if not plan.left:
+        number, host = min(plan.held.items())
+        raise Conflict(
+            f"run {number} of {plan.seat.id} was taken by dsv on {host}, and has no record yet",
+            subject=plan.seat.id,
+            hint=f"if that dsv is gone: dsv run --again {plan.seat.id.short} --force",
+        )
+    notes = found.runs.notes(_dataset(plan), plan.seat.id)
+    other = notes.take_turn(plan.news.turns + 1)
+    if other is not None:
+        raise Conflict(
+            f"the runs of {plan.seat.id} are being started by dsv on {other.host}, which came first",
+            subject=plan.seat.id,
+            hint=f"dsv wait {plan.seat.id.short}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     found: Runs
-    dataset: DatasetName
-    sweep: SweepId
+    notes: SweepNotes
+    plan: SweepPlan
 
     def show(self, run: RunId) -> RunView:
-        return self.found.show(run, self.dataset)
+        return self.found.show(run, _dataset(self.plan))
 
-    def stops(self) -> int:
-        return self.found.runs.sweep_stops(self.dataset, self.sweep)
+    def news(self) -> SweepNews:
+        return self.notes.news()
+
+    def successor(self, news: SweepNews) -> str | None:
+        own = self.plan.news.turns + (self.plan.again is not None)
+        return self.notes.who_has_turn(news.turns).host if news.turns > own else None
+
+    def take(self, number: int) -> str | None:
+        try:
+            other = self.notes.begin(number, self._time(number))
+        except Denied:
+            if self.plan.again is not None:
+                raise
+            return None  # who can't write to the store leaves no record there either that others could go by
+        return None if other is None else other.host
+
+    def drop(self, number: int) -> None:
+        self.notes.drop(number, self._time(number))
+
+    def _time(self, number: int) -> int:
+        return self.plan.news.begins.get(number, 0) + 1
+
+
+def _dataset(plan: SweepPlan) -> DatasetName:
+    assert plan.spec.target.dataset is not None  # a record names it, and `prepared` finds it
+    return plan.spec.target.dataset
 
 
 def outcome(found: Runs, sweep: SweepId, driven: Driven) -> tuple[int, SweepView | None]:

@@ -66,8 +66,8 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
 def _check(call: Call, typed: Typed) -> None:
     if typed.parallel is not None and call.session.member is None:
         raise UsageError("--parallel is for a sweep", hint="-p lr=0.1,0.01 --sweep --parallel 2")
-    if typed.force and "code" not in typed.options:
-        raise UsageError("--force is for --code", hint="leave out --force")
+    if typed.force and "code" not in typed.options and call.session.member is None:
+        raise UsageError("--force is for --code and --again SWEEP", hint="leave out --force")
     if typed.detach and typed.dry_run:
         raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
     if typed.detach and typed.json_file is not None:

@@ -4,8 +4,8 @@
     runs/<dataset>/<run id>/start-2  the same, if it went on to another pool; and so on
     runs/<dataset>/<run id>/log      what it wrote, if that is kept
     runs/<dataset>/<run id>/record   when it has ended: all there is to know
-    runs/<dataset>/<sweep id>/stop-<n>   no more runs of that sweep are to be begun; empty
     runs/<dataset>/<run id>/part-<node>-<attempt>, log-<node>-<attempt>    what one node of several left
+    runs/<dataset>/<sweep id>/…      see sweep_notes.py
 
 Each is written once, in this order, so a `record` is complete. A run keeps its commits alive from `start` on.
 """
@@ -24,9 +24,9 @@ from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, newest_star
 from dsv.model.run_end import RunPart
 from dsv.model.run_parts import MAX_PART, decode_part, parse_part_name
 from dsv.model.sweep import SweepId
+from dsv.repo.sweep_notes import SweepNotes
 from dsv.store.base import Buffer, Put, Store, TooLargeError
 
-_STOP = "stop-"
 READERS = 8
 """Records fetched at a time by `RunStore.read_all`."""
 
@@ -111,16 +111,9 @@ class RunStore:
             return None
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
-    def sweep_stops(self, dataset: DatasetName, sweep: SweepId) -> int:
-        """How often somebody has asked that no more runs of a sweep are begun."""
-        prefix = run_key(dataset, sweep, _STOP)
-        return sum(1 for item in self._store.list(prefix) if item.key[len(prefix) :].isdecimal())
-
-    def stop_sweep(self, dataset: DatasetName, sweep: SweepId) -> None:
-        """Asks whoever begins the runs of a sweep, on whichever machine, to begin no more of them."""
-        number = self.sweep_stops(dataset, sweep) + 1
-        while self._store.put_if_absent(run_key(dataset, sweep, f"{_STOP}{number}"), b"") is Put.LOST:
-            number += 1
+    def notes(self, dataset: DatasetName, sweep: SweepId) -> SweepNotes:
+        """What dsv on several machines tell each other of a sweep."""
+        return SweepNotes(self._store, dataset, sweep)
 
     def node_parts(self, stored: StoredRun) -> list[RunPart]:
         """What each node left in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""

@@ -10,19 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGHUP
+from time import monotonic
 from typing import Protocol
 
 from dsv.engines.base import CANNOT_LAUNCH
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import DsvError, NotFound, Unsupported
+from dsv.errors import DsvError, NotFound, Unreachable, Unsupported
 from dsv.model.run import RunId
 from dsv.model.sweep import due
+from dsv.repo.sweep_notes import NO_NEWS, SweepNews
 from dsv.runs.control import ask_to_stop, find_under_way
 from dsv.runs.listing import RunView
 from dsv.runs.sweep_plan import SweepPlan
 
 _TICK = 0.2
+_AWAY = 5.0
+"""Seconds until a store that did not answer is asked again."""
 
 
 class Started(Protocol):
@@ -58,8 +62,18 @@ class Known(Protocol):
 
     def show(self, run: RunId) -> RunView: ...
 
-    def stops(self) -> int:
-        """How often somebody has asked that no more runs are begun."""
+    def news(self) -> SweepNews: ...
+
+    def successor(self, news: SweepNews) -> str | None:
+        """The machine that has continued the sweep since; None if this process still begins its runs."""
+        ...
+
+    def take(self, number: int) -> str | None:
+        """Takes a run, so that no other machine begins it. Returns the machine that has taken it before."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Gives a run back that could not be started."""
         ...
 
 
@@ -88,19 +102,17 @@ class SweepDriver:
     _ended_by: int | None = None
     _stopping: bool = False
     _refused: int | None = None
+    _away_until: float = 0.0
+    _told_away: bool = False
 
     def drive(self, watcher: Watcher) -> Driven:
         self._begun = set(self.plan.begun)
         self._going = {number: _Going(run, None, self.state) for number, run in self.plan.going}
-        stops = self._stops()
         with self.signals.caught():
             while True:
                 for number in self._due():
-                    if self._stops() > stops:
-                        watcher.note("the sweep is being stopped: nothing more is begun")
-                        self._stopping = True
-                        break
-                    self._begin(number, watcher)
+                    if self._away_until <= monotonic() and self._may_begin(watcher):
+                        self._begin(number, watcher)
                 self._look(watcher)
                 if not self._going and not self._due():
                     break
@@ -114,8 +126,37 @@ class SweepDriver:
             return ()
         return due(self.plan.seat.of, self._begun, len(self._going), self.parallel)[:1]
 
+    def _may_begin(self, watcher: Watcher) -> bool:
+        news = self._news()
+        if news.stops > self.plan.news.stops:
+            watcher.note("the sweep is being stopped: nothing more is begun")
+            self._stopping = True
+        elif (host := self._successor(news)) is not None:
+            watcher.note(f"the sweep was continued by dsv on {host}: nothing more is begun here")
+            self._stopping = True
+        return not self._stopping
+
     def _begin(self, number: int, watcher: Watcher) -> None:
         self._begun.add(number)
+        try:
+            host = self.known.take(number)
+            self._told_away = False
+        except Unreachable as error:
+            self._begun.discard(number)
+            self._away_until = monotonic() + _AWAY
+            if not self._told_away:
+                self._told_away = True
+                watcher.note(f"run {number} begins once the store answers: {error.message}")
+            return
+        except DsvError as error:
+            self._refuse(number, error.message, error.exit_code, watcher)
+            return
+        if host is not None:
+            watcher.note(f"run {number} is not begun here, as dsv on {host} has taken it")
+            return
+        self._start(number, watcher)
+
+    def _start(self, number: int, watcher: Watcher) -> None:
         try:
             started = self.start(number)
         except DsvError as error:
@@ -131,6 +172,8 @@ class SweepDriver:
     def _refuse(self, number: int, why: str, code: int | None, watcher: Watcher) -> None:
         """What keeps one run from being started before it has a record keeps all others from it too."""
         self._begun.discard(number)
+        with suppress(DsvError):
+            self.known.drop(number)
         self._stopping, self._refused = True, code or CANNOT_LAUNCH
         watcher.note(f"run {number} could not be started, and nothing more is begun: {why}")
 
@@ -165,11 +208,17 @@ class SweepDriver:
                 with suppress(NotFound, Unsupported):  # it has ended just now
                     ask_to_stop(found, 0 if again else GRACE)
 
-    def _stops(self) -> int:
+    def _news(self) -> SweepNews:
         try:
-            return self.known.stops()
+            return self.known.news()
         except DsvError:
-            return 0  # the store is away: it will be asked again
+            return NO_NEWS  # the store is away: it will be asked again
+
+    def _successor(self, news: SweepNews) -> str | None:
+        try:
+            return self.known.successor(news)
+        except DsvError:
+            return None
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dsv.errors import UsageError
@@ -12,6 +12,7 @@ from dsv.model.json_values import Json
 from dsv.model.run import CodeState, RunId
 from dsv.model.sweep import SweepId, SweepSeat, count_of, due
 from dsv.repo.repository import now_ms
+from dsv.repo.sweep_notes import NO_NEWS, SweepNews
 from dsv.runs.control import find_under_way
 from dsv.runs.place import RunPlace
 from dsv.runs.plan import masker_of
@@ -22,13 +23,16 @@ from dsv.runs.sweeps import SweepView
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
     """spec: of a run with the first parameters. begun: the numbers of the runs that have begun before; going: those of
-    them that go on here. again: the run from whose record the others are made, if the sweep is continued."""
+    them that go on here. again: the run from whose record the others are made, if the sweep is continued; news: what
+    was noted of it by then; held: the machines that have taken runs which are therefore not begun here."""
 
     spec: JobSpec
     seat: SweepSeat
     begun: frozenset[int] = frozenset()
     going: tuple[tuple[int, RunId], ...] = ()
     again: RunId | None = None
+    news: SweepNews = NO_NEWS
+    held: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -69,27 +73,43 @@ def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> Sw
     return SweepPlan(seated(spec, seat), seat)
 
 
-def check_unfinished(view: SweepView) -> None:
-    """Raises `UsageError` for a sweep of which nothing is left to begin."""
-    if not view.not_begun:
-        raise UsageError(
-            f"all {view.seat.of} runs of {view.id} have begun",
-            subject=view.id,
-            hint=f"dsv run --again {view.members[0].record.run} repeats one of them",
-        )
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A sweep with something left to begin. news: what was noted of it before it was looked at; held: the machines that
+    have taken runs without a record, and may still begin them."""
+
+    view: SweepView
+    news: SweepNews
+    held: Mapping[int, str]
+
+    @classmethod
+    def of(cls, view: SweepView, news: SweepNews, held: Mapping[int, str]) -> Unfinished:
+        """Raises `UsageError` if all of its runs have begun."""
+        if not view.not_begun:
+            raise UsageError(
+                f"all {view.seat.of} runs of {view.id} have begun",
+                subject=view.id,
+                hint=f"dsv run --again {view.members[0].record.run} repeats one of them",
+            )
+        return cls(view, news, {number: host for number, host in held.items() if number in view.not_begun})
 
 
-def continued_sweep(view: SweepView, spec: JobSpec, place: RunPlace) -> SweepPlan:
-    """What is left of a sweep. spec: as the first of its runs has it, repeated. Raises `UsageError`."""
-    check_unfinished(view)
+def continued_sweep(left: Unfinished, spec: JobSpec, place: RunPlace, *, force: bool = False) -> SweepPlan:
+    """What is left of a sweep. spec: as the first of its runs has it, repeated. force: also what others have taken.
+    Raises `UsageError`."""
+    view = left.view
     _check_secrets(spec, view.seat.axes, place)
-    seat = replace(view.seat, number=view.not_begun[0])
+    held = {} if force else left.held
+    free = [number for number in view.not_begun if number not in held]
+    seat = replace(view.seat, number=(free or view.not_begun)[0])
     return SweepPlan(
         seated(spec, seat),
         seat,
-        frozenset(range(1, seat.of + 1)) - set(view.not_begun),
+        frozenset(range(1, seat.of + 1)) - set(free),
         _going_here(view, place.state),
         view.members[0].record.run,
+        left.news,
+        held,
     )
 
 

@@ -47,7 +47,13 @@ Wait = Annotated[
         help="How long it waits at a pool before it tries the next: 15m.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Take code of more than 200 MB.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Take code of more than 200 MB; with --again SWEEP, also runs that a machine now gone has taken.",
+    ),
+]
 Out = Annotated[
     str | None,
     typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),

@@ -153,7 +153,7 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
     with call.context() as context, open_runs(context) as found:
         if view.not_begun:
             try:
-                found.runs.stop_sweep(view.members[0].record.dataset, view.id)
+                found.notes(view).stop()
             except (Denied, Unreachable) as error:
                 call.warn(f"another machine may go on to begin runs: {error.message}")
         begins = driver(state, view.id)

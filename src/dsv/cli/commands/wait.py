@@ -121,7 +121,7 @@ def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
         return True
     if not view.not_begun or view.members[0].record.host == host_name():
         return False
-    return found.runs.sweep_stops(view.members[0].record.dataset, view.id) == 0
+    return found.notes(view).news().stops == 0
 
 
 def _ended(call: Call, found: Runs, text: str) -> RunRecord:

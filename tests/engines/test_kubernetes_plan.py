@@ -43,7 +43,6 @@ JOB = Job(
     ),
     env={"DSV_RUN": RUN, "DSV_PARAMS": '{"key": "hunter2"}', "TOKEN": "hunter2"},
     scratch=Path("/nowhere"),
-    stage=("cache", "--cache", "/nfs/cache", "xray@ab12"),
     hold=("with", "--cache", "/nfs/cache", "xray@ab12", "--"),
 )
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from dsv.engines.base import Ended, Facts, Job, Mount
+from dsv.engines.base import Facts, Job, Mount
 from dsv.engines.machine import Machine
 from dsv.engines.slurm.capacity import read_capacity
-from dsv.engines.slurm.end import Left, ended, read_left, status
 from dsv.engines.slurm.engine import Slurm, batch_of
 from dsv.engines.slurm.options import SlurmOptions, contained
-from dsv.engines.slurm.program import Answer, Queued, SlurmProgram, read_queue
-from dsv.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options
+from dsv.engines.slurm.program import Answer, SlurmProgram, read_queue
+from dsv.engines.slurm.script import MEETING, Batch, passing, render, sbatch_options, warning_of
 from dsv.errors import UsageError
 from dsv.model.capacity import GpuCount, fit
 from dsv.model.node_env import node_environment
 from dsv.model.resources import ALL_GPUS, Resources
 from dsv.model.run import RunState
-from dsv.model.run_end import EndCause
 
 RUN = "20261122-070000-0a1b2c3d"
 FOLDER = Path("/nfs/runs/x y/job")
@@ -39,7 +37,7 @@ def job(**more: object) -> Job:
         ({"gpus": 8, "gpu_type": "a100"}, "--gpus-per-node=a100:8"),
         ({"cpus": 1.5}, "--cpus-per-task=2"),
         ({"memory_bytes": (1 << 30) + 1}, "--mem=1025M"),
-        ({"time_seconds": 61}, "--time=2"),
+        ({"time_seconds": 61}, "--time=32"),
         ({"nodes": 3}, "--nodes=3"),
         ({"retries": 0}, "--no-requeue"),
         ({"retries": 2}, "--requeue"),
@@ -62,7 +60,8 @@ def test_what_the_pool_says_comes_before_what_was_typed() -> None:
 def test_the_script_is_one_that_bash_understands() -> None:
     batch = Batch(
         run=RUN, name="it's", folder=FOLDER, command=("sh", "-c", "echo 'a\nb' \"$X\""), nodes=2, retries=3,
-        stage=("dsv", "with"), hold=("dsv", "with", "--"), passed=("TOKEN",), workdir=Path("/a b"),
+        hold=("dsv", "with", "it's", "--"), seconds=90, options=("--signal=USR2@30",), passed=("TOKEN",),
+        workdir=Path("/a b"),
     )  # fmt: skip
     text = render(batch)
     assert (
@@ -107,7 +106,15 @@ def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict
 
 @pytest.mark.parametrize(
     "options",
-    [{"partitoin": "x"}, {"partition": 3}, {"sbatch": "--x"}, {"container": "docker"}, {"qos": "a\nb"}],
+    [
+        {"partitoin": "x"},
+        {"partition": 3},
+        {"sbatch": "--x"},
+        {"container": "docker"},
+        {"qos": "a\nb"},
+        {"stage_time": "soon"},
+        {"stage_time": 30},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"pools\.a\.slurm\."):
@@ -132,31 +139,12 @@ def test_an_image_is_run_by_what_the_pool_names(container: str, words: str) -> N
     assert shlex.join(found) == words
 
 
-def queued(state: str, reason: str = "None") -> Queued:
-    return Queued("7", state, "n1", reason, f"dsv:{RUN}:{FOLDER}")
-
-
-def left(folder: Path, **files: str) -> Left:
-    folder.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
-    return read_left(folder)
-
-
-@pytest.mark.parametrize("name", ["end", "slurm.log", "err.1", "node.1.0", "job.sh", "stopped"])
-def test_a_pipe_or_an_endless_file_among_what_a_job_left_is_passed_over(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    assert read_left(tmp_path) == Left()
-    (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to("/dev/zero")
-    assert read_left(tmp_path) == Left()
-
-
 def test_a_line_of_squeue_may_have_anything_in_its_comment() -> None:
     jobs = read_queue(f"7|RUNNING|n[1-2]|None|dsv:{RUN}:/a|b:c\n8|PENDING||Resources|mine\nnonsense\n")
     assert (jobs["7"].run, jobs["7"].folder, jobs["7"].run_state) == (RUN, Path("/a|b:c"), RunState.RUNNING)
     assert (jobs["8"].run, jobs["8"].run_state, jobs["8"].never_begins) == (None, RunState.QUEUED, False)
-    assert read_queue("9|PENDING||PartitionTimeLimit|x\n")["9"].never_begins
+    never = read_queue("9|PENDING||PartitionTimeLimit|x\n")["9"]
+    assert never.never_begins and "stage_time" in never.why_never
 
 
 def test_a_controller_that_is_away_is_told_from_a_refusal() -> None:
@@ -164,124 +152,6 @@ def test_a_controller_that_is_away_is_told_from_a_refusal() -> None:
         problem="slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     ).is_away
     assert not Answer(problem="Batch job submission failed: Invalid partition name specified").is_away
-
-
-OOM = "attempt 1 on n1\nsrun: error: n1: task 0: Out Of Memory\n"
-FOR_ANOTHER = "DUE TO PREEMPTION "
-JOB_LOG = "attempt 1 on n1\nslurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T06:41:31 {}***\n"
-TAKEN_AWAY = JOB_LOG.format(FOR_ANOTHER)
-
-
-@pytest.mark.parametrize(
-    ("state", "files", "cause", "code"),
-    [
-        ("COMPLETED", {"node__1__0": "n1 10 0 12\n", "end": "0\n"}, EndCause.EXITED, 0),
-        ("FAILED", {"node__1__0": "n1 10 3 12\n", "end": "3\n"}, EndCause.EXITED, 3),
-        ("CANCELLED", {"node__1__0": "n1 10 143 12\n", "end": "143\n"}, EndCause.CANCELLED, 143),
-        ("TIMEOUT", {"node__1__0": "n1 10\n"}, EndCause.TIME_LIMIT, 124),
-        ("TIMEOUT", {"node__1__0": "n1 10 0 12\n", "end": "0\n"}, EndCause.TIME_LIMIT, 124),
-        ("PREEMPTED", {"node__1__0": "n1 10 7 12\n", "end": "7\n"}, EndCause.PREEMPTED, 7),
-        ("NODE_FAIL", {"node__1__0": "n1 10 143 12\n", "node__1__1": "n2 10\n"}, EndCause.NODE_LOST, 143),
-        ("NODE_FAIL", {"node__1__0": "n1 10\n"}, EndCause.NODE_LOST, 137),
-        ("OUT_OF_MEMORY", {"node__1__0": "n1 10 137 12\n", "end": "137\n"}, EndCause.OUT_OF_MEMORY, 137),
-        ("FAILED", {"node__1__0": "n1 10 137 12\n", "end": "1\n", "slurm__log": OOM}, EndCause.OUT_OF_MEMORY, 137),
-        (None, {"node__1__0": "n1 10 143 12\n", "slurm__log": JOB_LOG.format(FOR_ANOTHER)}, EndCause.PREEMPTED, 143),
-        (None, {"node__1__0": "n1 10\n", "slurm__log": JOB_LOG.format("DUE TO TIME LIMIT ")}, EndCause.TIME_LIMIT, 124),
-        (None, {"node__1__0": "n1 10 143 12\n", "slurm__log": JOB_LOG.format("")}, EndCause.CANCELLED, 143),
-        ("FAILED", {"node__1__0": "n1 10 125 12\n", "end": "125 1\n"}, EndCause.EXITED, 125),
-        ("FAILED", {"node__1__0": "n1 10 143 12\n", "end": "125 1\n"}, EndCause.LEASE_LOST, 125),
-        ("CANCELLED", {"node__1__0": "n1 10 143 12\n", "slurm__log": TAKEN_AWAY}, EndCause.CANCELLED, 143),
-        (None, {"node__1__0": "n1 10 5 12\n", "node__2__0": "n2 20 0 22\n", "end": "0\n"}, EndCause.EXITED, 0),
-        ("COMPLETED", {"node__1__0": "n1 10 0 12\n", "end": "0\n", "stopped": "me on vm\n"}, EndCause.CANCELLED, 0),
-    ],
-)  # fmt: skip
-def test_how_a_job_ended(
-    tmp_path: Path, state: str | None, files: dict[str, str], cause: EndCause, code: int
-) -> None:
-    done = ended(None if state is None else queued(state), left(tmp_path, **files))
-    assert done is not None and (done.cause, done.exit_code, done.launched, done.seen) == (
-        cause,
-        code,
-        True,
-        True,
-    )
-    assert all(part.end is not None for part in done.parts)
-
-
-def test_the_node_that_failed_first_says_how_the_job_ended(tmp_path: Path) -> None:
-    files = {"node__1__0": "n1 10 143 13\n", "node__1__1": "n2 10 9 12\n", "end": "143\n"}
-    done = ended(queued("FAILED"), left(tmp_path, **files))
-    assert done is not None and (done.exit_code, done.reason) == (
-        9,
-        "node 1 (n2) failed first, with exit code 9",
-    )
-
-
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"])
-def test_a_job_that_slurm_has_lives(tmp_path: Path, state: str) -> None:
-    """Also one whose last attempt ended: Slurm begins it again."""
-    assert ended(queued(state), left(tmp_path, node__1__0="n1 10 143 12\n")) is None
-
-
-def test_a_job_of_which_nothing_is_known_was_lost_sight_of(tmp_path: Path) -> None:
-    done = ended(None, left(tmp_path, node__1__0="n1 10\n"))
-    assert done == Ended(
-        exit_code=125, launched=True, seen=False, parts=done.parts if done else (),
-        reason="Slurm has no such job any more, and the job left no word of its end",
-    )  # fmt: skip
-
-
-def test_a_job_whose_data_could_not_be_had_never_began(tmp_path: Path) -> None:
-    log = "attempt 1 on n1\nerror: the cache has no room\nhint: dsv evict\nsrun: error: n1: task 0: Exited\n"
-    done = ended(queued("FAILED", "NonZeroExitCode"), left(tmp_path, end="125\n", slurm__log=log))
-    assert done is not None and not done.launched
-    assert (done.exit_code, done.reason, done.cause) == (
-        125,
-        "error: the cache has no room",
-        EndCause.NOT_STARTED,
-    )
-
-
-@pytest.mark.parametrize(
-    ("files", "code"),
-    [
-        ({"node__1__0": "", "err__0": "task: line 9: exec: nope: not found\n", "end": "127 1\n"}, 127),
-        ({"node__1__0": "n1 10 143 12\n", "node__1__1": "", "end": "126 2\n"}, 126),
-    ],
-)
-def test_a_command_that_can_not_be_started_never_began(
-    tmp_path: Path, files: dict[str, str], code: int
-) -> None:
-    done = ended(queued("FAILED"), left(tmp_path, **files))
-    assert done is not None
-    assert (done.exit_code, done.launched, done.cause) == (code, False, EndCause.NOT_STARTED)
-
-
-def test_a_success_of_which_a_node_says_nothing_is_none(tmp_path: Path) -> None:
-    done = ended(None, left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n"))
-    assert done is not None and (done.exit_code, done.seen) == (125, False)
-
-
-def test_a_folder_that_shows_no_end_yet_is_looked_at_again(tmp_path: Path) -> None:
-    """What Slurm calls a success is never called a failure."""
-    for state, seen in (("COMPLETED", False), ("FAILED", True)):
-        assert ended(queued(state), Left()) is None
-        assert status(queued(state), Left()).lives
-        done = ended(queued(state), Left(), settled=True)
-        assert done is not None and (done.exit_code, done.seen) == (125, seen)
-    half = left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n")
-    assert ended(queued("COMPLETED"), half) is None and ended(queued("COMPLETING"), half) is None
-
-
-def test_the_time_may_be_over_before_the_data_is_there(tmp_path: Path) -> None:
-    done = ended(queued("TIMEOUT"), left(tmp_path, slurm__log="attempt 1 on n1\n"))
-    assert done is not None
-    assert (done.exit_code, done.launched, done.cause, done.reason) == (
-        124,
-        False,
-        EndCause.TIME_LIMIT,
-        "its time was over before the data was there",
-    )
 
 
 def test_an_argument_may_be_any_bytes(tmp_path: Path) -> None:
@@ -314,31 +184,42 @@ def test_free_room_is_read_node_by_node() -> None:
     assert read_capacity("\n".join(lines), "", SlurmOptions(constraint="c")).nodes == ()
 
 
-def test_a_job_of_one_node_makes_sure_of_the_data_as_it_begins() -> None:
-    """One program is started there, and not one after the other; of several nodes all have the data first."""
-    words = {"stage": ("cache", "x@1"), "hold": ("with", "x@1", "--")}
-    alone = render(batch_of(job(**words), SlurmOptions(dsv="/d/dsv")))
-    assert alone.count("/d/dsv") == 1
-    assert '/d/dsv with x@1 --json-file "$folder/stage.$attempt.0" -- bash -c' in alone
-    several = render(batch_of(job(**words, nodes=2), SlurmOptions(dsv="/d/dsv")))
-    assert several.index("/d/dsv cache x@1") < several.index("/d/dsv with x@1 -- bash -c")
+def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_command() -> None:
+    """There is no moment between the two in which somebody could evict what a node has fetched."""
+    for nodes, place in ((1, '"$folder/stage.$attempt.0"'), (2, '"$1/stage.$2.$SLURM_NODEID"')):
+        text = render(batch_of(job(hold=("with", "x@1", "--"), nodes=nodes), SlurmOptions(dsv="/d/dsv")))
+        assert text.count("/d/dsv") == len(re.findall(r"^ *srun ", text, re.MULTILINE)) == 1
+        assert f"/d/dsv with x@1 --json-file {place} -- bash -c" in text
 
 
 @pytest.mark.parametrize(
-    ("log", "retries", "cause"),
+    ("stage_time", "minutes"), [(None, 32), ("0s", 2), ("10s", 2), ("31s", 3), ("2h", 122)]
+)
+def test_slurms_own_limit_has_room_for_the_data(stage_time: str | None, minutes: int) -> None:
+    """And for the grace that the command gets; the command's own time is exactly what was asked for."""
+    options = SlurmOptions.read({} if stage_time is None else {"stage_time": stage_time})
+    batch = batch_of(job(time_seconds=61), options)
+    assert f"--time={minutes}" in sbatch_options(batch)
+    assert "  sleep 61\n" in render(batch)
+    assert "sleep 61" not in render(batch_of(job(), options))
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
     [
-        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***\n", 1, "cancelled"),
-        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE ***\n", 1, "cancelled"),
-        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE ***\n", 0, "node-lost"),
-        ("attempt 1 on n1\nx DUE TO JOB REQUEUE ***\nattempt 2 on n1\n", 1, "exited"),
+        (("--signal=USR2@300",), ("USR2", 300)),
+        (("--signal=USR2@300", "--signal=R:SIGINT"), ("INT", 60)),
+        (("--signal=10@20",), ("10", 20)),
+        (("--signal=B:USR2@300",), None),
+        (("--signal",), None),
+        (("--exclusive",), None),
     ],
-)  # fmt: skip
-def test_a_job_that_went_while_it_waited_for_another_attempt(
-    tmp_path: Path, log: str, retries: int, cause: str
+)
+def test_a_warning_comes_before_the_end_of_the_commands_own_time(
+    options: tuple[str, ...], warning: tuple[str, int] | None
 ) -> None:
-    """It was cancelled: what the log says is of the attempt before."""
-    (tmp_path / "job.sh").write_text(f"#SBATCH --nodes=1\nretries={retries}\n")
-    (tmp_path / "slurm.log").write_text(log)
-    (tmp_path / "node.1.0").write_text("n1 1770000000 3 1770000009\n")
-    done = ended(None, read_left(tmp_path))
-    assert done is not None and (done.exit_code, str(done.cause or "exited")) == (3, cause)
+    """Slurm's own comes before Slurm's limit, which is later."""
+    assert warning_of(options) == warning
+    text = render(batch_of(job(time_seconds=1000, engine_args=options), SlurmOptions()))
+    assert ("kill -s USR2" in text) == (warning == ("USR2", 300))
+    assert ("  sleep 700\n" in text) == (warning == ("USR2", 300))

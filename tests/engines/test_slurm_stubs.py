@@ -27,10 +27,26 @@ while [ "${1#--}" != "$1" ]; do
   case $1 in --error=*) err=${1#*=} ;; esac
   shift
 done
-code=0
+code=0 pids=() pipes=()
 for node in $NODES; do
-  SLURM_NODEID=$node SLURMD_NODENAME=n$node "$@" 2>>"${err//%n/$node}" || code=$?
+  mkfifo "$CALLS.$node"
+  SLURM_NODEID=$node SLURMD_NODENAME=n$node "$@" <"$CALLS.$node" 2>>"${err//%n/$node}" &
+  pids+=($!)
+  exec {pipe}>"$CALLS.$node"
+  pipes+=($pipe)
 done
+(
+  while read -r line; do
+    for pipe in "${pipes[@]}"; do echo "$line" >&$pipe; done
+  done
+) <&0 >/dev/null 2>&1 &
+copier=$!
+for pipe in "${pipes[@]}"; do exec {pipe}>&-; done
+for each in "${pids[@]}"; do
+  wait -n "${pids[@]}" || { code=$?; break; }
+done
+kill "$copier" "${pids[@]}" 2>/dev/null
+wait "${pids[@]}"
 exit $code
 """
 SCONTROL = """
@@ -72,13 +88,17 @@ def test_a_number_that_the_job_of_another_run_has_by_now_cancels_nothing(tmp_pat
     assert ("scancel" in (tmp_path / "calls").read_text()) == (owner == RUN)
 
 
-def run_script(tmp_path: Path, batch: Batch, nodes: str = "0", **more: str) -> tuple[int, str]:
-    """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task."""
+def run_script(
+    tmp_path: Path, batch: Batch, nodes: str = "0", slow: str = "", fails: str = "", **more: str
+) -> tuple[int, str]:
+    """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task; slow, fails: programs."""
     batch.folder.mkdir()
     env = programs(
         tmp_path,
         srun=SRUN,
         scontrol=SCONTROL,
+        slow=slow,
+        fails=fails,
         hold='[ "$1" != --json-file ] || echo "{}" >"$2"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
         lost='until [ "$1" = -- ]; do shift; done; shift; "$@"; exit 125',
     )
@@ -103,6 +123,54 @@ def test_a_node_that_never_began_fails_the_job(tmp_path: Path) -> None:
 def test_a_success_is_one_of_every_node(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=2), nodes="0 1")
     assert code == 0 and read_left(tmp_path / "job").succeeded
+
+
+def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> None:
+    """Node 1 has its data only after node 0 was seen to hold its own."""
+    held = 'until [ "$SLURM_NODEID" = 0 ] || [ -e "$CALLS.held" ]; do sleep 0.05; done'
+    after = 'until [ "$1" = -- ]; do shift; done; shift; exec "$@"'
+    seen = 'ls "$0" | grep node.1 >>"$0/seen"; exit 0'
+    it = batch(tmp_path, "sh", "-c", seen, str(tmp_path / "job"), nodes=2, hold=("slow", "--"))
+    slow = f'{held}; [ "$SLURM_NODEID" = 1 ] || {{ ls "$FOLDER" >"$CALLS.before"; touch "$CALLS.held"; }}; {after}'
+    code, _ = run_script(tmp_path, it, nodes="0 1", slow=slow, FOLDER=str(it.folder))
+    assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
+    assert read_left(it.folder).succeeded
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path, retries: int) -> None:
+    fails = '[ "$SLURM_NODEID" != 1 ] || { echo "error: no room" >&2; exit 125; }; '
+    fails += 'until [ "$1" = -- ]; do shift; done; shift; exec "$@"'
+    it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("fails", "--"), retries=retries)
+    code, calls = run_script(tmp_path, it, nodes="0 1", fails=fails)
+    found = read_left(it.folder)
+    assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
+    assert not (tmp_path / "began").exists() and "no room" in found.said
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exec sleep 60", 143),
+        ("trap 'exit 0' TERM; while :; do sleep 0.1; done", 124),
+        ("trap 'exit 7' TERM; while :; do sleep 0.1; done", 7),
+    ],
+)
+@pytest.mark.parametrize("nodes", ["0", "0 1"])
+def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, code: int, nodes: str) -> None:
+    """It is told to end on every node, and is not tried again."""
+    count = len(nodes.split())
+    it = batch(tmp_path, "sh", "-c", script, nodes=count, hold=("hold", "--"), seconds=1, retries=1)
+    found, calls = run_script(tmp_path, it, nodes=nodes)
+    left = read_left(it.folder)
+    assert (found, left.end, left.late) == (code, code, True) and "requeue" not in calls
+    assert [str(part.end) for part in left.parts] == ["time-limit"] * count
+
+
+def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
+    script = "trap 'echo warned; exit 4' USR2; while :; do sleep 0.1; done"
+    it = batch(tmp_path, "sh", "-c", script, seconds=3600, options=("--signal=USR2@3599",))
+    assert run_script(tmp_path, it)[0] == 4 and not read_left(it.folder).late
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,10 @@ class Job(Task):
 
     run: the id of the run, a label; name: of the container; env: added to what the engine gives every job;
     workdir: as the job sees it, None for the engine's own; scratch: an empty folder of this run, for the
-    engine's files. Of an engine that queues, which stages no data before it has room: stage: the arguments of the dsv
-    with which a machine makes sure of the data; hold: those with which it holds the data while the command runs that
-    is added to them; close: those with which it completes the record of the run once the command has ended; order: what
-    they read from stdin; settings: a configuration file for that dsv, if it has none of its own there.
+    engine's files. Of an engine that queues, which stages no data before it has room: hold: the arguments of the dsv
+    with which a machine makes sure of the data, and holds it while the command runs that is added to them; close: those
+    with which it completes the record of the run once the command has ended; order: what they read from stdin;
+    settings: a configuration file for that dsv, if it has none of its own there.
     """
 
     run: str
@@ -83,7 +83,6 @@ class Job(Task):
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     workdir: str | None = None
     scratch: Path
-    stage: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
     close: tuple[str, ...] = ()
     order: str = ""

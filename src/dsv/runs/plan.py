@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
@@ -20,9 +20,6 @@ from dsv.runs.engines import Chosen
 from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.runs.spec import JobSpec, recorded
 from dsv.runs.staged import Staged
-
-STAGED_FOR: Final = "1m"
-"""How long a machine of a cluster holds its data until all of them have it, and the command does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +221,9 @@ class Launch:
             code = self._code_name()
             targets[code] = f"{self.staged_code.dataset}@{self.staged_code.commit.hex()}"
             further += ["--data", f"{code}={targets[code]}"]
-        found = (*self.elsewhere, "--quiet")
         return {
-            "stage": ("cache", *found, "--json", "--hold", STAGED_FOR, *targets.values()),
-            "hold": ("with", *found, targets[""], *further, "--"),
-            "close": ("node", *found, "-"),
+            "hold": ("with", *self.elsewhere, "--quiet", targets[""], *further, "--"),
+            "close": ("node", *self.elsewhere, "--quiet", "-"),
             "order": self._order(),
             "settings": self.settings,
         }

@@ -114,7 +114,7 @@ def _rules(job: Job) -> list[Manifest]:
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
     failing = [{"action": "FailJob", "onExitCodes": _codes(MAIN, "In", NOT_AGAIN)}]
-    if job.stage:
+    if job.hold:
         failing.append({"action": "FailJob", "onExitCodes": _codes(STAGING, "NotIn", [0])})
     if is_gang(job):  # of the nodes that one takes along only that one counts
         ignored += [

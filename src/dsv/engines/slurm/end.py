@@ -29,6 +29,7 @@ _LAST: Final = 1 << 16
 _SCRIPT: Final = 1 << 20
 _ATTEMPT: Final = re.compile(r"^attempt ([0-9]{1,6}) on ", re.MULTILINE)
 _REQUEUED: Final = re.compile("CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE)|Node failure on")
+_FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited with exit code", re.MULTILINE)
 _CAUSES: Final = (
     (EndCause.PREEMPTED, {"PREEMPTED"}, re.compile("CANCELLED AT .* DUE TO PREEMPTION")),
     (EndCause.TIME_LIMIT, {"TIMEOUT", "DEADLINE"}, re.compile("CANCELLED AT .* DUE TO TIME LIMIT")),
@@ -61,8 +62,9 @@ class Left:
     """What a job left of its last attempt.
 
     nodes: how many it had, which all have a part if all began; earlier: of the attempts before. end: its exit code,
-    once it is over for good; stopped: who asked dsv to end it; log: what Slurm said; retries: how many more attempts
-    there could be after the first.
+    once it is over for good; stopped: who asked dsv to end it; late: the time of a command was over; log: what Slurm
+    said; said: why no command began, in the words of the node that failed first; retries: how many more attempts there
+    could be after the first.
     """
 
     parts: tuple[RunPart, ...] = ()
@@ -70,6 +72,8 @@ class Left:
     end: int | None = None
     stopped: str | None = None
     log: str = ""
+    late: bool = False
+    said: str = ""
     nodes: int = 1
     retries: int = 0
 
@@ -107,7 +111,7 @@ def read_left(folder: Path) -> Left:
         for path in folder.glob("node.*.*"):
             part = _part(path.name, _text(path))
             staged = _text(path.with_name(path.name.replace("node", "stage", 1)))
-            parts += [] if part is None else [replace(part, **_staged(staged))]
+            parts += [] if part is None else [replace(part, **_late(part, folder), **_staged(staged))]
     parts.sort(key=lambda part: (part.attempt, part.node))
     last = max((part.attempt for part in parts), default=1)
     end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
@@ -116,11 +120,18 @@ def read_left(folder: Path) -> Left:
         earlier=tuple(part for part in parts if part.attempt != last),
         end=None if end is None else int(end[1]),
         stopped=_text(folder / STOPPED).strip() or None,
-        log=_text(folder / "slurm.log")
-        + ("" if parts else "".join(map(_text, sorted(folder.glob("err.*"))))),
+        log=_text(folder / "slurm.log"),
+        late=any(part.attempt == last and _is_late(folder, part) for part in parts),
+        said="" if parts else _first_to_fail(folder),
         nodes=nodes_of(folder) if end is None or end[2] is None else int(end[2]),
         retries=_retries_of(folder),
     )
+
+
+def _first_to_fail(folder: Path) -> str:
+    """What the node wrote that srun names first; the others were ended because of that, and may say so."""
+    named = _FAILED.search(_last_attempt(_text(folder / "slurm.log")))
+    return "".join(map(_text, sorted(folder.glob(f"err.{'*' if named is None else named[1]}"))))
 
 
 def nodes_of(folder: Path) -> int:
@@ -207,7 +218,12 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
             told = _KILLED
         elif cause is EndCause.TIME_LIMIT:
             told, said = TIMED_OUT, "its time was over before the data was there"
-        why = left.stopped or said or _last_words(left.log) or (job.reason if job is not None else None)
+        why = (
+            left.stopped
+            or said
+            or _last_words(left.log + left.said)
+            or (job.reason if job is not None else None)
+        )
         return Ended(
             exit_code=told, launched=False, reason=why, cause=_or_stopped(cause, left, EndCause.NOT_STARTED)
         )
@@ -256,6 +272,8 @@ def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]
     log = _last_attempt(left.log)
     found = [(cause, states, pattern.search(log)) for cause, states, pattern in _CAUSES]
     known = [each for each in found if job is not None and job.state in each[1]]
+    if left.late and left.stopped is None and not known:
+        return EndCause.TIME_LIMIT, None
     for cause, _, said in known or [each for each in found if each[2] is not None]:
         return cause, None if said is None else _line_of(log, said.start())
     return None, None
@@ -288,6 +306,16 @@ def _part(name: str, text: str) -> RunPart | None:
         exit_code=None if code is None else int(code),
         exit_signal=None if code is None else exit_signal(int(code)),
     )
+
+
+def _is_late(folder: Path, part: RunPart) -> bool:
+    """Whether the time of its command was over, so that the script told it to end."""
+    return os.path.lexists(folder / f"late.{part.attempt}.{part.node}")
+
+
+def _late(part: RunPart, folder: Path) -> dict[str, Any]:
+    over = part.exit_code is not None and _is_late(folder, part)
+    return {"end": EndCause.TIME_LIMIT} if over else {}
 
 
 def _staged(text: str) -> dict[str, Any]:

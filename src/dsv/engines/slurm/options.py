@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from dsv.engines.base import Job, Mount
+from dsv.engines.slurm.script import STAGE_SECONDS
 from dsv.errors import UsageError
 from dsv.model.json_values import Json
+from dsv.model.units import parse_duration
 
 _SBATCH: Final = ("partition", "account", "qos", "constraint", "reservation", "gres")
 """Options of sbatch that have a key of their own."""
@@ -19,13 +21,14 @@ _SBATCH: Final = ("partition", "account", "qos", "constraint", "reservation", "g
 @dataclass(frozen=True, slots=True)
 class SlurmOptions:
     """sbatch: options of sbatch; container: what runs images on the nodes, None if nothing does; dsv: the program of
-    that name on the nodes."""
+    that name on the nodes; stage_seconds: what a job's time limit has room for besides the time of its command."""
 
     sbatch: tuple[str, ...] = ()
     container: str | None = None
     dsv: str = "dsv"
     partition: str | None = None
     constraint: str | None = None
+    stage_seconds: int = STAGE_SECONDS
 
     @classmethod
     def read(cls, options: Mapping[str, Json], where: str = "slurm") -> Self:
@@ -34,7 +37,7 @@ class SlurmOptions:
             if key == "sbatch":
                 if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                     raise _wrong(where, key, "a list of options", '["--exclusive"]')
-            elif key not in (*_SBATCH, "container", "dsv"):
+            elif key not in (*_SBATCH, "container", "dsv", "stage_time"):
                 raise UsageError(
                     f"{where}.{key} means nothing to the slurm engine",
                     subject=key,
@@ -52,6 +55,7 @@ class SlurmOptions:
             dsv=str(options.get("dsv") or _dsv_here()),
             partition=options.get("partition"),
             constraint=options.get("constraint"),
+            stage_seconds=_stage_seconds(options, where),
         )
 
 
@@ -117,6 +121,16 @@ def _plain(mount: Mount) -> str:
     if any(each in source for each in ",:\n"):
         raise UsageError(f"{source} can't be mounted: its name has a comma or a colon", subject=source)
     return source
+
+
+def _stage_seconds(options: Mapping[str, Json], where: str) -> int:
+    told = options.get("stage_time")
+    if told is None:
+        return STAGE_SECONDS
+    try:
+        return parse_duration(str(told))
+    except UsageError as error:
+        raise _wrong(where, "stage_time", "a duration", "30m") from error
 
 
 def _dsv_here() -> str:

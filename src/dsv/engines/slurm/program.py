@@ -81,6 +81,12 @@ class Queued:
         return self.state == "PENDING" and _NEVER.fullmatch(self.reason) is not None
 
     @property
+    def why_never(self) -> str:
+        """The reason for people, of one that never begins."""
+        said = "--time and the pool's stage_time together are more than its partition permits"
+        return f"{self.reason}: {said}" if self.reason == "PartitionTimeLimit" else self.reason
+
+    @property
     def run(self) -> str | None:
         """None for a job that isn't dsv's."""
         return self._of_comment()[0]

@@ -116,7 +116,7 @@ class SlurmRun:
                     return Ended(exit_code=0, launched=True, cause=EndCause.EXITED)
                 if job is not None and job.never_begins:
                     self._program.call("scancel", self._id)
-                    reason = f"Slurm can't run it: {job.reason}"
+                    reason = f"Slurm can't run it: {job.why_never}"
                     return Ended(
                         exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.UNSCHEDULABLE
                     )

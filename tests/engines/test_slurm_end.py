@@ -1,0 +1,198 @@
+"""How a job on Slurm ended, from what it left and what Slurm says of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dsv.engines.base import Ended
+from dsv.engines.slurm.end import Left, ended, read_left, status
+from dsv.engines.slurm.program import Queued
+from dsv.model.run_end import EndCause
+
+RUN = "20261122-070000-0a1b2c3d"
+FOLDER = Path("/nfs/runs/x y/job")
+
+
+def queued(state: str, reason: str = "None") -> Queued:
+    return Queued("7", state, "n1", reason, f"dsv:{RUN}:{FOLDER}")
+
+
+def left(folder: Path, **files: str) -> Left:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return read_left(folder)
+
+
+@pytest.mark.parametrize("name", ["end", "slurm.log", "err.1", "node.1.0", "job.sh", "stopped"])
+def test_a_pipe_or_an_endless_file_among_what_a_job_left_is_passed_over(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert read_left(tmp_path) == Left()
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    assert read_left(tmp_path) == Left()
+
+
+OOM = "attempt 1 on n1\nsrun: error: n1: task 0: Out Of Memory\n"
+FOR_ANOTHER = "DUE TO PREEMPTION "
+JOB_LOG = "attempt 1 on n1\nslurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-22T06:41:31 {}***\n"
+TAKEN_AWAY = JOB_LOG.format(FOR_ANOTHER)
+
+
+@pytest.mark.parametrize(
+    ("state", "files", "cause", "code"),
+    [
+        ("COMPLETED", {"node__1__0": "n1 10 0 12\n", "end": "0\n"}, EndCause.EXITED, 0),
+        ("FAILED", {"node__1__0": "n1 10 3 12\n", "end": "3\n"}, EndCause.EXITED, 3),
+        ("CANCELLED", {"node__1__0": "n1 10 143 12\n", "end": "143\n"}, EndCause.CANCELLED, 143),
+        ("TIMEOUT", {"node__1__0": "n1 10\n"}, EndCause.TIME_LIMIT, 124),
+        ("TIMEOUT", {"node__1__0": "n1 10 0 12\n", "end": "0\n"}, EndCause.TIME_LIMIT, 124),
+        ("PREEMPTED", {"node__1__0": "n1 10 7 12\n", "end": "7\n"}, EndCause.PREEMPTED, 7),
+        ("NODE_FAIL", {"node__1__0": "n1 10 143 12\n", "node__1__1": "n2 10\n"}, EndCause.NODE_LOST, 143),
+        ("NODE_FAIL", {"node__1__0": "n1 10\n"}, EndCause.NODE_LOST, 137),
+        ("OUT_OF_MEMORY", {"node__1__0": "n1 10 137 12\n", "end": "137\n"}, EndCause.OUT_OF_MEMORY, 137),
+        ("FAILED", {"node__1__0": "n1 10 137 12\n", "end": "1\n", "slurm__log": OOM}, EndCause.OUT_OF_MEMORY, 137),
+        (None, {"node__1__0": "n1 10 143 12\n", "slurm__log": JOB_LOG.format(FOR_ANOTHER)}, EndCause.PREEMPTED, 143),
+        (None, {"node__1__0": "n1 10\n", "slurm__log": JOB_LOG.format("DUE TO TIME LIMIT ")}, EndCause.TIME_LIMIT, 124),
+        (None, {"node__1__0": "n1 10 143 12\n", "slurm__log": JOB_LOG.format("")}, EndCause.CANCELLED, 143),
+        ("FAILED", {"node__1__0": "n1 10 125 12\n", "end": "125 1\n"}, EndCause.EXITED, 125),
+        ("FAILED", {"node__1__0": "n1 10 143 12\n", "end": "125 1\n"}, EndCause.LEASE_LOST, 125),
+        ("CANCELLED", {"node__1__0": "n1 10 143 12\n", "slurm__log": TAKEN_AWAY}, EndCause.CANCELLED, 143),
+        (None, {"node__1__0": "n1 10 5 12\n", "node__2__0": "n2 20 0 22\n", "end": "0\n"}, EndCause.EXITED, 0),
+        ("COMPLETED", {"node__1__0": "n1 10 0 12\n", "end": "0\n", "stopped": "me on vm\n"}, EndCause.CANCELLED, 0),
+    ],
+)  # fmt: skip
+def test_how_a_job_ended(
+    tmp_path: Path, state: str | None, files: dict[str, str], cause: EndCause, code: int
+) -> None:
+    done = ended(None if state is None else queued(state), left(tmp_path, **files))
+    assert done is not None and (done.cause, done.exit_code, done.launched, done.seen) == (
+        cause,
+        code,
+        True,
+        True,
+    )
+    assert all(part.end is not None for part in done.parts)
+
+
+def test_the_node_that_failed_first_says_how_the_job_ended(tmp_path: Path) -> None:
+    files = {"node__1__0": "n1 10 143 13\n", "node__1__1": "n2 10 9 12\n", "end": "143\n"}
+    done = ended(queued("FAILED"), left(tmp_path, **files))
+    assert done is not None and (done.exit_code, done.reason) == (
+        9,
+        "node 1 (n2) failed first, with exit code 9",
+    )
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"])
+def test_a_job_that_slurm_has_lives(tmp_path: Path, state: str) -> None:
+    """Also one whose last attempt ended: Slurm begins it again."""
+    assert ended(queued(state), left(tmp_path, node__1__0="n1 10 143 12\n")) is None
+
+
+def test_a_job_of_which_nothing_is_known_was_lost_sight_of(tmp_path: Path) -> None:
+    done = ended(None, left(tmp_path, node__1__0="n1 10\n"))
+    assert done == Ended(
+        exit_code=125, launched=True, seen=False, parts=done.parts if done else (),
+        reason="Slurm has no such job any more, and the job left no word of its end",
+    )  # fmt: skip
+
+
+def test_a_job_whose_data_could_not_be_had_never_began(tmp_path: Path) -> None:
+    log = "attempt 1 on n1\nerror: the cache has no room\nhint: dsv evict\nsrun: error: n1: task 0: Exited\n"
+    done = ended(queued("FAILED", "NonZeroExitCode"), left(tmp_path, end="125\n", slurm__log=log))
+    assert done is not None and not done.launched
+    assert (done.exit_code, done.reason, done.cause) == (
+        125,
+        "error: the cache has no room",
+        EndCause.NOT_STARTED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({"node__1__0": "", "err__0": "task: line 9: exec: nope: not found\n", "end": "127 1\n"}, 127),
+        ({"node__1__0": "n1 10 143 12\n", "node__1__1": "", "end": "126 2\n"}, 126),
+    ],
+)
+def test_a_command_that_can_not_be_started_never_began(
+    tmp_path: Path, files: dict[str, str], code: int
+) -> None:
+    done = ended(queued("FAILED"), left(tmp_path, **files))
+    assert done is not None
+    assert (done.exit_code, done.launched, done.cause) == (code, False, EndCause.NOT_STARTED)
+
+
+def test_a_success_of_which_a_node_says_nothing_is_none(tmp_path: Path) -> None:
+    done = ended(None, left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n"))
+    assert done is not None and (done.exit_code, done.seen) == (125, False)
+
+
+def test_a_folder_that_shows_no_end_yet_is_looked_at_again(tmp_path: Path) -> None:
+    """What Slurm calls a success is never called a failure."""
+    for state, seen in (("COMPLETED", False), ("FAILED", True)):
+        assert ended(queued(state), Left()) is None
+        assert status(queued(state), Left()).lives
+        done = ended(queued(state), Left(), settled=True)
+        assert done is not None and (done.exit_code, done.seen) == (125, seen)
+    half = left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n")
+    assert ended(queued("COMPLETED"), half) is None and ended(queued("COMPLETING"), half) is None
+
+
+def test_the_time_may_be_over_before_the_data_is_there(tmp_path: Path) -> None:
+    done = ended(queued("TIMEOUT"), left(tmp_path, slurm__log="attempt 1 on n1\n"))
+    assert done is not None
+    assert (done.exit_code, done.launched, done.cause, done.reason) == (
+        124,
+        False,
+        EndCause.TIME_LIMIT,
+        "its time was over before the data was there",
+    )
+
+
+def test_a_command_whose_time_is_over_ends_the_run_so(tmp_path: Path) -> None:
+    """With its own exit code, unless it calls that a success."""
+    for code, told, end in ((143, 143, 143), (0, 124, 124), (3, 3, 3)):
+        files = {"node__1__0": f"n1 10 {code} 12\n", "late__1__0": "", "end": f"{end} 1\n"}
+        done = ended(queued("FAILED"), left(tmp_path / str(code), **files))
+        assert done is not None and (done.cause, done.exit_code) == (EndCause.TIME_LIMIT, told)
+        assert [part.end for part in done.parts] == [EndCause.TIME_LIMIT]
+    files = {"node__1__0": "n1 10 143 12\n", "late__1__0": "", "end": "143 1\n", "stopped": "ann\n"}
+    done = ended(queued("FAILED"), left(tmp_path / "stopped", **files))
+    assert done is not None and done.cause is EndCause.CANCELLED
+
+
+def test_the_reason_why_no_command_began_is_that_of_the_node_that_failed_first(tmp_path: Path) -> None:
+    files = {
+        "slurm__log": "attempt 1 on n[1-3]\nsrun: error: n2: task 1: Exited with exit code 125\n",
+        "err__0": "error: interrupted\n",
+        "err__1": "error: the cache has no room\nhint: dsv evict\n",
+        "err__2": "error: interrupted\n",
+        "end": "125 3\n",
+    }
+    done = ended(queued("FAILED", "NonZeroExitCode"), left(tmp_path, **files))
+    assert done is not None and done.reason == "error: the cache has no room"
+
+
+@pytest.mark.parametrize(
+    ("log", "retries", "cause"),
+    [
+        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***\n", 1, "cancelled"),
+        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE ***\n", 1, "cancelled"),
+        ("attempt 1 on n1\nx: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE ***\n", 0, "node-lost"),
+        ("attempt 1 on n1\nx DUE TO JOB REQUEUE ***\nattempt 2 on n1\n", 1, "exited"),
+    ],
+)  # fmt: skip
+def test_a_job_that_went_while_it_waited_for_another_attempt(
+    tmp_path: Path, log: str, retries: int, cause: str
+) -> None:
+    """It was cancelled: what the log says is of the attempt before."""
+    (tmp_path / "job.sh").write_text(f"#SBATCH --nodes=1\nretries={retries}\n")
+    (tmp_path / "slurm.log").write_text(log)
+    (tmp_path / "node.1.0").write_text("n1 1770000000 3 1770000009\n")
+    done = ended(None, read_left(tmp_path))
+    assert done is not None and (done.exit_code, str(done.cause or "exited")) == (3, cause)

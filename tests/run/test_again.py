@@ -127,3 +127,10 @@ def test_a_secret_parameter_is_given_anew(shop: Shop) -> None:
         shop.again(first, params={"lr": 0.2})
     repeated = shop.again(first, params={"api_key": "swordfish-2"})
     assert repeated.spec.params == {"api_key": "swordfish-2", "lr": 0.1}
+
+
+def test_a_run_with_shared_memory_is_repeated_where_jobs_have_all_of_the_machines(shop: Shop) -> None:
+    """A container's run records how much it had, and nobody may have asked for that."""
+    first = shop.run("sh", "-c", "exit 3").record
+    second = shop.launch(shop.again(replace(first, shm_bytes=1 << 30)).spec).record
+    assert (second.exit_code, second.shm_bytes, second.again_of) == (3, None, first.run)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from dsv.engines.base import NO_OPTIONS, Plan
+from dsv.engines.base import NO_OPTIONS, Engine, Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.here import with_free_gpus
 from dsv.engines.limits import check_given
@@ -245,12 +245,19 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
     chosen = choose(place.environ, spec.engine, spec.image, options)
     if spec.pool is not None and spec.gpus is not None:
         chosen = replace(chosen, facts=replace(chosen.facts, machine=with_free_gpus(chosen.facts.machine)))
+    if _all_shared_memory(chosen.engine, spec):
+        spec = replace(spec, shm_bytes=None)
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(chosen.engine, spec)
     elsewhere = staging.elsewhere() if chosen.engine.queues else ()
     settings = "" if chosen.engine.shares_folders else staging.settings()
     run = run or RunId.make(now_ms(), os.urandom(4))
     return Launch.of(spec, place, chosen, run, located, elsewhere, settings)
+
+
+def _all_shared_memory(engine: Engine, spec: JobSpec) -> bool:
+    """Whether a run is repeated where no job has shared memory of its own; nobody asked for that of the first one."""
+    return spec.again_of is not None and spec.shm_bytes is not None and "shm_bytes" not in engine.gives
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class ContainerEngine(ContainerProgram):
     queues: ClassVar[bool] = False
     shares_folders: ClassVar[bool] = True
     gpu_hint: ClassVar[str]
-    gives: ClassVar[frozenset[str]] = ONE_MACHINE
+    gives: ClassVar[frozenset[str]] = ONE_MACHINE | {"shm_bytes"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)

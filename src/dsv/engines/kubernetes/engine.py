@@ -84,6 +84,7 @@ class Kubernetes:
             "cpus",
             "memory_bytes",
             "time_seconds",
+            "shm_bytes",
             "nodes",
             "retries",
             "forward",

@@ -130,7 +130,7 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> N
         ("apptainer", "apptainer exec --no-home --bind /c/x:/data:ro --bind /o:/out:rw --pwd /code --nv "
          "docker://team/x train 'a b'"),
         ("enroot", "enroot start --mount /c/x:/data:none:x-create=auto,bind,ro --mount "
-         "/o:/out:none:x-create=auto,bind,rw --env A team/x train 'a b'"),
+         "/o:/out:none:x-create=auto,bind,rw --env A team/x sh -c 'cd \"$0\" && exec \"$@\"' /code train 'a b'"),
     ],
 )  # fmt: skip
 def test_an_image_is_run_by_what_the_pool_names(container: str, words: str) -> None:

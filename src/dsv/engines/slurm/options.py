@@ -99,13 +99,15 @@ def _apptainer(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _enroot(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """The image is a squashfs file, or a container that `enroot create` made on each node."""
+    """The image is a squashfs file, or a container that `enroot create` made on each node. It has no option for the
+    working directory."""
     words = ["enroot", "start"]
     for mount in job.mounts:
         how = "rw" if mount.writable else "ro"
         words += ["--mount", f"{_plain(mount)}:{mount.target}:none:x-create=auto,bind,{how}"]
     words += [word for name in passed for word in ("--env", name)]
-    return (*words, str(job.image), *job.command)
+    inside = ("sh", "-c", 'cd "$0" && exec "$@"', job.workdir) if job.workdir else ()
+    return (*words, str(job.image), *inside, *job.command)
 
 
 CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] = {

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsv.engines.base import Ended
-from dsv.engines.slurm.end import Left, ended, read_left, status
+from dsv.engines.slurm.end import ended, status
+from dsv.engines.slurm.left import Left, read_left
 from dsv.engines.slurm.program import Queued
 from dsv.model.run_end import EndCause
 

@@ -15,8 +15,8 @@ from dsv.engines.base import Ended, Facts, Job
 from dsv.engines.foreground import Foreground
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
-from dsv.engines.slurm.end import read_left
 from dsv.engines.slurm.engine import Slurm
+from dsv.engines.slurm.left import read_left
 from dsv.engines.slurm.script import Batch, render
 from dsv.model.run import JobRef
 from tests.waiting import until
@@ -86,6 +86,38 @@ def test_a_number_that_the_job_of_another_run_has_by_now_cancels_nothing(tmp_pat
     engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
     engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
     assert ("scancel" in (tmp_path / "calls").read_text()) == (owner == RUN)
+
+
+@pytest.mark.parametrize(
+    ("state", "begun", "called"),
+    [
+        ("PENDING", False, ["hold", "scancel"]),
+        ("RUNNING", False, ["hold", "release"]),
+        ("PENDING", True, ["hold", "release"]),
+    ],
+)
+def test_only_a_job_that_never_began_is_taken_back(
+    tmp_path: Path, state: str, begun: bool, called: list[str]
+) -> None:
+    """Slurm holds a running job, too, and would never begin its next attempt."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    if begun:
+        (folder / "node.1.0").write_text("n1 10 143 12\n")
+    line = f"echo '7|{state}||JobHeldUser|dsv:{RUN}:{folder}'"
+    said = 'echo "${0##*/} $*" >>"$CALLS"'
+    engine = Slurm(
+        programs(
+            tmp_path,
+            scontrol=f"{said}\n{SCONTROL.replace('release)', 'none)')}",
+            squeue=line,
+            scancel=said,
+        )
+    )
+    engine.withdraw(JobRef("slurm", RUN, "c@h", f"7:{folder}"))
+    calls = (tmp_path / "calls").read_text()
+    words = {"hold": "scontrol hold 7\n", "release": "scontrol release 7\n", "scancel": "scancel 7\n"}
+    assert [name for name, line in words.items() if line in calls] == sorted(called, key=list(words).index)
 
 
 def run_script(

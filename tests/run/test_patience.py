@@ -71,6 +71,21 @@ def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
     assert waiting.left(CANCELLED) == GaveUp("no GPU is free")
 
 
+def test_a_job_that_somebody_stopped_while_it_was_taken_back_does_not_go_on() -> None:
+    """Whoever of the two ended it: the run is over, and goes to no other pool."""
+    stopped = Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED, stopped="ann on n2 (dsv stop)")
+    queue = Queue(iter([WAITS]), JobStatus(RunState.NOT_LAUNCHED, 137, stopped))
+    waiting = Patience(0.0, "no GPU is free")
+    waiting.begin(cast("Engine", queue), REF)
+    assert queue.over.wait(PATIENCE)
+    assert waiting.left(Outcome(stopped)) is None
+    late = Queue(iter([WAITS]), GONE)  # it was stopped once it had been taken back
+    waiting = Patience(0.0, "no GPU is free")
+    waiting.begin(cast("Engine", late), REF)
+    assert late.over.wait(PATIENCE)
+    assert waiting.left(Outcome(stopped)) is None
+
+
 def test_a_job_that_somebody_cancelled_does_not_go_on() -> None:
     refused = Queue(iter([WAITS, WAITS]), WAITS)
     assert left(refused, refused.over) is None

@@ -36,7 +36,6 @@ CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
 NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
 
-
 SEEN_TO: Final = frozenset({"time_seconds", "retries"})
 """Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
 
@@ -69,12 +68,12 @@ class Task(Resources):
 class Job(Task):
     """What is to be run, in terms that fit every engine.
 
-    run: the id of the run, a label; name: of the container; env: added to what the engine gives every job;
-    workdir: as the job sees it, None for the engine's own; scratch: an empty folder of this run, for the
-    engine's files. Of an engine that queues, which stages no data before it has room: hold: the arguments of the dsv
-    with which a machine makes sure of the data, and holds it while the command runs that is added to them; close: those
-    with which it completes the record of the run once the command has ended; order: what they read from stdin;
-    settings: a configuration file for that dsv, if it has none of its own there.
+    run: the id of the run, a label; name: of the container; env: added to what the engine gives every job; workdir: as
+    the job sees it, None for the engine's own; scratch: an empty folder of this run, for the engine's files. Of an
+    engine that queues, which stages no data before it has room: hold: the arguments of the dsv with which a machine
+    makes sure of the data, and holds it while the command runs that is added to them; close: those with which it
+    completes the record of the run once the command has ended; order: what they read from stdin; settings: a
+    configuration file for that dsv, if it has none of its own there.
     """
 
     run: str
@@ -171,11 +170,11 @@ class ImageIdentity:
 class Ended:
     """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
 
-    reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another
-    cause than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the
-    engine doesn't tell any more. taken: False if the engine did not take the job at all. parts: of each node and
-    attempt, if the engine saw to them itself. may_live: it could not be ended, so it may still begin or run. metrics:
-    what it left in `metrics.json`, of an engine whose folders can't be seen here.
+    reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another cause
+    than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the engine
+    doesn't tell any more. stopped: who asked dsv on any machine to end it. taken: False if the engine did not take the
+    job at all. parts: of each node and attempt, if the engine saw to them itself. may_live: it could not be ended, so
+    it may still begin or run. metrics: what it left in `metrics.json`, of an engine whose folders can't be seen here.
     """
 
     exit_code: int
@@ -184,6 +183,7 @@ class Ended:
     taken: bool = True
     reason: str | None = None
     cause: EndCause | None = None
+    stopped: str | None = None
     image: ImageIdentity | None = None
     usage: Usage | None = None
     parts: tuple[RunPart, ...] = ()
@@ -249,8 +249,8 @@ class Engine(Protocol):
     shares_folders: ClassVar[bool]
     """Whether its jobs see the folders of this machine under their names, so that what they leave is seen here."""
     gives: ClassVar[frozenset[str]]
-    """The fields of `Resources` that it can give a job. A job that asks for another one is refused before anything of
-    it is fetched. Those that every engine gives, because dsv sees to them itself, are in `SEEN_TO`."""
+    """The fields of `Resources`, and `shm_bytes`, that it can give a job; those of `SEEN_TO` every engine gives. A job
+    that asks for more is refused before anything of it is fetched."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         """environ: the caller's. options: of the pool, as its table in the configuration has them. Asks nothing."""
@@ -272,8 +272,9 @@ class Engine(Protocol):
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Ends the job only if it still waits for room, in one step that can't end one that has just begun.
 
-        Returns what has become of it: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin. None
-        without an answer, and then nobody knows. An engine that holds nothing back only tells the state.
+        Returns what has become of it: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin (a job that
+        waits for a further attempt has begun). None without an answer, and then nobody knows. An engine that holds
+        nothing back only tells the state.
         """
         ...
 

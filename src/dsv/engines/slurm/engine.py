@@ -29,7 +29,8 @@ from dsv.engines.base import (
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.slurm.capacity import read_capacity
-from dsv.engines.slurm.end import SCRIPT, quiet_for, read_left, status
+from dsv.engines.slurm.end import status
+from dsv.engines.slurm.left import SCRIPT, quiet_for, read_left
 from dsv.engines.slurm.options import SlurmOptions, contained
 from dsv.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
 from dsv.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
@@ -156,12 +157,16 @@ class Slurm:
         return now if now.lives else replace(now, quiet_for=quiet_for(ref))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """Holds it first: Slurm doesn't hold a job that has begun, and begins none that is held."""
-        number = job_id(ref)
+        """Holds it first, as Slurm begins none that is held. Of one that has begun meanwhile the hold would keep back
+        its next attempt."""
+        number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
-            job, _ = self._program.find(number, fresh=0)
-            if job is not None and job.state == "PENDING":
+            job, answer = self._program.find(number, fresh=0)
+            waits = job is not None and job.state == "PENDING" and not read_left(folder).begun
+            if waits and job is not None and job.run == ref.run:
                 self._program.call("scancel", number)
+            elif answer.problem is not None or (job is not None and job.lives):
+                self._program.call("scontrol", "release", number)
         self._program.forget()
         return self.status(ref)
 

@@ -17,7 +17,8 @@ from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.log_pipe import through_a_pipe
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
-from dsv.engines.slurm.end import ATTENDED, STOPPED, ended, is_late, nodes_of, read_left
+from dsv.engines.slurm.end import ended, is_late
+from dsv.engines.slurm.left import ATTENDED, STOPPED, nodes_of, read_left
 from dsv.engines.slurm.program import SlurmProgram, job_folder, job_id
 from dsv.fs.files import open_plain
 from dsv.fs.process import host_name, user_name

@@ -45,6 +45,8 @@ class Patience:
         ended = outcome.ended
         if self.seconds is None or outcome.signal is not None or outcome.lost is not None or ended.launched:
             return None
+        if ended.stopped is not None:
+            return None  # by somebody on another machine, for instance
         if not ended.taken or ended.cause is EndCause.UNSCHEDULABLE:
             return GaveUp(ended.reason or "it can't run the job")
         if self._left is None and self._unanswered and ended.cause is EndCause.CANCELLED:

@@ -47,8 +47,10 @@ def take_turns(pools: Sequence[str], wait: float, stay: Stay[_T]) -> _T:
 
 
 def is_taken_back(status: JobStatus | None) -> bool:
-    """What `Engine.withdraw` has to answer before the job may be submitted anywhere else."""
-    return status is not None and status.state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED)
+    """What `Engine.withdraw` has to answer before the job may be submitted anywhere else. A job that somebody stopped
+    is not to begin at another pool either."""
+    stopped = status is not None and status.ended is not None and status.ended.stopped is not None
+    return status is not None and not stopped and status.state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED)
 
 
 def poll(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dsv.engines.kubernetes.api import too_old
+from dsv.engines.kubernetes.api import KubernetesApi, Refusal, too_old
+from dsv.engines.kubernetes.capacity import ask_capacity
+from dsv.engines.kubernetes.options import KubernetesOptions
+from dsv.model.capacity import Capacity
+from dsv.model.resources import Resources
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,15 @@ def test_a_cluster_without_init_containers_that_go_on_is_refused(
     assert said is None or said.startswith(
         f"it is Kubernetes {major}.{minor.rstrip('+')}, and runs need 1.29"
     )
+
+
+@pytest.mark.parametrize(("status", "answers"), [(401, False), (403, True), (500, False)])
+def test_a_cluster_that_does_not_know_the_caller_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch, status: int, answers: bool
+) -> None:
+    """One that only forbids to see its nodes may well take a job."""
+    options = KubernetesOptions(namespace="training")
+    monkeypatch.setattr(KubernetesApi, "items", lambda *_, **__: Refusal("no", status))
+    monkeypatch.setattr(KubernetesApi, "path", lambda *_: "/")
+    found = ask_capacity(KubernetesApi({}, options), options, Resources())
+    assert isinstance(found, Capacity) == answers

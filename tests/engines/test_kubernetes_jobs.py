@@ -10,6 +10,7 @@ from dsv.engines.kubernetes import jobs
 from dsv.engines.kubernetes.api import Refusal
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
 from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.run import without_numbers
 
 GOING = {
     "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -76,3 +77,9 @@ def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytes
     now[0] = 46.0
     assert job.give_up_lost_pods() == against
     assert cluster.changed == ["pod/status Failed"]
+
+
+def test_an_image_that_cannot_be_pulled_is_told_of_once() -> None:
+    """Each attempt has a port of its own in its message."""
+    first, second = (f"dial tcp: read udp 10.0.0.2:{port}->10.0.0.53:53: i/o timeout" for port in (5, 41050))
+    assert without_numbers(first) == without_numbers(second) != without_numbers("no such host")

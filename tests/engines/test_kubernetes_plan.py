@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.capacity import Capacity
 from dsv.model.resources import Resources
+from dsv.runs.plan import _output as output_of
 
 RUN = "20261122-101530-1f2e3d4c"
 OPTIONS: dict[str, Any] = {
@@ -109,10 +111,12 @@ def test_the_restricted_pod_security_standard_is_kept() -> None:
 
 
 def test_no_value_that_may_be_secret_is_printed_and_the_secret_is_named() -> None:
-    plan = Kubernetes({"AWS_SECRET_ACCESS_KEY": "hunter2"}, OPTIONS).plan(replace(JOB, forward=True), FACTS)
+    options = {**OPTIONS, "namespace": "training"}
+    plan = Kubernetes({"AWS_SECRET_ACCESS_KEY": "hunter2"}, options).plan(replace(JOB, forward=True), FACTS)
     assert "hunter2" not in plan.text() + repr(plan)
-    assert f"Secret dsv-{RUN} with the keys DSV_PARAMS, TOKEN" in plan.text()
-    assert f"Secret dsv-{RUN}-store with the keys AWS_SECRET_ACCESS_KEY" in plan.text()
+    create = f"Secret: kubectl -n training create secret generic dsv-{RUN}"
+    assert f"{create} --from-literal=DSV_PARAMS=VALUE --from-literal=TOKEN=VALUE\n" in plan.text()
+    assert f"{create}-store --from-literal=AWS_SECRET_ACCESS_KEY=VALUE\n" in plan.text()
     assert b"hunter2" in plan.files[0].content
     main = yaml.safe_load(plan.text())["spec"]["template"]["spec"]["containers"][0]
     assert "envFrom" not in main  # the job itself has no credentials
@@ -233,6 +237,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
         (replace(JOB, gpus=-1), "how many GPUs"),
         (replace(JOB, gpus=1, gpu_type="H100"), "no node is labelled with a GPU of the type H100"),
         (replace(JOB, engine_args=("--x",)), "no further options"),
+        (replace(JOB, command=("train", "x" * 1_500_000)), "Kubernetes takes about 1,500,000"),
         (replace(JOB, tpu="v4-8"), "the shape of the slice"),
         (replace(JOB, tpu="v5e-8", nodes=3), "can't be shared by 3 nodes"),
     ],
@@ -320,3 +325,12 @@ def test_nodes_begin_again_together_and_only_one_of_them_is_counted() -> None:
     assert "DSV_GANG" not in str(alone["spec"]["containers"][0]["env"])
     without = planned(replace(JOB, nodes=3))["Job"]["spec"]["podFailurePolicy"]["rules"]
     assert [each["action"] for each in without] == ["FailJob", "FailJob"]  # it doesn't begin again
+
+
+def test_a_run_without_a_pool_is_told_that_it_needs_one() -> None:
+    """Such as one that is repeated, whose record says which engine it had."""
+    spec = SimpleNamespace(pool=None, out=None, keep_output=False)
+    chosen = SimpleNamespace(engine=Kubernetes({}, OPTIONS))
+    with pytest.raises(UsageError, match="kubernetes runs the jobs of pools alone") as caught:
+        output_of(spec, None, chosen, None, Path("/nowhere"))  # type: ignore[arg-type]
+    assert caught.value.hint == "dsv run --on POOL; dsv pools lists them"

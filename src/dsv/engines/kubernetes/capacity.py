@@ -21,8 +21,8 @@ _KEEPS_OUT: Final = ("NoSchedule", "NoExecute")
 def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resources) -> Capacity | Refusal:
     """Anyone who may not see nodes, quotas or the pods of others learns less, and `unseen` says so."""
     nodes = api.items("/api/v1/nodes", _SECONDS)
-    if isinstance(nodes, Refusal) and not nodes.is_denied:
-        return nodes
+    if isinstance(nodes, Refusal) and (nodes.status == 401 or not nodes.is_denied):
+        return nodes  # no answer, or one to nobody: it takes no job of a caller whom it doesn't know
     quotas = api.items(api.path("resourcequotas"), _SECONDS)
     live = "status.phase!=Succeeded,status.phase!=Failed"
     pods = api.items("/api/v1/pods", _SECONDS, fieldSelector=live)

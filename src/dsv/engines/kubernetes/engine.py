@@ -40,7 +40,7 @@ from dsv.engines.kubernetes.containers import known
 from dsv.engines.kubernetes.end import JobFacts, ended, status
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
 from dsv.engines.kubernetes.logs import read_logs, read_metrics
-from dsv.engines.kubernetes.manifest import as_yaml, manifests
+from dsv.engines.kubernetes.manifest import as_yaml, check_size, manifests
 from dsv.engines.kubernetes.names import (
     GRACE_SECONDS,
     LABEL,
@@ -154,6 +154,7 @@ class Kubernetes:
         }
         credentials = credentials_in(self.environ) if job.forward else {}
         found = manifests(job, self._options, facts, forwarded=bool(credentials))
+        check_size(found)
         text = as_yaml(found)
         notes: tuple[str, ...] = ()
         if job.forward and not credentials:
@@ -169,7 +170,7 @@ class Kubernetes:
             else (),
             image=image,
             shm_bytes=job.shm_bytes,
-            script=said_first(job, secret, credentials) + text,
+            script=said_first(job, secret, credentials, self._options.namespace) + text,
             notes=notes,
         )
 

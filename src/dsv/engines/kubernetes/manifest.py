@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 from dsv.engines.base import Facts, Job
 from dsv.engines.kubernetes.containers import data_containers, is_gang, main_container, mounts_of, own_volumes
@@ -31,6 +31,10 @@ from dsv.engines.kubernetes.names import (
 from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.kubernetes.resources import gpu_affinity, tpu_selectors
 from dsv.engines.kubernetes.scripts import AGAIN_CODE
+from dsv.errors import UsageError
+
+_LARGEST: Final = 1_500_000
+"""Bytes of a manifest: etcd takes 1.5 MiB, with what the cluster adds."""
 
 
 def manifests(
@@ -86,6 +90,17 @@ def as_yaml(found: Sequence[Manifest]) -> str:
     dumper.add_representer(str, text)  # type: ignore[attr-defined]
     plain = json.loads(json.dumps(list(found)))  # no subclasses of str, which YAML would tell apart
     return str(yaml.dump_all(plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
+
+
+def check_size(found: Sequence[Manifest]) -> None:
+    """Refuses what the database of Kubernetes does not take, for which the cluster has no clear words."""
+    size = max(len(json.dumps(each)) for each in found)
+    if size > _LARGEST:
+        raise UsageError(
+            f"the job makes a manifest of {size:,} bytes, and Kubernetes takes about {_LARGEST:,}",
+            subject="CMD",
+            hint="write what is long into a file in the folder of --code",
+        )
 
 
 def merge(base: Any, over: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -171,8 +172,14 @@ class KubernetesRun:
                 del self._untold[0]
 
     def _say(self, text: str) -> None:
-        """Among what the job writes to stderr, once."""
-        if text not in self._said:
-            self._said.add(text)
+        """Among what the job writes to stderr, once; numbers in it, such as a port, may differ each time."""
+        words = without_numbers(text)
+        if words not in self._said:
+            self._said.add(words)
             with suppress(OSError):
                 os.write(self._err, f"[dsv] {text}\n".encode())
+
+
+def without_numbers(text: str) -> str:
+    """What messages have in common that differ in a port or a time alone."""
+    return re.sub(r"\d+", "0", text)

@@ -52,11 +52,15 @@ def secrets_of(plan: Plan, name: str) -> list[Manifest]:
     ]
 
 
-def said_first(job: Job, secret: Mapping[str, str], credentials: Mapping[str, str]) -> str:
+def said_first(
+    job: Job, secret: Mapping[str, str], credentials: Mapping[str, str], namespace: str | None
+) -> str:
     """Comments that tell what is not in the manifest, as nobody but the job may read it."""
     name = object_name(job.run)
+    kubectl = "kubectl" if namespace is None else f"kubectl -n {namespace}"
     lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
     for each, keys in ((name, secret), (credentials_name(name), credentials)):
         if keys:
-            lines.append(f"# It needs a Secret {each} with the keys {', '.join(sorted(keys))}.")
+            given = " ".join(f"--from-literal={key}=VALUE" for key in sorted(keys))
+            lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
     return "\n".join(lines) + "\n"

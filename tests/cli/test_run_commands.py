@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,12 @@ def test_the_jobs_output_and_exit_code_are_the_commands(pets: Dsv) -> None:
     result = pets.process("run", "pets@v1", "-q", "-p", "lr=0.1", "--", "sh", "-c", job)
     assert (result.code, result.err) == (3, "err\n")
     assert result.out == 'out\n1{"lr": 0.1}\n'
+
+
+def test_why_a_job_was_ended_is_said_beside_its_exit_code(pets: Dsv) -> None:
+    result = pets.process("run", "pets@v1", "--time", "1s", "--", "sleep", "600")
+    assert result.code == 143
+    assert re.search(r"ended with exit code 143 after \S+ s: time limit; output in", result.err), result.err
 
 
 def test_the_result_for_programs_goes_to_a_file(pets: Dsv) -> None:

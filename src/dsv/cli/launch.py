@@ -12,6 +12,7 @@ from dsv.cli.failure import of_error
 from dsv.cli.launching import launching
 from dsv.cli.output import document, to_json
 from dsv.cli.run_options import Typed, member_spec, placing_of, show_plan
+from dsv.cli.run_words import cause_text
 from dsv.engines.signals import Signals, spared
 from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.model.units import format_duration
@@ -93,7 +94,9 @@ def _tell(call: Call, result: RunResult, file: _JsonFile | None) -> int:
         if record.ended_ms is None
         else f" after {format_duration((record.ended_ms - record.started_ms) / 1000)}"
     )
-    call.say(f"run {record.run} ended with exit code {result.exit_code}{took}; output in {result.out}")
+    reason = None if result.error is not None else record.error or cause_text(record)
+    why = "" if reason is None else f": {reason}"
+    call.say(f"run {record.run} ended with exit code {result.exit_code}{took}{why}; output in {result.out}")
     if record.output is not None and record.output.error is not None:
         call.warn(f"the output is not in the store: {record.output.error}")
     if record.metrics_error is not None:

@@ -115,6 +115,16 @@ def test_a_pool_that_is_wrong_is_refused_before_anything_is_asked(
         assert words in shown[-1]["problem"]
 
 
+def test_a_setting_of_a_pool_that_there_is_none_of_is_refused(dsv: Dsv) -> None:
+    dsv.ok("config", "pools.a.engine", "process")
+    config = dsv.home / ".config/dsv/config.toml"
+    config.write_text(config.read_text() + 'cahce = "/nfs/dsv"\n')
+    refused = dsv("run", "pets", "--on", "a", "--", "true")
+    assert refused.code == 2 and "there is no setting pools.a.cahce" in refused.err
+    assert "hint: dsv config pools.NAME.cache" in refused.err
+    assert "pools.a.cahce" in dsv.ok("pools", "--json").json["items"][-1]["problem"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsv.api.settings import POOL_FIELDS, Setting, Settings, is_name
+from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
 from dsv.errors import NotFound, UsageError
 from dsv.model.pool import HERE, Pool
 from dsv.runs.engines import Engines, engine_of
@@ -51,6 +51,9 @@ def load_pool(settings: Settings, name: str, origin: str) -> Pool:
             subject=name,
             hint=f"dsv config pools.{name}.engine ENGINE, or one of {known}",
         )
+    for _, key in settings.unknown():
+        if key.startswith(f"pools.{name}."):
+            check_key(key)
     pool = _read(settings, name)
     if pool.engine is None:
         raise UsageError(

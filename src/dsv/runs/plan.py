@@ -285,12 +285,17 @@ def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: P
         )
     if spec.out is not None:
         return Path(place.cwd / spec.out)
-    if pool is None or pool.out is None:
-        name = "NAME" if pool is None else pool.name
+    if pool is None:
         raise UsageError(
-            f"the pool {name} has no folder for what its jobs write",
-            subject=name,
-            hint=f"dsv config pools.{name}.out FOLDER, which a volume of the pool has",
+            f"{chosen.engine.name} runs the jobs of pools alone, and no pool is named",
+            subject="--on",
+            hint="dsv run --on POOL; dsv pools lists them",
+        )
+    if pool.out is None:
+        raise UsageError(
+            f"the pool {pool.name} has no folder for what its jobs write",
+            subject=pool.name,
+            hint=f"dsv config pools.{pool.name}.out FOLDER, which a volume of the pool has",
         )
     return _own_output(spec, main, own)
 

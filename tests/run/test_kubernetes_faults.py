@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -177,3 +178,40 @@ def test_nodes_that_fail_at_the_same_moment_use_up_one_retry(site: Site) -> None
         (2, 0),
         (2, 1),
     }
+
+
+ALIVE = """\
+until [ -e "$DSV_OUT/go" ]; do touch "$DSV_OUT/alive.$DSV_ATTEMPT.$NODE_RANK"; sleep 0.1; done
+"""
+
+
+def test_nodes_that_are_cut_off_from_each_other_end_before_others_begin(site: Site) -> None:
+    """Each finds by itself that it can't go on, as the cluster sees nothing wrong with either."""
+
+    def bridge(state: str) -> None:
+        inside = ["ip", "netns", "exec", site.cluster.network.namespace]
+        subprocess.run([*inside, "ip", "link", "set", "lab2", state], check=True)
+
+    def failed() -> int:
+        pods = site.cluster.get("pods", "-n", "training", "--field-selector=status.phase=Failed")["items"]
+        return sum(each["metadata"]["name"].startswith(f"dsv-{site.out().name}") for each in pods)
+
+    def alive(attempt: int) -> dict[str, float]:
+        found = site.export.glob(f"runs/digits/*/alive.{attempt}.*")
+        return {each.name: each.stat().st_mtime for each in found}
+
+    terminal = site.start(*run_of("--nodes", "2", "--gpus", "2", "--retries", "1", script=ALIVE))
+    until(lambda: len(alive(1)) == 2, "both nodes")
+    bridge("down")
+    try:
+        until(lambda: failed() == 2, "the end of the attempt")
+    finally:
+        bridge("up")
+    until(lambda: len(alive(2)) == 2, "the next attempt")
+    before = alive(1)
+    site.go()
+    assert site.end(terminal)[:2] == (0, "exited")
+    assert alive(1) == before
+    parts = site.last()["parts"]
+    assert [(part["attempt"], part["end"]) for part in parts[:2]] == [(1, "cancelled"), (1, "cancelled")]
+    assert all("nothing was heard of node" in part["error"] for part in parts[:2])

@@ -215,3 +215,16 @@ def test_a_pod_is_untouched_until_one_of_its_containers_has_started(
     found = [{"name": str(number), "state": state} for number, state in enumerate(states)]
     pod = a_pod(phase="Pending", status={"initContainerStatuses": found, "containerStatuses": []})
     assert pod.is_untouched is untouched
+
+
+@pytest.mark.parametrize(
+    ("code", "sidecar", "over"), [(0, "terminated", True), (0, "running", False), (1, "terminated", False)]
+)
+def test_a_pod_whose_command_succeeded_is_over_once_nothing_runs_in_it(
+    code: int, sidecar: str, over: bool
+) -> None:
+    """The cluster says so of the pod later; how one ended that failed, it says only then."""
+    others = {"initContainerStatuses": [{"name": "hold", "state": {sidecar: {}}}]}
+    done = ended(JobFacts(a_job(), (a_pod(phase="Running", code=code, status=others),)))
+    assert (done is not None) is over
+    assert done is None or done.exit_code == 0

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import nullcontext
+from threading import Event
+from threading import enumerate as all_threads
 from typing import Any
+
+import pytest
 
 from dsv.engines.kubernetes.api import Refusal
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
@@ -104,6 +109,51 @@ def test_no_signal_comes_after_the_one_that_kills() -> None:
     assert cluster.told[-1] == "KILL" and run._untold == []
     cluster.deleted = True
     until(lambda: run.ended is not None)
+
+
+class TellingCluster(Cluster):
+    """Says that a pod has changed when it is told to. hung_up: whether its caller has closed the connection."""
+
+    def __init__(self) -> None:
+        super().__init__(begun=True)
+        self.over = False
+        self.changed = Event()
+        self.hung_up = Event()
+        self.extensions = {"network_stream": self}
+
+    def items(self, path: str, **query: str) -> list[Any]:
+        found = super().items(path, **query)
+        if self.over:
+            found[0]["status"] = a_pod(code=0, phase="Running").raw["status"]
+        return found
+
+    def stream(self, *given: Any, **query: Any) -> Any:
+        return nullcontext(self if "watch" in query else Refusal("no log", 404))
+
+    def iter_raw(self) -> Iterator[bytes]:
+        self.changed.wait()
+        yield b"{}"
+        self.hung_up.wait()
+
+    def get_extra_info(self, name: str) -> Any:
+        return self
+
+    def shutdown(self, how: int) -> None:
+        self.hung_up.set()
+
+
+def test_the_job_is_looked_at_as_soon_as_the_cluster_says_that_a_pod_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsv.engines.kubernetes.run._ASK", (10_000.0, 10_000.0))
+    cluster = TellingCluster()
+    run = _run(cluster)
+    cluster.over = True
+    cluster.changed.set()
+    until(lambda: run.ended is not None)
+    assert run.ended is not None and run.ended.exit_code == 0
+    assert cluster.hung_up.is_set()
+    until(lambda: not any(each.name == "dsv-kubernetes-changes" for each in all_threads()))
 
 
 def test_lines_of_one_time_are_read_once_each() -> None:

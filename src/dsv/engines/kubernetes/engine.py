@@ -206,9 +206,11 @@ class Kubernetes:
             if facts is None:
                 raise LaunchError(f"the cluster has no Job {job.at.name} any more", subject=ref.run)
             if isinstance(facts, JobFacts) and facts.suspended and not facts.queued:
-                facts = self._begin(job)
-            if isinstance(facts, Refusal):
-                raise facts.error("the cluster does not let the job begin", ref.run)
+                refused = self._begin(job)
+            else:
+                refused = facts if isinstance(facts, Refusal) else None
+            if refused is not None:
+                raise refused.error("the cluster does not let the job begin", ref.run)
         except LaunchError:
             raise
         except DsvError as error:
@@ -315,14 +317,14 @@ class Kubernetes:
         at = raw["metadata"]
         return KubernetesJob(self._api, Address(at["namespace"], at["name"], at["uid"]))
 
-    def _begin(self, job: KubernetesJob) -> JobFacts | Refusal | None:
+    def _begin(self, job: KubernetesJob) -> Refusal | None:
         """A queue decides itself when its jobs begin."""
         queue = self._options.queue
         body: Manifest = {"spec": {"suspend": False}}
         if queue is not None:
             body = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
         answer = self._api.patch(job.at.path, body)
-        return answer if isinstance(answer, Refusal) else job.look()
+        return answer if isinstance(answer, Refusal) else None
 
     def _identity(self) -> str:
         """Which cluster it is: the same wherever it is asked from. Raises `Unreachable`."""

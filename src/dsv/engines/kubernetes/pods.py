@@ -94,7 +94,21 @@ class Pod:
 
     @property
     def is_over(self) -> bool:
-        return self.gone or self._status.get("phase") in ("Succeeded", "Failed")
+        return self.gone or self._status.get("phase") in ("Succeeded", "Failed") or self._has_succeeded
+
+    @property
+    def _has_succeeded(self) -> bool:
+        """Whether the command has succeeded and each further container has ended. The cluster says the same of the pod
+        about a second later."""
+        ended = self._ended()
+        if ended is None or ended.get("exitCode") != 0:
+            return False
+        kinds = ("initContainerStatuses", "containerStatuses")
+        return all(
+            "terminated" in (each.get("state") or {})
+            for kind in kinds
+            for each in self._status.get(kind) or ()
+        )
 
     @property
     def part_is_over(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.changes import PodChanges
 from dsv.engines.kubernetes.end import JobFacts, ended, gone, refusal
 from dsv.engines.kubernetes.jobs import KubernetesJob
 from dsv.engines.kubernetes.logs import JobLogs, read_metrics
@@ -23,7 +24,7 @@ from dsv.engines.signals import ENDING
 from dsv.model.run_end import EndCause
 
 _ASK: Final = (0.3, 3.0)
-"""Seconds between two looks at the job: at first, and at most."""
+"""Seconds between two looks at the job, at first and at most, if the cluster does not say that something changed."""
 _EVENTS: Final = 3.0
 """Seconds after which the cluster is asked why there are no pods, or why one doesn't begin."""
 
@@ -78,7 +79,9 @@ class KubernetesRun:
         self._wake.set()
 
     def _watch(self) -> None:
+        changes = PodChanges(self._job, self._wake.set)
         done = self._until_end()
+        changes.close()
         self._logs.finish()  # before the end: what comes after it is not waited for
         os.close(self._err)
         self._ended = done

@@ -182,6 +182,8 @@ def test_free_room_is_read_node_by_node() -> None:
     assert fit(Resources(gpus=4, gpu_type="a100", nodes=2), found).not_now is not None
     assert read_capacity("\n".join(lines), "", SlurmOptions(partition="cpu")).nodes == ()
     assert read_capacity("\n".join(lines), "", SlurmOptions(constraint="c")).nodes == ()
+    mistyped = read_capacity("\n".join(lines), "", SlurmOptions(partition="gpuu"))
+    assert mistyped.never == "no machine of this Slurm is in the partition gpuu" and found.never is None
 
 
 def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_command() -> None:

@@ -26,11 +26,16 @@ _GPU: Final = re.compile(r"gpu(?::([^:(),]+))?:([0-9]+)")
 def read_capacity(nodes: str, pending: str, options: SlurmOptions) -> Capacity:
     """From `scontrol --oneliner --details show node` and from one line for each job that waits."""
     found = []
+    partitions: set[str] = set()
     for line in nodes.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        partitions |= set(fields.get("Partitions", "").split(","))
         if "NodeName" in fields and _fits(fields, options):
             found.append(_room(fields))
-    return Capacity(nodes=tuple(found), waiting=len(pending.split()))
+    never = None
+    if options.partition and partitions.isdisjoint(options.partition.split(",")):
+        never = f"no machine of this Slurm is in the partition {options.partition}"
+    return Capacity(nodes=tuple(found), waiting=len(pending.split()), never=never)
 
 
 def _fits(fields: dict[str, str], options: SlurmOptions) -> bool:

@@ -88,6 +88,15 @@ def test_a_number_that_the_job_of_another_run_has_by_now_cancels_nothing(tmp_pat
     assert ("scancel" in (tmp_path / "calls").read_text()) == (owner == RUN)
 
 
+def test_a_job_whose_nodes_still_get_their_data_is_ended_at_once(tmp_path: Path) -> None:
+    """There is no command yet that could use the time to end."""
+    (tmp_path / "job").mkdir()
+    squeue = f'[ -e "$CALLS.over" ] || echo "7|RUNNING|n1|None|dsv:{RUN}:{tmp_path}/job"'
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel='touch "$CALLS.over"'))
+    status = engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 86_400)
+    assert status is not None and not status.lives and (tmp_path / "job" / "stopped").exists()
+
+
 @pytest.mark.parametrize(
     ("state", "begun", "called"),
     [
@@ -167,6 +176,17 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
     code, _ = run_script(tmp_path, it, nodes="0 1", slow=slow, FOLDER=str(it.folder))
     assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
     assert read_left(it.folder).succeeded
+
+
+def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
+    """Or Slurm would kill it, and what holds its data with it, which could not release that."""
+    task = 'until [ "$1" = -- ]; do shift; done; shift'
+    ends = f'{task}; "$@" & task=$!; kill -TERM $task; wait $task; echo $? >"$CALLS.ended"; exit 143'
+    waits = 'until [ -e "$CALLS.ended" ]; do sleep 0.05; done; exit 125'
+    slow = f'if [ "$SLURM_NODEID" = 0 ]; then {ends}; else {waits}; fi'
+    it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("slow", "--"))
+    assert run_script(tmp_path, it, nodes="0 1", slow=slow)[0] == 125
+    assert (tmp_path / "calls.ended").read_text() == "143\n" and not (tmp_path / "began").exists()
 
 
 @pytest.mark.parametrize("retries", [0, 1])

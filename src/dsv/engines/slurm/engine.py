@@ -185,12 +185,13 @@ class Slurm:
         if before is None or not before.lives:
             return before
         tell_stopped(folder, "dsv stop")
-        if grace > 0 and before.state is RunState.RUNNING:
-            send(self._program, number, folder, 15)
-            if self._is_over(ref, grace):
+        kill = before.state is RunState.RUNNING
+        if grace > 0 and kill:
+            kill = send(self._program, number, folder, 15)
+            if kill and self._is_over(ref, grace):
                 return self.status(ref)
         self._program.call("scancel", number)
-        if before.state is RunState.RUNNING:  # Slurm would wait for a while, and the grace is over
+        if kill:  # Slurm would wait for a while, and the grace is over; but no command needs one before it has begun
             self._program.call("scancel", "--signal=KILL", number)
         self._is_over(ref, _DYING)
         return self.status(ref)

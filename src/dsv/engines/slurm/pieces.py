@@ -59,6 +59,7 @@ read -r -d '' task <<'{end}'
 own=$1/node.$2.$SLURM_NODEID late=$1/late.$2.$SLURM_NODEID
 exec 3>&2 2>>"$1/slurm.log"
 [ ! -e "$late" ] || rm -f "$late"
+{wait}
 # Slurm's signals come to this shell alone, and go on to the command and what it started.
 command= early=
 pass() {{
@@ -66,8 +67,6 @@ pass() {{
   [ -z "$command" ] || kill -s "$1" -- "-$command"
 }}
 for each in HUP INT TERM USR1 USR2; do trap "pass $each" "$each"; done
-
-{wait}
 export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID
 {variables}
 {workdir}
@@ -93,7 +92,10 @@ exit "$code"
 {end}
 """
 WAIT: Final = """\
-# This node holds its data now. The script answers once all do; it closes the pipe if they never will.
+# This node holds its data now. The script answers once all do; it closes the pipe if they never will. If the
+# job is ended before that, this ends at once, so that what holds the data releases it.
+trap 'exit 143' HUP INT TERM
+trap : USR1 USR2
 echo held
 IFS= read -r _ || exit 125
 exec >>"$1/out.$SLURM_NODEID"

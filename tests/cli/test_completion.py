@@ -117,6 +117,38 @@ def test_a_name_that_has_gone_is_offered_no_more(pets: Dsv, tmp_path: Path) -> N
     assert "pets@v2" not in offered(away, "ls", "pets@")
 
 
+def test_deleted_branches_and_tags_of_a_folder_are_offered_no_more(pets: Dsv) -> None:
+    """What others have deleted neither: this machine has heard of it as of something that is there."""
+    for branch in ("gone", "renamed", "back", "cached"):
+        pets.ok("branch", branch)
+    pets.ok("log", "@gone")
+    pets.ok("cache", "@cached")
+    other = pets.at(pets.cwd, XDG_CACHE_HOME=str(pets.home / "another"))
+    for branch in ("gone", "back", "cached"):
+        other.ok("branch", "--delete", branch)
+    other.ok("branch", "--move", "renamed", "now")
+    other.ok("branch", "--restore", "back")
+    other.ok("tag", "--delete", "v1")
+    other.ok("branch", "--protect", "back")  # the rule is a file beside the moves
+    assert offered(pets, "branch", "--delete", "") == ["back", "main", "now"]
+    assert offered(pets, "tag", "--delete", "") == ["v2"]
+
+
+def test_a_branch_of_a_bucket_is_offered_from_its_making_to_its_end(pets: Dsv, tmp_path: Path) -> None:
+    """Nothing lists the branches meanwhile."""
+    away = pets.at(tmp_path, DSV_STORE="s3://nowhere/dsv")
+    pets.ok("log")
+    pets.ok("branch", "tried")
+    pets.ok("cache", "@tried")
+    assert "pets@tried" in offered(away, "ls", "pets@")
+    pets.ok("branch", "--delete", "tried")
+    assert "pets@tried" not in offered(away, "ls", "pets@")
+    pets.ok("branch", "--restore", "tried")
+    assert "pets@tried" in offered(away, "ls", "pets@")
+    pets.ok("tag", "--delete", "v1")
+    assert "pets@v1" not in offered(away, "ls", "pets@")
+
+
 def test_stores_caches_and_settings_are_completed(dsv: Dsv) -> None:
     dsv.ok("config", "stores.lake.url", "s3://lake/dsv")
     dsv.ok("config", "caches.gpu.path", "/nfs/gpu")

@@ -197,6 +197,20 @@ def test_a_store_that_no_longer_lets_one_writer_win_gets_no_ref() -> None:
     assert {item.key: store.get(item.key) for item in store.list("refs/")} == before
 
 
+def test_nothing_follows_a_move_that_has_vanished(repository: Repository) -> None:
+    """Its number would go to a move that knows nothing of it, and no reader finds the way across the gap."""
+    first = commit(repository, {"a": b"1"})
+    head = repository.refs.head(DATASET, MAIN)
+    key = keys.branch_key(DATASET, MAIN, head.number)
+    repository.store.delete(key)
+    before = {item.key for item in repository.store.list("refs/")}
+    with Session.open(repository, WRITER) as session, pytest.raises(IntegrityError) as caught:
+        publish(session, head, first)
+    assert (caught.value.subject, caught.value.exit_code) == (key, 5)
+    assert "lacks its entry" in caught.value.message and f"put {key} back" in str(caught.value.hint)
+    assert {item.key for item in repository.store.list("refs/")} == before
+
+
 def test_one_writer_who_promised_to_be_alone_may_go_on() -> None:
     store = Forgetful()
     store.honours = False

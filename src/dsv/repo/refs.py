@@ -185,8 +185,7 @@ class Refs(Tags):
         if put is None:
             return self._move_again(dataset, branch, after, entry)
         if put is Put.WON:
-            head = self._seen[dataset, branch] = Head(dataset, branch, number, made)
-            return Moved(head)
+            return Moved(self._saw(Head(dataset, branch, number, made)))
         winner = self._newest(dataset, branch)
         if winner is None:
             raise IntegrityError(f"branch {branch} of {dataset} is there and is not", subject=key)
@@ -198,10 +197,14 @@ class Refs(Tags):
         return seen is not None and same_move(seen, head)
 
     def check_same(self, head: Head) -> None:
-        """Raises `IntegrityError` if the move at which a branch was found has other bytes by now: nothing is to follow
-        it. What is elsewhere since names have moved, `move` compares."""
-        now = None if self._moves else self._read(head.dataset, head.branch, head.number)
-        if now is not None and now.nonce != head.entry.nonce:
+        """Raises `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
+        to follow it. If the names have moved since, `move` compares."""
+        if self._moves:
+            return
+        now = self._read(head.dataset, head.branch, head.number)
+        if now is None:
+            raise self.erased(head.dataset) or gap(head, head.number)
+        if now.nonce != head.entry.nonce:
             key = keys.branch_key(head.dataset, head.branch, head.number)
             what = f"move {head.number} of branch {head.branch} of {head.dataset}"
             raise changed(self._store.url, key, what, now)
@@ -311,8 +314,11 @@ class Refs(Tags):
         while later is not None:
             number, entry = number + 1, later
             later = self._read(dataset, branch, number + 1)
-        head = Head(dataset, branch, number, entry)
-        self._seen[dataset, branch] = head
+        return self._saw(Head(dataset, branch, number, entry))
+
+    def _saw(self, head: Head) -> Head:
+        self._seen[head.dataset, head.branch] = head
+        self.heard.branch(head.dataset, head.branch, deleted=head.entry.deleted)
         return head
 
     def _read_listed(

@@ -91,6 +91,7 @@ class Tags:
                 )
             return existing
         self._refuse_deleted(dataset, tag)
+        self.heard.tag(dataset, tag, deleted=False)
         return value
 
     def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
@@ -108,6 +109,7 @@ class Tags:
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
             )
         self._put_anywhere(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
+        self.heard.tag(dataset, tag, deleted=True)
 
     def forget(self) -> None:
         """The names have moved: what was read of them may be another's by now. Nothing of tags is remembered."""

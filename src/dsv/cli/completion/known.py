@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import tomllib
@@ -20,6 +21,9 @@ Row = tuple[str, str]
 
 _MAX_BYTES = 8 << 20
 _HEX = set("0123456789abcdef")
+_MOVE = re.compile("[0-9a-f]{16}")
+_TOMBSTONE = re.compile(rb"dsv ref [0-9]+\n[\x90-\x9f]\xc0\xc3")
+"""How the move that deletes a branch begins: no commit, and true (docs/format.md)."""
 _SECONDS = 0.3
 """How long a key press waits for folders in all: a file server that is away would stop the shell. The variable
 DSV_COMPLETION_SECONDS names another time."""
@@ -129,26 +133,49 @@ class Known:
         return revision if len(revision) >= 8 and set(revision) <= _HEX else ""
 
     def _names(self, dataset: str, kind: str) -> list[str]:
+        """Branches or tags: those in the store's folder, and those that were heard of and not deleted since."""
         name = dataset or self._workspace().get("dataset", "")
         part = os.path.join("refs", _component(name), kind)
         stores = os.path.join(self._cache(), ".dsv", "stores")
-        found = [each for heard in self._heard() for each in heard.get(name, {}).get(kind, [])]
-        for store in self._list(stores):
-            found += _decoded(self._list(os.path.join(stores, store, part)))
-        found += _decoded(self._list(os.path.join(self._store(), part)))
-        return _once(found)
+        heard = self._heard_by_store()
+        there: list[str] = []
+        for store in {*heard, *self._list(stores)}:
+            said = heard.get(store, {}).get(name, {})
+            found = [*said.get(kind, []), *_decoded(self._list(os.path.join(stores, store, part)))]
+            gone = said.get(f"deleted_{kind}", [])
+            there += [each for each in found if each not in gone]
+        now, deleted = self._in_folder(os.path.join(self._store(), part) if self._store() else "")
+        return _once([*(each for each in there if each not in deleted), *now])
+
+    def _in_folder(self, folder: str) -> tuple[list[str], set[str]]:
+        """The branches or the tags that are below a store's folder, and those of them that were deleted. In a folder
+        that answers slowly some deleted ones may be taken for ones that are there."""
+        found = self._list(folder)
+        deleted: set[str] = set()
+
+        def look() -> bool:
+            deleted.update(each for each in found if _is_deleted(os.path.join(folder, each)))
+            return True
+
+        if found:
+            self._in_time(look, False)
+        gone = set(_decoded(deleted.copy()))  # which `look` may still add to
+        return [each for each in _decoded(found) if each not in gone], gone
 
     def _heard(self) -> list[dict[str, dict[str, list[Any]]]]:
+        return list(self._heard_by_store().values())
+
+    def _heard_by_store(self) -> dict[str, dict[str, dict[str, list[Any]]]]:
         """What was heard of each store by commands before: datasets with their branches, tags and commits."""
         stores = os.path.join(self._home("XDG_CACHE_HOME", ".cache"), "dsv", ".dsv", "stores")
         own = self._workspace().get("store_id")
         names = [own] if own else self._list(stores)
-        found = [self._json(os.path.join(stores, name, "names.json")).get("datasets") for name in names]
-        return [
-            {name: row for name, row in each.items() if isinstance(row, dict)}
-            for each in found
+        found = {name: self._json(os.path.join(stores, name, "names.json")).get("datasets") for name in names}
+        return {
+            store: {name: row for name, row in each.items() if isinstance(row, dict)}
+            for store, each in found.items()
             if isinstance(each, dict)
-        ]
+        }
 
     def _store(self) -> str:
         """The store's folder; empty for a bucket."""
@@ -265,6 +292,13 @@ def _names_in(folder: str) -> list[str]:
         return [name for name in os.listdir(folder) if not name.startswith(".")] if folder else []
     except OSError:
         return []
+
+
+def _is_deleted(folder: str) -> bool:
+    """Whether the branch or the tag that a folder of the store is for was deleted."""
+    names = _names_in(folder)
+    newest = min((name for name in names if _MOVE.fullmatch(name)), default="")
+    return "deleted" in names or bool(newest and _TOMBSTONE.match(_read(os.path.join(folder, newest))))
 
 
 def _entries_of(folder: str) -> list[str]:

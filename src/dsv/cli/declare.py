@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -20,6 +20,7 @@ from typer.main import get_command
 from dsv.cli.anywhere import global_options
 from dsv.cli.call import Call
 from dsv.cli.catalogue import GLOBAL_OPTIONS
+from dsv.cli.named_options import blamed
 from dsv.cli.words import take_as_typed
 from dsv.errors import UsageError
 from dsv.model.text import is_text
@@ -87,9 +88,23 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> int | None:
         assert isinstance(ctx, Call)
         self._refuse_empty(ctx)
-        ctx.enter()
-        code: int | None = super().invoke(ctx)
+        try:
+            ctx.enter()
+            code: int | None = super().invoke(ctx)
+        except UsageError as error:
+            named = blamed(error, self._given(ctx))
+            if named is error:
+                raise
+            raise named from error
         return code
+
+    def _given(self, ctx: Call) -> Iterator[tuple[TyperOption | TyperArgument, object]]:
+        """What was typed, with the global options, wherever they stood."""
+        for param in self.params:
+            if isinstance(param, TyperOption | TyperArgument) and _is_typed(ctx, param.name or ""):
+                yield param, ctx.params.get(param.name or "")
+        for option in global_options():
+            yield option, getattr(ctx.flags, option.name, None)
 
     def _refuse_empty(self, ctx: Call) -> None:
         """An empty word is a variable that is not set, and no command means by it what it means without the word."""

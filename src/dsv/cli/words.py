@@ -9,6 +9,9 @@ from typing import Any
 
 from typer.core import TyperArgument, TyperOption
 
+from dsv.cli.named_options import with_option
+from dsv.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class _AsTyped:
@@ -22,7 +25,10 @@ class _AsTyped:
             return () if several else None
         if self.parse is None:
             return value
-        return [self.parse(word) for word in value] if several else self.parse(value)
+        try:
+            return [self.parse(word) for word in value] if several else self.parse(value)
+        except UsageError as error:
+            raise (with_option(error, param) if isinstance(param, TyperOption) else error) from None
 
 
 def take_as_typed(params: Iterable[Any]) -> None:

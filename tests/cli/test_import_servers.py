@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import Dsv, write_files
+from tests.cli.test_import_errors import check_told
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
 
@@ -205,7 +206,7 @@ def test_a_folder_where_a_file_is_to_be_is_told_over_ssh(pets: Dsv, ssh: Ssh) ->
 def test_a_server_over_ssh_that_nobody_knows_is_refused(pets: Dsv, ssh: Ssh) -> None:
     (ssh.home / ".ssh/known_hosts").write_text("")
     done = pets.process("import", ssh.url(), "pets:raw")
-    assert done.code == 6 and "known_hosts" in done.err
+    check_told(done, 6, "known_hosts", f"ssh -p {ssh.port} ")
 
 
 def test_a_key_that_is_not_taken_over_ssh_is_denied(pets: Dsv, ssh: Ssh) -> None:
@@ -213,11 +214,12 @@ def test_a_key_that_is_not_taken_over_ssh_is_denied(pets: Dsv, ssh: Ssh) -> None
     for name in ("id_ed25519", "id_ed25519.pub"):
         (ssh.home / "other").with_suffix(Path(name).suffix).replace(ssh.home / ".ssh" / name)
     done = pets.process("import", ssh.url(), "pets:raw")
-    assert done.code == 8, done
+    check_told(done, 8, "may not be reached", f"'ssh -p {ssh.port} ")
 
 
 def test_what_is_not_there_over_ssh(pets: Dsv, ssh: Ssh) -> None:
-    assert pets.process("import", ssh.url("/none"), "pets:raw").code == 3
+    done = pets.process("import", ssh.url("/none"), "pets:raw")
+    check_told(done, 3, "there is no", f" ls {ssh.folder}/none'")
 
 
 def test_a_commit_is_exported_over_ssh(pets: Dsv, ssh: Ssh) -> None:

@@ -11,8 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from dsv.api.remote_errors import absent
 from dsv.api.remote_fs import open_place, version_of
-from dsv.errors import Conflict, NotFound
+from dsv.errors import Conflict
 from dsv.model.entry import sort_key
 from dsv.store.options import StoreOptions
 from dsv.worktree.scan.problem import Problem, what_it_is
@@ -73,7 +74,7 @@ class Remote:
             size = info.get("size")
             files.append(RemoteFile(path, key, None if size is None else int(size), version_of(info)))
         if not files and not problems:
-            raise NotFound(f"there is no file at {self.url}", subject=self.url)
+            raise absent(self.url, "no file")
         return sorted(files, key=lambda file: sort_key(file.path)), problems
 
     def _no_file(self, key: str, info: dict[str, Any]) -> str | None:

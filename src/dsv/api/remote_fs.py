@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.api.remote_errors import BY_SSH, check_url, missing_package, telling
+from dsv.errors import UsageError
 from dsv.model.secret_shapes import hide_in_urls
 from dsv.store.options import StoreOptions
 
 _ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5", "Content-MD5", "Digest")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
-_PACKAGES = {
-    "sftp": "paramiko", "ssh": "paramiko", "hf": "huggingface_hub", "gs": "gcsfs", "gcs": "gcsfs",
-    "http": "aiohttp", "https": "aiohttp", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
-}  # fmt: skip
-_BY_SSH = ("sftp", "ssh")
 S3 = ("s3", "s3a")
 
 
@@ -42,7 +38,7 @@ class Place:
 
     @property
     def by_ssh(self) -> bool:
-        return self.protocol in _BY_SSH
+        return self.protocol in BY_SSH
 
     @contextmanager
     def at_work(self, done: str) -> Iterator[None]:
@@ -57,6 +53,7 @@ def open_place(url: str, options: StoreOptions, *, inside: str = "") -> Place:
     Raises `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows.
     """
     shown = hide_in_urls(url)
+    check_url(shown, url)
     protocol = url.partition("://")[0].partition("::")[0]
     try:
         from fsspec.core import url_to_fs
@@ -66,49 +63,16 @@ def open_place(url: str, options: StoreOptions, *, inside: str = "") -> Place:
                 whole = f"{inside}::{url}" if inside else url
                 fs, root = url_to_fs(whole, **storage_options(protocol, options))
             except ValueError as error:
-                raise UsageError(f"{shown} is no URL that can be reached: {error}", subject=shown) from None
+                raise UsageError(
+                    f"{shown} is no URL that can be reached: {error}",
+                    subject=shown,
+                    hint="dsv import --help shows URLs of each kind",
+                ) from None
     except ImportError as error:
-        raise missing_package(url, protocol, error) from None
+        raise missing_package(url, error) from None
     # paramiko mixes up the answers of two threads, and a tar is one file that is read from one place at a time
-    alone = inside or protocol in _BY_SSH
+    alone = inside or protocol in BY_SSH
     return Place(fs, root.rstrip("/"), protocol, shown, threading.Lock() if alone else nullcontext())
-
-
-@contextmanager
-def telling(shown: str, done: str) -> Iterator[None]:
-    """What goes wrong becomes an error that names the URL. done: what could not be done, such as `read`."""
-    try:
-        yield
-    except (ImportError, DsvError):
-        raise
-    except FileNotFoundError as error:
-        cause = error.__cause__  # fsspec says so of a web server that is away or is not trusted, too
-        if isinstance(cause, Exception) and getattr(cause, "status", 404) not in (404, 410):
-            raise _told(cause, shown, done) from error
-        if isinstance(cause, OSError) and type(cause).__module__.startswith("aiohttp"):
-            raise _told(cause, shown, done) from error
-        raise NotFound(f"there is nothing at {shown}", subject=shown) from error
-    except PermissionError as error:
-        raise Denied(
-            f"{shown} may not be {done}: {error}",
-            subject=shown,
-            hint="name other credentials, such as AWS_PROFILE",
-        ) from error
-    except NotImplementedError as error:
-        raise Unsupported(
-            f"{shown} can't be {done}: its kind of server has no such thing", subject=shown
-        ) from error
-    except Exception as error:  # each of fsspec's file systems raises errors of its own
-        raise _told(error, shown, done) from error
-
-
-def _told(error: Exception, shown: str, done: str) -> DsvError:
-    name = type(error).__name__
-    if "NoCredentials" in name:
-        return Denied(f"there are no credentials for {shown}", subject=shown)
-    if "Authentication" in name or getattr(error, "status", 0) in (401, 403):
-        return Denied(f"{shown} may not be {done}: {error}", subject=shown)
-    return Unreachable(f"{shown} could not be {done}: {error or name}", subject=shown)
 
 
 def version_of(info: dict[str, Any]) -> str | None:
@@ -125,7 +89,7 @@ def version_of(info: dict[str, Any]) -> str | None:
 
 def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     """For s3:// what dsv's own stores are reached by. Other protocols find their credentials themselves."""
-    if protocol in _BY_SSH:
+    if protocol in BY_SSH:
         from dsv.api.ssh_hosts import ssh_options
 
         return ssh_options()
@@ -144,13 +108,3 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
         "profile": options.profile if not options.access_key else None,
     }
     return {**found, **{name: value for name, value in named.items() if value}}
-
-
-def missing_package(url: str, protocol: str, error: ImportError) -> Unsupported:
-    shown, package = hide_in_urls(url), _PACKAGES.get(protocol)
-    more = f" {package}" if package else ""
-    return Unsupported(
-        f"{shown} is reached by a package that is not installed: {error}",
-        subject=shown,
-        hint=f"pip install 'dsv-data[import]'{more}",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,4 +26,5 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
 
 def ssh_options() -> dict[str, Any]:
     """What fsspec's file system over SSH is to be told. Older ones take no policy, and trust any server."""
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its traceback of what it raises as well
     return {"host_key_policy": KnownHosts()} if hasattr(sftp, "_resolve_host_key_policy") else {}

@@ -1,0 +1,107 @@
+"""What dsv import says of servers that refuse, or that are not there."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.util
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cli.runner import Dsv, Result
+
+pytest.importorskip("fsspec")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said", "hint"),
+    [
+        (401, 8, "the server answered 401 Unauthorized", "USER:PASSWORD@ before the host"),
+        (403, 8, "the server answered 403 Forbidden", "USER:PASSWORD@ before the host"),
+        (404, 3, "there is nothing at http://127.0.0.1", "check the URL"),
+        (503, 6, "the server answered 503 Service Unavailable", "later"),
+    ],
+)
+def test_the_answer_of_a_web_server_or_of_the_hub_is_told(
+    pets: Dsv, status: int, code: int, said: str, hint: str
+) -> None:
+    with refusing(status) as address:
+        check_told(pets.process("import", f"{address}/a.csv", "pets:"), code, said, hint)
+        if importlib.util.find_spec("huggingface_hub") is None:
+            return
+        hub = pets.at(pets.cwd, HF_ENDPOINT=address, HF_HUB_DISABLE_XET="1")
+        on_hub = "there is nothing at hf://datasets/team/pets" if status == 404 else said
+        helps = "later" if status == 503 else "hf auth login"
+        check_told(hub.process("import", "hf://datasets/team/pets", "pets:"), code, on_hub, helps)
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said", "hint"),
+    [
+        ("http://127.0.0.1:{closed}/x", 6, "nothing listens there", "check the host and the port"),
+        ("sftp://127.0.0.1:{closed}/x", 6, "nothing listens there", "check the host and the port"),
+        ("hf://datasets/team/pets", 6, "nothing listens there", "HF_ENDPOINT"),
+        ("s3://bucket/x", 6, "nothing listens there", "--source-endpoint"),
+        ("http://nowhere.invalid/x", 6, "its host is not known here", "whether this machine has a network"),
+        ("sftp://nowhere.invalid/x", 6, "its host is not known here", "whether this machine has a network"),
+        ("sftp://127.0.0.1:{web}/x", 6, "is no SSH server", "check the port"),
+        ("https://127.0.0.1:{web}/x", 6, "does not speak TLS", "http://"),
+        ("sftp:///x", 2, "names no host", "sftp://USER@HOST/PATH"),
+        ("https:///x", 2, "names no host", "https://HOST/PATH"),
+        ("hf://datasets/pets", 2, "is no URL that can be reached", "hf://datasets/OWNER/NAME"),
+        ("foo://x/y", 2, "is no URL that can be reached", "dsv import --help"),
+    ],
+)
+def test_why_a_server_is_not_reached_is_told(pets: Dsv, url: str, code: int, said: str, hint: str) -> None:
+    for protocol, package in (("sftp:", "paramiko"), ("hf:", "huggingface_hub"), ("s3:", "s3fs")):
+        if url.startswith(protocol):
+            pytest.importorskip(package, reason=f"needs {package}")
+    with socket.socket() as closed, refusing(404) as web:
+        closed.bind(("127.0.0.1", 0))  # and never listens
+        port = closed.getsockname()[1]
+        person = pets.at(
+            pets.cwd,
+            HF_ENDPOINT=f"http://127.0.0.1:{port}",
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+            AWS_ACCESS_KEY_ID="a",
+            AWS_SECRET_ACCESS_KEY="b",
+        )
+        address = url.format(closed=port, web=web.rpartition(":")[2])
+        check_told(person.process("import", address, "pets:"), code, said, hint)
+
+
+def check_told(done: Result, code: int, said: str, hint: str) -> None:
+    """One sentence and one hint, and nothing of what the libraries say."""
+    assert done.code == code and said in done.err and "Errno" not in done.err, done
+    lines = done.err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"] and hint in lines[1], done
+
+
+@contextmanager
+def refusing(status: int) -> Iterator[str]:
+    """The address of a web server that answers so."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

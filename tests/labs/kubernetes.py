@@ -37,6 +37,7 @@ from tests.labs.kubernetes_config import (
     PAUSE_IMAGE,
     SERVICES,
 )
+from tests.labs.kubernetes_keys import make_keys
 from tests.labs.kubernetes_network import Network, make_network, remove_network
 from tests.labs.machine import (
     LabError,
@@ -153,7 +154,7 @@ def up(folder: Path) -> Kubernetes:
     require("a Kubernetes cluster", PROGRAMS)
     programs = kubernetes_programs.programs_folder()
     lab = Kubernetes(folder, programs, make_network(folder))
-    _make_keys(lab)
+    make_keys(folder, programs, lab.network.cluster)
     (folder / "resolv.conf").write_text("")
     etcd = f"http://127.0.0.1:{ETCD}"
     peer = f"http://127.0.0.1:{ETCD_PEER}"
@@ -180,17 +181,33 @@ def down(folder: Path) -> None:
         stop(folder, f"kubelet-{node}")
     for name in CONTROL_PLANE:
         stop(folder, name)
+    networks = [name for node in NODES for name in _networks(folder, node)]
     for node in NODES:
         _end_containers(folder, node)
         stop(folder, f"containerd-{node}")
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in sorted((each for each in mounts if each.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "-l", mount], check=False)
-    remove_network(folder)
+    remove_network(folder, networks)
+
+
+def _networks(folder: Path, node: str) -> list[str]:
+    """The network namespaces of a node's pods, which outlive it and its containerd."""
+    found = []
+    for made in _containers(folder, node, "config.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            namespaces = json.loads(made.read_text())["linux"]["namespaces"]
+            paths = (Path(each.get("path", "")) for each in namespaces if each["type"] == "network")
+            found += [path.name for path in paths if path.parent.name == "netns"]
+    return sorted(set(found))
+
+
+def _containers(folder: Path, node: str, file: str) -> list[Path]:
+    return list((folder / node / "run/io.containerd.runtime.v2.task/k8s.io").glob(f"*/{file}"))
 
 
 def _end_containers(folder: Path, node: str) -> None:
-    for pidfile in (folder / node / "run/io.containerd.runtime.v2.task/k8s.io").glob("*/init.pid"):
+    for pidfile in _containers(folder, node, "init.pid"):
         with contextlib.suppress(OSError, ValueError):
             os.kill(int(pidfile.read_text()), signal.SIGKILL)
 
@@ -210,58 +227,6 @@ def _await(lab: Kubernetes, name: str, ready: Any) -> None:
             return False
 
     wait_ready(lab.folder, name, answers, 180)
-
-
-def _make_keys(lab: Kubernetes) -> None:
-    folder = lab.folder
-    log = folder / "keys.log"
-    new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes"]
-    authority = ["-x509", "-subj", "/CN=lab", "-days", "30", "-out", f"{folder}/ca.crt"]
-    call([*new, *authority, "-keyout", f"{folder}/ca.key"], log=log)
-    call(["openssl", "genrsa", "-out", f"{folder}/accounts.key", "2048"], log=log)
-    names = "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc"
-    addresses = f"IP:127.0.0.1,IP:{lab.network.cluster},IP:10.96.0.1"
-    (folder / "names").write_text(f"subjectAltName={addresses},{names}")
-    for name, subject in (
-        ("api", "/CN=kube-apiserver"),
-        ("admin", "/O=system:masters/CN=admin"),
-        ("manager", "/CN=system:kube-controller-manager"),
-        ("scheduler", "/CN=system:kube-scheduler"),
-        *((node, f"/O=system:nodes/CN=system:node:{node}") for node in NODES),
-    ):
-        _make_key(lab, name, subject)
-
-
-def _make_key(lab: Kubernetes, name: str, subject: str) -> None:
-    folder, log = lab.folder, lab.folder / "keys.log"
-    key, request, signed = (f"{folder}/{name}.{end}" for end in ("key", "csr", "crt"))
-    new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key]
-    call([*new, "-subj", subject, "-out", request], log=log)
-    sign = [
-        "openssl",
-        "x509",
-        "-req",
-        "-in",
-        request,
-        "-CA",
-        f"{folder}/ca.crt",
-        "-CAkey",
-        f"{folder}/ca.key",
-    ]
-    more = ["-CAcreateserial", "-days", "30", "-extfile", f"{folder}/names", "-out", signed]
-    call([*sign, *more], log=log)
-    kubectl = [str(lab.programs / "kubectl"), "config", "--kubeconfig", f"{folder}/{name}.conf"]
-    where = [
-        "--server",
-        f"https://{lab.network.cluster}:{API}",
-        "--certificate-authority",
-        f"{folder}/ca.crt",
-    ]
-    call([*kubectl, "set-cluster", "lab", *where, "--embed-certs"], log=log)
-    who = ["--client-certificate", signed, "--client-key", key]
-    call([*kubectl, "set-credentials", "me", *who, "--embed-certs"], log=log)
-    call([*kubectl, "set-context", "lab", "--cluster", "lab", "--user", "me"], log=log)
-    call([*kubectl, "use-context", "lab"], log=log)
 
 
 def _start_api(lab: Kubernetes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +60,10 @@ def make_network(folder: Path) -> Network:
     return network
 
 
-def remove_network(folder: Path) -> None:
-    """Take away what `make_network` made for this folder, whole or not."""
-    for argv in (["link", "del", _veth(folder)], ["netns", "del", _namespace(folder)]):
+def remove_network(folder: Path, pods: Sequence[str] = ()) -> None:
+    """Take away what `make_network` made for this folder, whole or not. pods: the namespaces of its pods."""
+    namespaces = [["netns", "del", each] for each in (*pods, _namespace(folder))]
+    for argv in (["link", "del", _veth(folder)], *namespaces):
         subprocess.run([find("ip") or "ip", *argv], check=False, capture_output=True)
 
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.labs import kubernetes as kubernetes_lab
 from tests.labs.kubernetes import Kubernetes
-from tests.labs.kubernetes_config import BUSYBOX, GPUS
+from tests.labs.kubernetes_config import BUSYBOX, GPUS, NODES
+from tests.labs.machine import environment, find
 
 JOB = f"""\
 apiVersion: v1
@@ -44,3 +54,22 @@ def test_a_stopped_kubelet_makes_its_node_unready_until_it_is_started(kubernetes
     kubernetes.kubectl("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=100s")
     kubernetes.make_ready()
     kubernetes.kubectl("wait", "--for=condition=Ready=True", "node/node2", "--timeout=100s")
+
+
+def test_down_takes_the_networks_of_pods_away_and_no_others(tmp_path: Path) -> None:
+    """As after a kill of all processes: the pods' namespaces are left, and what containerd wrote of them."""
+    if os.geteuid() != 0 or find("ip") is None:
+        pytest.skip("needs root and iproute2")
+    ours, other = (f"cni-{uuid.uuid4()}" for _ in range(2))
+    bundle = tmp_path / "lab" / NODES[0] / "run/io.containerd.runtime.v2.task/k8s.io/pause"
+    bundle.mkdir(parents=True)
+    namespaces = [{"type": "pid"}, {"type": "network", "path": f"/run/netns/{ours}"}]
+    (bundle / "config.json").write_text(json.dumps({"linux": {"namespaces": namespaces}}))
+    try:
+        for name in (ours, other):
+            subprocess.run(["ip", "netns", "add", name], env=environment(), check=True)
+        kubernetes_lab.down(tmp_path / "lab")
+        assert not Path("/run/netns", ours).exists() and Path("/run/netns", other).exists()
+    finally:
+        for name in (ours, other):
+            subprocess.run(["ip", "netns", "del", name], env=environment(), check=False, capture_output=True)

@@ -22,6 +22,7 @@ from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.capacity import Capacity
 from dsv.model.resources import Resources
+from dsv.model.store_access import StoreAccess
 from dsv.runs.plan import _output as output_of
 
 RUN = "20261122-101530-1f2e3d4c"
@@ -90,7 +91,7 @@ def test_folders_of_one_claim_are_one_volume_of_the_pod() -> None:
 
 
 def test_a_store_that_is_a_folder_has_its_volume_also_if_it_has_a_name() -> None:
-    job = replace(JOB, settings='[stores.lake]\nurl = "/lake/store"\n')
+    job = replace(JOB, access=StoreAccess(folders=("/lake/store",)))
     lake = {"nfs": "files", "path": "/lake"}
     spec = pod_of(job, volumes={**OPTIONS["volumes"], "/lake": lake})
     assert "/lake" in {each["mountPath"] for each in spec["initContainers"][0]["volumeMounts"]}
@@ -124,7 +125,7 @@ def test_no_value_that_may_be_secret_is_printed_and_the_secret_is_named() -> Non
 
 def test_credentials_of_the_terminal_stay_there() -> None:
     plan = Kubernetes({"AWS_SECRET_ACCESS_KEY": "hunter2"}, OPTIONS).plan(JOB, FACTS)
-    assert plan.files == () and "AWS" not in plan.text()
+    assert plan.files == () and "AWS_SECRET" not in plan.text()
 
 
 def test_dollars_in_a_command_are_no_variables_of_kubernetes() -> None:
@@ -233,7 +234,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
     [
         (replace(JOB, mounts=(Mount(Path("/elsewhere/x"), "/data"),)), "no volume in which /elsewhere/x is"),
         (replace(JOB, hold=("with", "--store", "/lake", "x@ab", "--")), "no volume in which /lake is"),
-        (replace(JOB, settings='[stores.lake]\nurl = "/lake"\n'), "no volume in which /lake is"),
+        (replace(JOB, access=StoreAccess(folders=("/lake",))), "no volume in which /lake is"),
         (replace(JOB, gpus=-1), "how many GPUs"),
         (replace(JOB, gpus=1, gpu_type="H100"), "no node is labelled with a GPU of the type H100"),
         (replace(JOB, engine_args=("--x",)), "no further options"),
@@ -334,3 +335,14 @@ def test_a_run_without_a_pool_is_told_that_it_needs_one() -> None:
     with pytest.raises(UsageError, match="kubernetes runs the jobs of pools alone") as caught:
         output_of(spec, None, chosen, None, Path("/nowhere"))  # type: ignore[arg-type]
     assert caught.value.hint == "dsv run --on POOL; dsv pools lists them"
+
+
+def test_a_profile_needs_credentials_of_the_cluster_in_its_place() -> None:
+    """A Secret, the identity of a service account, or what is forwarded; and a plan that lacks them is refused."""
+    job = replace(JOB, access=StoreAccess(profile="stores.lake.profile"))
+    for forward in (False, True):
+        with pytest.raises(UsageError, match=r"stores\.lake\.profile names a profile of this machine"):
+            Kubernetes({}, OPTIONS).plan(replace(job, forward=forward), FACTS)
+    pod_of(job, secret="lake")
+    pod_of(job, service_account="trainer")
+    Kubernetes({"AWS_ACCESS_KEY_ID": "key"}, OPTIONS).plan(replace(job, forward=True), FACTS)

@@ -15,6 +15,7 @@ from dsv.errors import NotFound
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
 from dsv.model.run import RunId, RunOutput, RunRecord
+from dsv.model.store_access import NO_ACCESS, StoreAccess
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.again import Again, again
@@ -90,8 +91,8 @@ class Folders:
             found.path, found.dataset, found.commit, found.files, found.bytes, self.hit, 0.5, 77
         ), lease
 
-    def settings(self) -> str:
-        return ""
+    def access(self) -> StoreAccess:
+        return NO_ACCESS
 
     def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:
         raise AssertionError(

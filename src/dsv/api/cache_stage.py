@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dsv.api.cache_targets import Found, Targets
 from dsv.api.context import Context
-from dsv.api.settings import Settings
+from dsv.api.settings import Settings, StoreChoice
 from dsv.cache.claims.claims import LeaseRecord, read_claims
 from dsv.cache.claims.leases import Lease
 from dsv.cache.disk import explain
@@ -27,6 +27,7 @@ from dsv.errors import Denied, DsvError, NoRoom, NotFound, Unreachable, Unsuppor
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
 from dsv.runs.staged import Staged
+from dsv.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from dsv.model.run import RunId
@@ -101,6 +102,9 @@ class Stager:
     @property
     def settings(self) -> Settings:
         return self._context.settings
+
+    def store_options(self, store: StoreChoice) -> StoreOptions:
+        return self._context.store_options(store)
 
     def __enter__(self) -> Self:
         return self

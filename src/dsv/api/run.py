@@ -7,14 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import tomli_w
-
 from dsv.api.cache_stage import NoLease, Stager
 from dsv.api.code_tree import commit_code
 from dsv.api.context import Context
 from dsv.api.output_tree import KeptOutput
 from dsv.api.placing import Placed, Placing
 from dsv.api.run_store import LateRunStore
+from dsv.api.store_access import store_access
 from dsv.cache.claims.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.engines.base import Plan
@@ -25,6 +24,7 @@ from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Rev, Target
 from dsv.model.pool import PassedOver
 from dsv.model.run import RunId, RunOutput, RunRecord
+from dsv.model.store_access import StoreAccess
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.repo.session import Session
@@ -199,12 +199,9 @@ class _Fixed:
         store = self._stager.settings.store()
         return ("--store", store.name or store.url, "--cache", str(self._stager.root.path))
 
-    def settings(self) -> str:
-        """The store by its name, and how it is reached; a profile and a file of certificates are of this machine."""
+    def access(self) -> StoreAccess:
         store = self._stager.settings.store()
-        known = {"endpoint": store.endpoint, "region": store.region, "names": store.names}
-        table = {"url": store.url, **{key: value for key, value in known.items() if value is not None}}
-        return "" if store.name is None else tomli_w.dumps({"stores": {store.name: table}})
+        return store_access(store, self._stager.store_options(store))
 
     def locate(self, target: Target) -> Staged:
         return self._stager.locate(self._whole[target])

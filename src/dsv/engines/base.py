@@ -30,6 +30,7 @@ from dsv.model.json_values import Json
 from dsv.model.resources import Resources
 from dsv.model.run import JobRef, RunState, Usage
 from dsv.model.run_end import EndCause, RunPart
+from dsv.model.store_access import NO_ACCESS, StoreAccess
 
 CANNOT_LAUNCH: Final = 125
 CANNOT_INVOKE: Final = 126
@@ -72,8 +73,8 @@ class Job(Task):
     the job sees it, None for the engine's own; scratch: an empty folder of this run, for the engine's files. Of an
     engine that queues, which stages no data before it has room: hold: the arguments of the dsv with which a machine
     makes sure of the data, and holds it while the command runs that is added to them; close: those with which it
-    completes the record of the run once the command has ended; order: what they read from stdin; settings: a
-    configuration file for that dsv, if it has none of its own there.
+    completes the record of the run once the command has ended; order: what they read from stdin; access: how
+    that dsv reaches the store, if it has no configuration of its own there.
     """
 
     run: str
@@ -85,7 +86,7 @@ class Job(Task):
     hold: tuple[str, ...] = ()
     close: tuple[str, ...] = ()
     order: str = ""
-    settings: str = ""
+    access: StoreAccess = NO_ACCESS
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:

@@ -23,6 +23,7 @@ from dsv.model.names import Target
 from dsv.model.pool import PassedOver
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import RunId, RunOutput, RunRecord, RunState
+from dsv.model.store_access import NO_ACCESS
 from dsv.repo.repository import now_ms
 from dsv.runs.announce import announced, record_not_started
 from dsv.runs.attempts import Supervision, execute
@@ -250,9 +251,9 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
     located = {name: staging.locate(target) for name, target in _targets(spec).items()}
     check_given(chosen.engine, spec)
     elsewhere = staging.elsewhere() if chosen.engine.queues else ()
-    settings = "" if chosen.engine.shares_folders else staging.settings()
+    access = NO_ACCESS if chosen.engine.shares_folders else staging.access()
     run = run or RunId.make(now_ms(), os.urandom(4))
-    return Launch.of(spec, place, chosen, run, located, elsewhere, settings)
+    return Launch.of(spec, place, chosen, run, located, elsewhere, access)
 
 
 def _all_shared_memory(engine: Engine, spec: JobSpec) -> bool:

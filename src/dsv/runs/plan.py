@@ -15,6 +15,7 @@ from dsv.model.data_names import data_variable
 from dsv.model.node_order import NodeOrder, OrderedData
 from dsv.model.run import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.model.secrets import Masker, env_values, hide_env_values
+from dsv.model.store_access import NO_ACCESS, StoreAccess
 from dsv.model.sweep import SweepSeat
 from dsv.runs.engines import Chosen
 from dsv.runs.place import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
@@ -25,8 +26,8 @@ from dsv.runs.staged import Staged
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One run, decided upon. own: the folder of this run among the user's state; attempt: which one this is.
-    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere, settings: the
-    options and the configuration with which dsv on another machine finds the same store and cache."""
+    code: the folder that was named; staged_code: its code in the cache, if that was committed. elsewhere: the
+    options with which dsv on another machine finds the same store and cache; access: what it needs for that."""
 
     spec: JobSpec
     place: RunPlace
@@ -40,7 +41,7 @@ class Launch:
     staged_code: Staged | None = None
     attempt: int = 1
     elsewhere: tuple[str, ...] = ()
-    settings: str = ""
+    access: StoreAccess = NO_ACCESS
 
     @classmethod
     def of(
@@ -51,7 +52,7 @@ class Launch:
         run: RunId,
         staged: Mapping[str, Staged],
         elsewhere: tuple[str, ...] = (),
-        settings: str = "",
+        access: StoreAccess = NO_ACCESS,
     ) -> Launch:
         """staged: by the name of the data, the target's is empty. Raises `UsageError`."""
         own = place.folder(staged[""].dataset, run)
@@ -66,7 +67,7 @@ class Launch:
             code=_code(spec, place),
             masker=masker_of(spec, place),
             elsewhere=elsewhere,
-            settings=settings,
+            access=access,
         )
 
     @property
@@ -225,7 +226,7 @@ class Launch:
             "hold": ("with", *self.elsewhere, "--quiet", targets[""], *further, "--"),
             "close": ("node", *self.elsewhere, "--quiet", "-"),
             "order": self._order(),
-            "settings": self.settings,
+            "access": self.access,
         }
 
     def _order(self) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Target
 from dsv.model.run import RunId, RunOutput
+from dsv.model.store_access import StoreAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,10 @@ class Staging(DataStaging, Protocol):
         """The options with which dsv on another machine finds the same store and cache."""
         ...
 
-    def settings(self) -> str:
-        """A configuration file with which dsv finds the store by those options, if it has none that says so."""
+    def access(self) -> StoreAccess:
+        """What dsv elsewhere needs to reach the store by those options, if it has no configuration that says so.
+
+        Raises `UsageError`, `NotFound` or `Denied` for a setting that no other machine can be given."""
         ...
 
     def locate_code(self, folder: Path, recorded: CommitId | None) -> Staged:

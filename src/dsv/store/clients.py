@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from dsv.errors import Denied, NotFound, UsageError
+from dsv.errors import Denied, UsageError
 from dsv.store.base import check_key
+from dsv.store.certificates import read_certificates
 from dsv.store.credentials import aws_access
 from dsv.store.object_errors import login_hint
 from dsv.store.objects import ObjectStore
@@ -153,22 +154,8 @@ def _client_options(url: str, endpoint: str, options: StoreOptions) -> ClientCon
         if options.no_proxy:
             common["proxy_excludes"] = options.no_proxy
     if options.ca_file and not plain:
-        common["root_certificate"] = _certificates(url, Path(options.ca_file))
+        common["root_certificate"] = read_certificates(url, Path(options.ca_file))
     return common
-
-
-def _certificates(url: str, path: Path) -> bytes:
-    """The PEM file, or all files of a folder of them, as REQUESTS_CA_BUNDLE allows."""
-    try:
-        if path.is_dir():
-            return b"\n".join(file.read_bytes() for file in sorted(path.iterdir()) if file.is_file())
-        return path.read_bytes()
-    except OSError as error:
-        raise NotFound(
-            f"the certificates for {url} cannot be read: {path}: {error.strerror}",
-            subject=str(path),
-            hint="point AWS_CA_BUNDLE (or SSL_CERT_FILE) at a PEM file",
-        ) from error
 
 
 def _parts(url: str) -> tuple[str, str]:

@@ -69,7 +69,7 @@ def aws_access(url: str, options: StoreOptions) -> AwsAccess:
     session = aws_session(url, options)
     profile = session.get_scoped_config()
     if endpoint is None:
-        endpoint = _profile_endpoint(profile, session.full_config)
+        endpoint = profile_endpoint(profile, session.full_config)
     region = options.region or session.get_config_variable("region") or "us-east-1"
     if has_keys:
         return AwsAccess(endpoint, region, None)
@@ -103,7 +103,7 @@ def _credentials(url: str, session: Any) -> Any:
     return credentials
 
 
-def _profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | None:
+def profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | None:
     """`endpoint_url` of the profile: that of its `services` section for s3, or else its own."""
     services = config.get("services", {}).get(profile.get("services"), {})
     s3 = services.get("s3", {}) if isinstance(services, dict) else {}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from itertools import pairwise
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
-from dsv.engines.base import Job, Mount
+from dsv.engines.base import Job
 from dsv.engines.kubernetes.names import (
     FAILED_KEY,
     HOLDING,
@@ -126,8 +125,8 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
     if sources:
         shared["envFrom"] = sources
     env = [{"name": "HOME", "value": OWN}]
-    if job.settings:
-        env.append({"name": "DSV_SETTINGS", "value": literal(job.settings)})
+    passed_on = {"DSV_SETTINGS": job.access.settings, "DSV_CERTIFICATES": job.access.certificates}
+    env += [{"name": each, "value": literal(value)} for each, value in passed_on.items() if value]
     folder = next((each.source for each in job.mounts if each.target == "/out"), None)
     left = (
         [] if folder is None else [{"name": "DSV_METRICS_FILE", "value": literal(f"{folder}/metrics.json")}]
@@ -169,7 +168,7 @@ def mounts_of(job: Job, options: KubernetesOptions) -> tuple[list[Manifest], lis
     names = {volume.prefix: name for name, volume in used}
     mounts = []
     for each in job.mounts:
-        volume = _volume_of(each, options)
+        volume = _volume_of(each.source, options)
         inside = PurePosixPath(each.source).relative_to(volume.prefix)
         mount = {"name": names[volume.prefix], "mountPath": each.target, "readOnly": not each.writable}
         mounts.append(mount if inside == PurePosixPath(".") else {**mount, "subPath": str(inside)})
@@ -184,26 +183,26 @@ def _volumes_of(job: Job, options: KubernetesOptions) -> list[tuple[str, Volume]
     """
     found: dict[PurePosixPath, Volume] = {}
     for each in job.mounts:
-        volume = _volume_of(each, options)
+        volume = _volume_of(each.source, options)
         found.setdefault(volume.prefix, volume)
-    places = tomllib.loads(job.settings).get("stores", {}) if job.settings else {}
-    named = [str(each.get(key, "")) for each in places.values() for key in ("url", "names")]
-    for word in (*job.hold, *named):
+    for word in (*job.hold, *job.access.folders):
         if not word.startswith("/"):
             continue
         there = options.volume_of(PurePosixPath(word))
         if there is not None:
             found.setdefault(there.prefix, there)
-        elif (word in named or _is_store(word, job)) and "volumeMounts" not in json.dumps(options.overlay):
+        elif (word in job.access.folders or _is_store(word, job)) and "volumeMounts" not in json.dumps(
+            options.overlay
+        ):
             raise _no_volume(word)
     sources = list({json.dumps(volume.source): None for volume in found.values()})
     return [(f"volume-{sources.index(json.dumps(each.source))}", each) for each in found.values()]
 
 
-def _volume_of(mount: Mount, options: KubernetesOptions) -> Volume:
-    volume = options.volume_of(PurePosixPath(mount.source))
+def _volume_of(path: PurePath | str, options: KubernetesOptions) -> Volume:
+    volume = options.volume_of(PurePosixPath(path))
     if volume is None:
-        raise _no_volume(str(mount.source))
+        raise _no_volume(str(path))
     return volume
 
 

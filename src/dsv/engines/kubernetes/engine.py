@@ -51,7 +51,7 @@ from dsv.engines.kubernetes.names import (
 )
 from dsv.engines.kubernetes.options import NAME, KubernetesOptions
 from dsv.engines.kubernetes.run import KubernetesRun
-from dsv.engines.kubernetes.secrets import credentials_in, said_first, secrets_of
+from dsv.engines.kubernetes.secrets import check_credentials, credentials_in, said_first, secrets_of
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.errors import DsvError, LaunchError, Unreachable, UsageError
@@ -153,6 +153,7 @@ class Kubernetes:
             name: value for name, value in job.env.items() if name not in shown and name != "DSV_ATTEMPT"
         }
         credentials = credentials_in(self.environ) if job.forward else {}
+        check_credentials(job, self._options, credentials)
         found = manifests(job, self._options, facts, forwarded=bool(credentials))
         check_size(found)
         text = as_yaml(found)

@@ -27,6 +27,10 @@ if [ -n "${{DSV_SETTINGS:-}}" ]; then
   export DSV_CONFIG={OWN}/config.toml
   printf '%s\\n' "$DSV_SETTINGS" >"$DSV_CONFIG"
 fi
+if [ -n "${{DSV_CERTIFICATES:-}}" ]; then
+  export AWS_CA_BUNDLE={OWN}/certificates.pem
+  printf '%s\\n' "$DSV_CERTIFICATES" >"$AWS_CA_BUNDLE"
+fi
 # Folders that the job writes to, up to the word that is a dash.
 while [ "$1" != - ]; do
   if ! mkdir -p "$1" 2>{OWN}/problem; then

@@ -9,6 +9,8 @@ from typing import Final
 
 from dsv.engines.base import Job, Plan
 from dsv.engines.kubernetes.names import LABEL, MANAGED, RUN_KEY, Manifest, credentials_name, object_name
+from dsv.engines.kubernetes.options import KubernetesOptions
+from dsv.errors import UsageError
 
 _CREDENTIALS: Final = (
     "AWS_ACCESS_KEY_ID",
@@ -28,6 +30,19 @@ _CREDENTIALS: Final = (
 
 def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
     return {each: environ[each] for each in _CREDENTIALS if each in environ}
+
+
+def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
+    """Raises `UsageError` if the store's credentials are those of a profile, and the cluster has none in its place."""
+    setting = job.access.profile
+    if setting is None or options.secret is not None or options.service_account is not None or forwarded:
+        return
+    raise UsageError(
+        f"{setting} names a profile of this machine, and the cluster has no credentials in its place",
+        subject=setting,
+        hint="dsv config pools.NAME.kubernetes.secret SECRET, or service_account; or "
+        "aws configure export-credentials --format env, and --forward-credentials",
+    )
 
 
 def secrets_of(plan: Plan, name: str) -> list[Manifest]:

@@ -1,0 +1,72 @@
+"""What of a store's configuration is passed on to machines that have none of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import tomli_w
+
+from dsv.api.settings import StoreChoice
+from dsv.errors import UsageError
+from dsv.model.store_access import StoreAccess
+from dsv.store.certificates import read_certificates
+from dsv.store.options import StoreOptions
+
+_CERTIFICATE: Final = re.compile(
+    rb"-----BEGIN (TRUSTED )?CERTIFICATE-----.+?-----END (?:TRUSTED )?CERTIFICATE-----", re.DOTALL
+)
+_MOST: Final = 96 << 10
+"""Bytes of certificates, since Linux lets a variable have 128 KiB."""
+
+
+def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
+    """options: all that is known here of reaching the store. Raises `UsageError`, `NotFound`, `Denied`.
+
+    What a profile says of the address is passed on. Its credentials are not, and no private key is, even if the file of
+    certificates has one.
+    """
+    folders = tuple(each for each in (store.url, store.names) if each is not None and "://" not in each)
+    if store.name is None:
+        return StoreAccess(folders=folders)
+    endpoint, region = store.endpoint, store.region
+    if store.profile is not None and store.url.startswith("s3://"):
+        endpoint, region = _of_profile(store, options)
+    known = {"endpoint": endpoint, "region": region, "names": store.names}
+    table = {"url": store.url, **{key: value for key, value in known.items() if value is not None}}
+    return StoreAccess(
+        settings=tomli_w.dumps({"stores": {store.name: table}}),
+        certificates="" if store.ca_bundle is None else _certificates(store, Path(store.ca_bundle)),
+        folders=folders,
+        profile=None if store.profile is None else f"stores.{store.name}.profile",
+    )
+
+
+def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
+    """Where the store is: by its own settings, or else by those of its profile."""
+    from dsv.store.credentials import aws_session, profile_endpoint
+
+    session = aws_session(store.url, options)
+    profile = session.get_scoped_config()
+    endpoint = store.endpoint or profile_endpoint(profile, session.full_config)
+    return endpoint, store.region or profile.get("region")
+
+
+def _certificates(store: StoreChoice, path: Path) -> str:
+    key = f"stores.{store.name}.ca_bundle"
+    found = [each.group() for each in _CERTIFICATE.finditer(read_certificates(store.url, path))]
+    text = b"\n".join(found)
+    if not found:
+        raise UsageError(
+            f"{path} has no certificate",
+            subject=key,
+            hint=f"dsv config {key} FILE, which is in the PEM format",
+        )
+    if len(text) > _MOST:
+        raise UsageError(
+            f"{path} has {len(text) >> 10} KiB of certificates, and a job takes at most {_MOST >> 10} KiB",
+            subject=key,
+            hint=f"dsv config {key} FILE, with the authority of this store alone",
+        )
+    return text.decode("ascii", "replace") + "\n"

@@ -20,7 +20,7 @@ from dsv.cli.run_words import (
 )
 from dsv.cli.table import GAP, Column, width
 from dsv.model.json_values import Json
-from dsv.model.run import RunRecord
+from dsv.model.run import RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.units import format_bytes, format_count, format_duration
 from dsv.runs.listing import RunView
@@ -272,7 +272,7 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
         ("exit code", None if record.exit_code is None else str(record.exit_code)),
         ("end", _end(record)),
         *((f"attempt {part.attempt}", part_text(part)) for part in _several(record)),
-        ("error", record.error),
+        ("waits" if record.state is RunState.QUEUED else "error", record.error),
         ("staging", _staging(view)),
         ("memory", _bytes(None if usage is None else usage.peak_memory_bytes)),
         (

@@ -203,13 +203,14 @@ class JobStatus:
     state: `SUBMITTED` (it has not begun), `QUEUED`, `RUNNING`, `ENDED`, `NOT_LAUNCHED`, or `CUT_OFF` if the engine has
     no such job any more. exit_code: of a job that has ended, if the engine knows it.
     ended: how it did, of an engine that holds its jobs itself and so can tell that later. quiet_for: for how many
-    seconds a job that is over has written nothing; None if this machine does not see all that the job left.
+    seconds a job that is over has written nothing; None if this machine doesn't see what is left. reason: why it waits.
     """
 
     state: RunState
     exit_code: int | None = None
     ended: Ended | None = field(default=None, compare=False)
     quiet_for: float | None = field(default=None, compare=False)
+    reason: str | None = field(default=None, compare=False)
 
     @property
     def lives(self) -> bool:

@@ -112,7 +112,7 @@ class Settler:
             self._made[record.engine, record.pool] = None
             return record, True
         if status.lives:
-            return replace(record, state=status.state), True
+            return replace(record, state=status.state, error=status.reason or record.error), True
         if status.ended is None or not self._is_left_to_us(record, status):
             return record, True
         whole, log = with_what_it_left(

@@ -128,7 +128,7 @@ Out = Annotated[
         "items.cancelled_by": "who ended it, or by which signal",
         "items.parts": "one for each node and attempt: node, attempt, host, started, ended, end, exit_code, "
         "exit_signal, cancelled_by, error, cache_hit, stage_seconds, stage_bytes",
-        "items.error": "why it was not launched, or was cut off",
+        "items.error": "why it was not launched, or was cut off; of one that is queued, why it waits",
         "items.cache_hit": "true where the data was cached already",
         "items.stage_seconds": "how long getting the data took",
         "items.stage_bytes": "bytes fetched for it",

@@ -57,7 +57,16 @@ class JobFacts:
     @property
     def queued(self) -> bool:
         """Whether something else decides when it begins."""
-        return QUEUE_LABEL in (self.raw["metadata"].get("labels") or {})
+        return self.queue is not None
+
+    @property
+    def put_back(self) -> bool:
+        """Whether its queue has it wait, maybe after it had begun."""
+        return self.queued and self.suspended and self.stopped is None
+
+    @property
+    def queue(self) -> str | None:
+        return (self.raw["metadata"].get("labels") or {}).get(QUEUE_LABEL)
 
     @property
     def stopped(self) -> str | None:
@@ -72,9 +81,7 @@ class JobFacts:
     def last(self) -> tuple[Pod, ...]:
         """The newest pod of each node, by their numbers."""
         newest: dict[int, Pod] = {}
-        for each in sorted(
-            self.pods, key=lambda pod: (pod.attempt, str(pod.raw["metadata"].get("creationTimestamp")))
-        ):
+        for each in sorted(self.pods, key=_age):
             newest[each.number] = each
         return tuple(newest[number] for number in sorted(newest))
 
@@ -97,15 +104,20 @@ class JobFacts:
         return self.raw["metadata"].get("annotations") or {}
 
 
+def _age(pod: Pod) -> tuple[int, str]:
+    return pod.attempt, str(pod.raw["metadata"].get("creationTimestamp"))
+
+
 def ended(job: JobFacts) -> Ended | None:
     """None while it lives."""
     last = job.last
     failed = job.condition("Failed") or job.condition("FailureTarget")
     all_over = len(last) == job.nodes and all(each.is_over for each in last)
     parts = parts_of(job)
-    if job.condition("Complete") or (all_over and all(_succeeded(each, parts) for each in last)):
+    if job.condition("Complete") or (all_over and all(_succeeded(each) for each in last)):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
-    held_back = job.suspended and job.stopped is None  # by a queue, or while it is taken back: it may go on
+    taken = any(each.put_back is not None for each in last)  # begun, and told to end by its queue
+    held_back = job.suspended and job.stopped is None and not taken  # or while it is taken back: it may go on
     over = job.condition("Failed") is not None or (
         (failed is not None or not (job.may_try_again or held_back)) and all_over
     ) or (failed is not None and all(each.is_over or each.is_going for each in last))  # fmt: skip
@@ -134,13 +146,19 @@ def status(job: JobFacts) -> JobStatus:
         state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
         over = max((part.ended_ms for part in done.parts if part.ended_ms is not None), default=0)
         return JobStatus(state, done.exit_code, done, quiet_for=max(time() - over / 1000, 0.0))
-    if job.begun:
+    if job.begun and not job.put_back:
         return JobStatus(RunState.RUNNING)
     return JobStatus(RunState.SUBMITTED if job.suspended and not job.queued else RunState.QUEUED)
 
 
 def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
-    found = [part for pod in job.pods if (part := pod.part()) is not None]
+    """Each attempt of a node has its own number. The cluster counts no attempt that a queue took back."""
+    found: list[RunPart] = []
+    for pod in sorted(job.pods, key=_age):
+        part = pod.part()
+        if part is not None:
+            before = max((each.attempt for each in found if each.node == part.node), default=0)
+            found.append(replace(part, attempt=max(part.attempt, before + 1)))
     return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
 
 
@@ -243,8 +261,9 @@ def quantity(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _succeeded(pod: Pod, parts: Sequence[RunPart]) -> bool:
-    return any(each.node == pod.number and each.attempt == pod.attempt and each.succeeded for each in parts)
+def _succeeded(pod: Pod) -> bool:
+    part = pod.part()
+    return part is not None and part.succeeded
 
 
 def _usage(pods: Sequence[Pod]) -> Usage | None:

@@ -231,6 +231,8 @@ class Kubernetes:
         if isinstance(facts, Refusal):
             return None
         now = status(facts)
+        if now.state is RunState.QUEUED:
+            return replace(now, reason=job.why_queued(facts))
         if now.ended is None or not now.ended.launched:
             return now
         return replace(now, ended=replace(now.ended, metrics=read_metrics(job, facts)))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any, Final
 
 from dsv.engines.base import JobStatus
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
-from dsv.engines.kubernetes.end import JobFacts, status
+from dsv.engines.kubernetes.end import JobFacts, refusal, status
 from dsv.engines.kubernetes.names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
 from dsv.engines.kubernetes.pods import NODE_LOST, Pod
+from dsv.engines.kubernetes.queue import ask_queue, put_back, waiting
 from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef, RunState
@@ -87,8 +89,32 @@ class KubernetesJob:
         with self._lock:
             for uid, pod in self.pods.items():
                 own.setdefault(uid, Pod(pod.raw, gone=True))
+            self._put_back(JobFacts(found), own)
             self.raw, self.pods = found, own
         return self.known()
+
+    def queue_says(self) -> Sequence[Mapping[str, Any]] | Refusal:
+        """The Workload that Kueue has made of the Job."""
+        return ask_queue(self.api, self.at.namespace, self.at.uid)
+
+    def why_queued(self, facts: JobFacts) -> str | None:
+        """What it waits for, in the words of its queue or of the cluster."""
+        if facts.queue is not None and facts.suspended:
+            return waiting(facts.queue, self.queue_says()).reason
+        found = next((each for pod in facts.last if (each := pod.obstacle(True)) is not None), None)
+        if found is not None or facts.last:
+            return None if found is None else found.reason
+        refused = refusal(self.messages())
+        return None if refused is None else refused[0]
+
+    def _put_back(self, facts: JobFacts, own: dict[str, Pod]) -> None:
+        """Pods end with exit codes of their own, or without a word, if a queue takes their place away."""
+        for uid, pod in own.items():
+            known = self.pods.get(uid)
+            if known is not None and known.put_back is not None:
+                own[uid] = replace(pod, put_back=known.put_back)
+            elif facts.put_back and pod.begun and (pod.is_going if known is None else not known.is_over):
+                own[uid] = replace(pod, put_back=put_back(self.queue_says()))
 
     def latest(self) -> JobFacts | None:
         """As it is now, or as it was seen last if the cluster doesn't say."""

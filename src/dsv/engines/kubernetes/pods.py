@@ -62,10 +62,12 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """gone: the cluster doesn't have it any more, and this is what was seen of it last."""
+    """gone: the cluster doesn't have it any more, and this is what was seen of it last. put_back: why its queue took
+    its place away, if it did."""
 
     raw: Mapping[str, Any]
     gone: bool = False
+    put_back: tuple[EndCause, str] | None = None
 
     @property
     def name(self) -> str:
@@ -151,6 +153,8 @@ class Pod:
 
     def cause(self) -> tuple[EndCause | None, str | None]:
         """Why it ended, and in which words, if the command was not the one to end it."""
+        if self.put_back is not None:
+            return self.put_back
         told = self._told().get("end")
         if told in (TIME_IS_OVER, NOT_HELD):
             over = told == TIME_IS_OVER

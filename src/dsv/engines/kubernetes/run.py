@@ -19,6 +19,7 @@ from dsv.engines.kubernetes.end import JobFacts, ended, gone, refusal
 from dsv.engines.kubernetes.jobs import KubernetesJob
 from dsv.engines.kubernetes.logs import JobLogs, read_metrics
 from dsv.engines.kubernetes.pods import Obstacle, Pod
+from dsv.engines.kubernetes.queue import waiting
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.model.run_end import EndCause
@@ -45,6 +46,7 @@ class KubernetesRun:
         self._untold: list[str] = []  # signals that have not reached the command, in their order
         self._waits: dict[str, float] = {}  # since when a reason is there for which the job doesn't begin
         self._said: set[str] = set()
+        self._asked = 0.0  # when its queue was asked why it waits
         streams = (os.pipe(), os.pipe())
         output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
         out, self._err = (writer for _, writer in streams)
@@ -102,8 +104,8 @@ class KubernetesRun:
             else:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:
-                    if facts.suspended and facts.stopped is not None:
-                        self._job.delete()  # the cluster keeps a suspended Job for ever
+                    if facts.put_back or (facts.suspended and facts.stopped is not None):
+                        self._job.delete()  # the cluster keeps it for ever, or its queue lets it begin again
                     return self._with_metrics(done, facts)
                 if (problem := self._job.give_up_lost_pods()) is not None:
                     self._say(
@@ -123,7 +125,7 @@ class KubernetesRun:
     def _stuck(self, facts: JobFacts) -> Ended | None:
         """How it ends if it can't begin; that it waits is told."""
         if facts.suspended:
-            return None
+            return self._queued(facts)
         found = {
             each.uid: obstacle for each in facts.last if (obstacle := self._obstacle(facts, each)) is not None
         }
@@ -143,6 +145,18 @@ class KubernetesRun:
                     exit_code=CANNOT_LAUNCH, launched=False, reason=obstacle.reason, cause=obstacle.cause
                 )
         return None
+
+    def _queued(self, facts: JobFacts) -> Ended | None:
+        """The same of one that its queue has not admitted, or not again."""
+        waits = self._since("queued")
+        if facts.queue is None or waits < 1.0 or monotonic() - self._asked < _EVENTS:
+            return None
+        self._asked = monotonic()
+        found = waiting(facts.queue, self._job.queue_says())
+        self._say(f"the job waits: {found.reason}")
+        if facts.begun or found.patience is None or waits < found.patience:
+            return None
+        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, cause=found.cause)
 
     def _obstacle(self, facts: JobFacts, pod: Pod) -> Obstacle | None:
         if pod.begun or pod.is_over:

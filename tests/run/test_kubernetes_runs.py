@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,51 @@ def test_a_job_without_room_in_its_cache_says_so(site: Site) -> None:
     said = site.dsv(*run_of(), code=125)
     assert "kubernetes could not start the command: cannot fill /nfs/cache/digits/" in said
     assert site.last()["end"] == "not-started"
+
+
+@pytest.fixture
+def kinds(kubernetes: lab.Kubernetes) -> Iterator[None]:
+    """node1 has a slice of TPUs, as GKE tells of one, and an A100; node2 has a T4, as NVIDIA's operator tells."""
+    labels = {
+        "node1": {
+            "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+            "cloud.google.com/gke-tpu-topology": "2x4",
+            "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
+        },
+        "node2": {"nvidia.com/gpu.product": "Tesla-T4"},
+    }
+    chips = "/status/capacity/google.com~1tpu"
+
+    def patch(**operation: str) -> None:
+        where = ("patch", "node", "node1", "--subresource=status", "--type=json")
+        kubernetes.kubectl(*where, "-p", json.dumps([{**operation, "path": chips}]))
+
+    for node, own in labels.items():
+        kubernetes.kubectl("label", "--overwrite", "node", node, *(f"{key}={own[key]}" for key in own))
+    patch(op="add", value="8")
+    until(lambda: "google.com/tpu" in kubernetes.get("node", "node1")["status"]["allocatable"], "the TPUs")
+    yield
+    patch(op="remove")
+    for node, own in labels.items():
+        kubernetes.kubectl("label", "node", node, *(f"{key}-" for key in own))
+
+
+def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kinds: None) -> None:
+    """One that no node has is told in the words of the cluster; and nodes whose own cache has the commit come first."""
+    never = site.start(*run_of("--tpu", "v5e-16", "--nodes", "2", "--name", "never", script="true"))
+    site.dsv(*run_of("--tpu", "v5e-8", "--tpu-topology", "2x4", script="true"))
+    assert [part["host"] for part in site.last()["parts"]] == ["node1"]
+    for kind, host in (("T4", "node2"), ("A100", "node1")):
+        site.dsv(*run_of("--gpus", "1", "--gpu-type", kind, script="true"))
+        assert [part["host"] for part in site.last()["parts"]] == [host]
+    for job in site.cluster.get("jobs")["items"]:
+        if job["metadata"]["name"] != f"dsv-{site.last()['run']}" and job["status"].get("succeeded"):
+            site.cluster.kubectl("delete", "job", job["metadata"]["name"])  # what is left has run on node1
+    assert "- node1" in site.dsv(*run_of("--dry-run", script="true"))
+    assert "- node2" not in site.dsv(*run_of("--dry-run", script="true"))
+    site.dsv(*run_of(script="true"))
+    assert [part["host"] for part in site.last()["parts"]] == ["node1"]
+    out, err = never.communicate(timeout=PATIENCE)
+    assert never.returncode == 125 and "didn't match Pod's node affinity/selector" in err, out + err
+    record = json.loads(site.dsv("runs", "never", "--json"))["items"][0]
+    assert record["end"] == "unschedulable" and "node affinity/selector" in record["error"]

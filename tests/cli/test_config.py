@@ -152,3 +152,15 @@ def test_passwords_in_urls_are_not_shown(dsv: Dsv) -> None:
     for done in (dsv.ok("config"), dsv.ok("config", "--json"), dsv.ok("config", "stores.lake.endpoint")):
         assert "proxy.example" in done.out and "s3cret" not in done.out + done.err + said, done
     assert "s3cret" in (dsv.home / ".config/dsv/config.toml").read_text()
+
+
+def test_the_pool_that_is_this_machine_has_no_settings(dsv: Dsv) -> None:
+    for key in ("pools.here.engine", "pools.here.slurm.partition"):
+        refused = dsv("config", key, "docker")
+        assert refused.code == 2 and "is this machine" in refused.err
+    file = dsv.home / ".config/dsv/config.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('[pools.here]\nengine = "docker"\n')  # an older dsv took it
+    assert "pools.here" not in dsv.ok("pools").out
+    dsv.ok("config", "--unset", "pools.here.engine")
+    assert "here" not in file.read_text()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dsv.api.output_source import Copied
+from dsv.api import run_output
+from dsv.api.output_source import Copied, FolderSource
 from dsv.api.run_output import copy_output
 from dsv.errors import NoRoom, NotFound
 from dsv.model.progress import NoProgress
@@ -234,3 +235,32 @@ def test_an_output_that_is_gone_is_told(here: Dsv) -> None:
     item = run(here, 'rm -r "$DSV_OUT"', "--keep-output")
     assert item["output"]["tree"] is None and "No such file" in item["output"]["error"]
     assert run(here, 'rm "$DSV_OUT"/*', "--keep-output")["output"]["files"] == 0
+
+
+def test_a_copy_does_not_take_the_folder_away_in_which_one_is(made: Made, tmp_path: Path) -> None:
+    for word in (".", str(tmp_path)):
+        refused = made.at(tmp_path)("runs", made.folder["run"], "--out", word)
+        assert refused.code == 2 and "is the folder that you are in" in refused.err
+    assert made.at(tmp_path)("runs", made.folder["run"], "--out", "/").code == 4
+    assert list(tmp_path.iterdir()) == [] and not list(tmp_path.parent.glob(".*.part"))
+
+
+def test_two_machines_that_copy_to_one_place_have_a_draft_each(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one begins and ends while the first is at work."""
+    to, write = tmp_path / "copy", FolderSource.write
+    copies: list[str] = []
+
+    def at_work(self: FolderSource, tree: Path, *rest: Any) -> None:
+        write(self, tree, *rest)
+        if not copies:
+            copies.append(str(tree))
+            monkeypatch.setattr(run_output, "this_machine", lambda: "other/1")
+            made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
+            assert to.is_dir() and tree.is_dir()
+
+    monkeypatch.setattr(FolderSource, "write", at_work)
+    first = made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
+    assert "there already" in first.err and copies
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]

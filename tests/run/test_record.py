@@ -224,3 +224,22 @@ print(args.token[5:])
     assert b"lr='0.1'" in everything
     assert result.record.metrics == {"token": "***", "db_password": "***", "pin_secret": "***", "lr": "0.1"}
     assert result.record.params == {"api_key": "***"} and result.record.name == "of-***"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpus": "many"},
+        {"sweep": {"number": 1, "of": 10**12, "axes": {"n": [1]}}},
+        {"sweep": {"number": 0, "of": 1, "axes": {"n": [1]}}},
+        {"sweep": {"number": 2, "of": 1, "axes": {"n": [1]}}},
+        {"sweep": {"number": 1, "of": 0, "axes": {"n": []}}},
+        {"sweep": {"number": 1, "of": 2, "axes": {"n": [1]}}},
+    ],
+)
+def test_what_readers_would_stumble_over(change: dict[str, dict[str, object]]) -> None:
+    document = json.loads(RECORD.encode()) | change
+    if isinstance(document["sweep"], dict):
+        document["sweep"]["id"] = "sweep-20261120-132145-1f2e3d4c"
+    with pytest.raises(IntegrityError, match="impossible"):
+        RunRecord.decode(json.dumps(document).encode(), "key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 from tests.run.slurm_site import Site
@@ -42,3 +43,51 @@ def test_a_sweep_is_seen_and_ended_from_another_machine(site: Site) -> None:
     ended = runs(site)
     assert [(item["state"], item["end"]) for item in ended] == [("ended", "cancelled")] * 2
     assert site.slurm.call("squeue", "--noheader") == ""
+
+
+def test_a_sweep_whose_terminal_is_killed_is_continued(site: Site) -> None:
+    """One of its runs fails, and the best is shown first."""
+    script = f'{WAITS}; n=$(tr -dc 123 < "$DSV_OUT/params.json"); [ $n != 2 ] || exit 3; '
+    script += 'echo "{\\"acc\\": 0.$n}" > "$DSV_OUT/metrics.json"'
+    out = site.folder / "out"
+    terminal = start(site, script, "--parallel", "2")
+    until(lambda: len(list(out.glob("digits/*/ready"))) == 2, "two runs at once")
+    terminal.send_signal(signal.SIGKILL)
+    terminal.communicate()
+    assert len(site.queued()) == 2 and len(runs(site)) == 2
+    again = site.start("run", "--again", runs(site)[0]["sweep"]["id"], "--on", "a", "--parallel", "2")
+    go = {path.parent for path in out.glob("digits/*/ready")}
+    for each in go:
+        (each / "go").touch()
+    until(lambda: len(list(out.glob("digits/*/ready"))) == 3, "the third run")
+    for path in out.glob("digits/*/ready"):
+        (path.parent / "go").touch()
+    _, err = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 3, err
+    items = json.loads(site.dsv("runs", "grid", "--sort", "metrics.acc", "--json"))["items"]
+    assert [(each["params"]["n"], each["exit_code"]) for each in items] == [(3, 0), (1, 0), (2, 3)]
+
+
+def test_ctrl_c_ends_the_jobs_of_a_sweep(site: Site) -> None:
+    terminal = start(site, WAITS, "--parallel", "2")
+    until(lambda: len(list((site.folder / "out").glob("digits/*/ready"))) == 2, "two runs at once")
+    terminal.send_signal(signal.SIGINT)
+    _, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 143 and site.slurm.call("squeue", "--noheader") == "", err
+    assert [each["end"] for each in runs(site)] == ["cancelled"] * 2
+
+
+def test_the_runs_of_a_sweep_go_on_to_the_pool_that_has_room(site: Site) -> None:
+    """Nothing that can't be scheduled is begun, and says why."""
+    both = ("-p", "n=1,2", "--sweep")
+    refused = site.dsv("run", "digits", "--on", "a", *both, "--gpus", "99", "--", "true", code=125)
+    assert "a: " in refused and json.loads(site.dsv("runs", "--json"))["items"] == []
+    for key, value in (
+        ("engine", "slurm"),
+        ("out", str(site.folder / "out")),
+        ("slurm.constraint", "nothing"),
+    ):
+        site.dsv("config", f"pools.b.{key}", value)
+    words = ("run", "digits", "--on", "b,a", "--prefer", "order", "--wait", "1s", "-p", "n=1,2", "--sweep")
+    site.dsv(*words, "--parallel", "2", "--name", "grid", "--", "true")
+    assert [(each["pool"], each["passed_over"][0]["pool"]) for each in runs(site)] == [("a", "b")] * 2

@@ -16,6 +16,7 @@ from dsv.api.settings import (
     is_engines_key,
     is_key,
     is_name,
+    is_reserved,
     no_folder,
 )
 from dsv.errors import UsageError
@@ -101,7 +102,8 @@ def parse_toml(data: bytes, origin: str) -> dict[str, object]:
 
 def with_value(document: dict[str, object], key: str, value: Json) -> dict[str, object]:
     """A copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
-    check_key(key)
+    if value is not None or not is_reserved(key):  # an older dsv let it be set, and it can be taken out
+        check_key(key)
     if isinstance(value, str) and is_engines_key(key):
         value = json_or_text(value)
     return _placed(document, key.split("."), value)

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blake3 import blake3
+
 from dsv.api.output_source import Copied, FolderSource, Item, Source, TreeSource
-from dsv.errors import Conflict, NoRoom, NotFound
+from dsv.errors import Conflict, NoRoom, NotFound, UsageError
 from dsv.fs.errors import about
 from dsv.fs.folders import sync_folder
 from dsv.fs.process import host_name
@@ -21,6 +23,7 @@ from dsv.model.progress import Progress
 from dsv.model.run import RunRecord
 from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
+from dsv.runs.marks import this_machine
 
 
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:
@@ -38,12 +41,13 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
     source = _source(repository, record)
     with about(to):
         whole = Path(os.path.abspath(to))  # noqa: PTH100 (a symlink is the caller's to resolve)
-        partial = whole.with_name(f".{whole.name}.{record.run}.part")
+        partial = whole.parent / f".{whole.name}.{record.run}.{_machine()}.part"
         if _has_anything(whole):
-            if whole.is_symlink() or not whole.is_dir() or not source.is_same(whole):
+            if whole.parent == whole or not _is_copy(source, whole):
                 raise _in_the_way(to)
             shutil.rmtree(partial, ignore_errors=True)  # of one that was killed right at its end
             return source.copied(known=True)
+        _check_not_here(whole, record)
         whole.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(mode=0o700, exist_ok=True)
         with _alone(partial, record):
@@ -54,17 +58,43 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
             progress.start(len(source.items), sum(item.size for item in source.items))
             source.write(tree, partial / "draft", progress)
             progress.finish()
-            try:
-                tree.rename(whole)
-            except (FileExistsError, NotADirectoryError) as error:
-                raise _in_the_way(to) from error
-            except OSError as error:
-                if _has_anything(whole):
-                    raise _in_the_way(to) from error
-                raise
+            known = _put_in_place(tree, whole, source, to)
             sync_folder(whole.parent)
             shutil.rmtree(partial)
-    return source.copied()
+    return source.copied(known=known)
+
+
+def _machine() -> str:
+    """Part of the name of a draft. On a file server two machines may copy to one place, and a lock on a folder of
+    theirs is one of each machine alone."""
+    return blake3(this_machine().encode()).hexdigest()[:12]
+
+
+def _put_in_place(tree: Path, whole: Path, source: Source, to: Path) -> bool:
+    """Whether another machine has put the same output there meanwhile."""
+    try:
+        tree.rename(whole)
+        return False
+    except OSError as error:
+        if _is_copy(source, whole):
+            return True
+        if isinstance(error, FileExistsError | NotADirectoryError) or _has_anything(whole):
+            raise _in_the_way(to) from error
+        raise
+
+
+def _is_copy(source: Source, folder: Path) -> bool:
+    return not folder.is_symlink() and folder.is_dir() and source.is_same(folder)
+
+
+def _check_not_here(whole: Path, record: RunRecord) -> None:
+    """The copy takes the place of an empty folder, and who is in that would be left in one that is gone."""
+    if whole.is_dir() and whole.samefile("."):
+        raise UsageError(
+            f"{whole} is the folder that you are in, which the copy can't replace",
+            subject=str(whole),
+            hint=f"dsv runs {record.run} --out {record.run}",
+        )
 
 
 def _source(repository: Repository, record: RunRecord) -> Source:

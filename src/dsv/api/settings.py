@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dsv.errors import NotFound, UsageError
 from dsv.model.json_values import Json
+from dsv.model.pool import HERE
 from dsv.model.text import is_text
 
 PLAIN_KEYS: Mapping[str, str] = {
@@ -318,6 +319,12 @@ def check_key(key: str) -> None:
     if is_key(key):
         return
     table, *rest = key.split(".")
+    if is_reserved(key):
+        raise UsageError(
+            f"the pool {HERE} is this machine, and has no settings",
+            subject=key,
+            hint="give the pool another name: dsv config pools.NAME.engine ENGINE",
+        )
     if is_engines_key(deep := ".".join(key.split(".")[:4])):
         hint = f"dsv config {deep} '{{…}}', or write it into the file"
         raise UsageError(f"{key} lies within {deep}, which takes one value: JSON", subject=key, hint=hint)
@@ -329,11 +336,18 @@ def check_key(key: str) -> None:
     raise UsageError(f"there is no setting {key}", subject=key, hint=hint)
 
 
+def is_reserved(key: str) -> bool:
+    """Whether it would be a setting of the pool that needs none."""
+    return key.startswith(f"pools.{HERE}.")
+
+
 def is_key(key: str) -> bool:
     """Whether a config file may have this key, such as `stores.lake.url`."""
     table, *rest = key.split(".")
     if not rest:
         return key in PLAIN_KEYS
+    if is_reserved(key):
+        return False
     if is_engines_key(key):
         return True
     return table in TABLES and len(rest) == 2 and bool(rest[0]) and rest[1] in TABLES[table]

@@ -121,11 +121,12 @@ def _write_stacked(
     details: Sequence[Sequence[str]],
 ) -> None:
     """For windows too narrow for the table: each row as a block, one value a line."""
-    longest = max(len(column.title) for column in columns[1:])
+    titles = [printable(column.title) for column in columns]
+    longest = max(map(width, titles[1:]))
     for number, row in enumerate(rows):
         out.line(screen.ink.paint(Style.HEADING, row[0]))
-        for cell, column in zip(row[1:], columns[1:], strict=True):
-            out.line(f"  {column.title:<{longest}}  {cell}")
+        for cell, title in zip(row[1:], titles[1:], strict=True):
+            out.line(f"  {title}{' ' * (longest - width(title))}  {cell}")
         _write_details(out, details, number)
 
 

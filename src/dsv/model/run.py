@@ -33,6 +33,7 @@ START, LOG, RECORD = "start", "log", "record"
 """The parts of a run in the store: what was launched, its log, and all there is to know once it has ended."""
 _LATER_START = re.compile(r"start-([2-9]|[1-9][0-9]{1,3})", re.ASCII)
 
+_COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
 _RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
 
 
@@ -293,11 +294,19 @@ class RunRecord:
             raise IntegrityError(
                 f"{subject} is no record of a run: {error.message}", subject=subject
             ) from error
-        if _has_odd_number(record):
-            raise IntegrityError(
-                f"{subject} is no record of a run: a number in it is impossible", subject=subject
-            )
+        odd = "a number in it" if _has_odd_number(record) else _odd_member(record)
+        if odd is not None:
+            raise IntegrityError(f"{subject} is no record of a run: {odd} is impossible", subject=subject)
         return record
+
+
+def _odd_member(record: RunRecord) -> str | None:
+    """What no dsv writes, and what readers would stumble over."""
+    if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
+        return f"gpus {record.gpus[:40]!r}"
+    if record.sweep is not None and not record.sweep.is_possible:
+        return f"its place in {record.sweep.id}"
+    return None
 
 
 def _has_odd_number(record: RunRecord) -> bool:

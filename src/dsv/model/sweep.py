@@ -14,6 +14,8 @@ from dsv.model.json_values import Json, check_json, json_or_text
 
 MOST_RUNS: Final = 1000
 """Runs of one sweep. Each is named by each record of the sweep, and waited for."""
+MOST_READ: Final = 1_000_000
+"""Runs of a sweep that is read."""
 PREFIX: Final = "sweep-"
 
 _SWEEP_ID = re.compile(r"sweep-([0-9]{8}-[0-9]{6}-[0-9a-f]{8})", re.ASCII)
@@ -71,6 +73,11 @@ class SweepSeat:
     def of_json(cls, document: Mapping[str, Json]) -> SweepSeat:
         """From what `asdict` makes of one."""
         return cls(**{**document, "id": SweepId.parse(document["id"])})
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is such a run. A record may say anything, and a later dsv may have larger sweeps."""
+        return 1 <= self.number <= self.of <= MOST_READ and self.of == count_of(self.axes)
 
     @property
     def params(self) -> dict[str, Json]:

@@ -24,7 +24,8 @@ from dsv.runs.sweeps import SweepView
 class SweepPlan:
     """spec: of a run with the first parameters. begun: the numbers of the runs that have begun before; going: those of
     them that go on here. again: the run from whose record the others are made, if the sweep is continued; news: what
-    was noted of it by then; held: the machines that have taken runs which are therefore not begun here."""
+    was noted of it by then; held: the machines that have taken runs which are therefore not begun here.
+    out: the folder in which each run has its output folder, if that was named."""
 
     spec: JobSpec
     seat: SweepSeat
@@ -33,6 +34,7 @@ class SweepPlan:
     again: RunId | None = None
     news: SweepNews = NO_NEWS
     held: Mapping[int, str] = field(default_factory=dict)
+    out: Path | None = None
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -40,7 +42,7 @@ class SweepPlan:
 
     def of_run(self, number: int) -> JobSpec:
         """The spec of one of its runs."""
-        return seated(self.spec, replace(self.seat, number=number))
+        return seated(replace(self.spec, out=self.out), replace(self.seat, number=number))
 
     def member(self, number: int) -> dict[str, Json]:
         """What the process of one of its runs is told: `as_member` makes a spec of it there."""
@@ -50,6 +52,7 @@ class SweepPlan:
             "pins": dict(self.spec.pins),
             "code": None if code is None else asdict(code),
             "again": self.again,
+            "out": None if self.out is None else str(self.out),
         }
 
 
@@ -61,6 +64,7 @@ def as_member(spec: JobSpec, member: Mapping[str, Json]) -> JobSpec:
         pins=member["pins"],
         recorded_code=spec.recorded_code if code is None else CodeState(**code),
         again_of=None,
+        out=None if member["out"] is None else Path(member["out"]),
     )
     return seated(spec, SweepSeat.of_json(member["seat"]))
 
@@ -70,7 +74,7 @@ def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> Sw
     _check_secrets(spec, axes, place)
     id_ = SweepId.make(now_ms(), os.urandom(4))
     seat = SweepSeat(id=id_, number=1, of=count_of(axes), axes=axes, name=spec.name)
-    return SweepPlan(seated(spec, seat), seat)
+    return SweepPlan(seated(spec, seat), seat, out=spec.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +106,24 @@ def continued_sweep(left: Unfinished, spec: JobSpec, place: RunPlace, *, force: 
     held = {} if force else left.held
     free = [number for number in view.not_begun if number not in held]
     seat = replace(view.seat, number=(free or view.not_begun)[0])
+    out = _out_of(view)
     return SweepPlan(
-        seated(spec, seat),
+        seated(replace(spec, out=out), seat),
         seat,
         frozenset(range(1, seat.of + 1)) - set(free),
         _going_here(view, place.state),
         view.members[0].record.run,
         left.news,
         held,
+        out,
     )
+
+
+def _out_of(view: SweepView) -> Path | None:
+    """The folder that was named for the outputs, which no record has: that of a run is in it, under its number."""
+    first = view.members[0].record
+    folder = Path(first.out)
+    return folder.parent if first.sweep is not None and folder.name == str(first.sweep.number) else None
 
 
 def _going_here(view: SweepView, state: Path) -> tuple[tuple[int, RunId], ...]:

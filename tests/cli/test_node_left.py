@@ -23,13 +23,15 @@ from tests.killing import run_killed
 
 RUN = RunId.parse("20261120-132145-1f2e3d4c")
 PETS = DatasetName.parse("pets")
+WROTE = b"token hunter2hunter2, key secret-of-the-job\n"
 TYPED = ("train", "--token", "hunter2hunter2")
 
 
 class Left:
-    """A store with the start of a run, and the folder that its job left on Slurm."""
+    """A store with the start of a run, and the folder that its job left on Slurm, or in a pod on Kubernetes."""
 
-    def __init__(self, dsv: Dsv) -> None:
+    def __init__(self, dsv: Dsv, engine: str) -> None:
+        self.engine = engine
         write_files(dsv.cwd, {"a.bin": b"a"})
         dsv.ok("init", "pets")
         dsv.ok("sync")
@@ -38,13 +40,20 @@ class Left:
         self.commit = CommitId.parse(dsv.ok("resolve", "pets").out.strip())
         self.folder, self.out = dsv.home / "x.job", dsv.home / "out"
         write_files(self.out, {"model.bin": b"weights", "metrics.json": b'{"acc": 0.9}'})
+        on_slurm = engine == "slurm"
         write_files(
             self.folder,
             {
+                "ended": b"code=3 why= begun=10 over=12 memory=7 cpu=5000000000 whole=yes\n",
+                "log.0": WROTE,
+                "argv": "".join(f"{each}\0" for each in TYPED).encode(),
+            }
+            if not on_slurm
+            else {
                 "job.sh": f"# {comment(RUN, self.folder)}\n#SBATCH --nodes=1\n".encode(),
                 "node.1.0": b"n1 10 3 12\n",
                 "end": b"3 1\n",
-                "out.0": b"token hunter2hunter2, key secret-of-the-job\n",
+                "out.0": WROTE,
                 "argv": "".join(f"{each}\0" for each in TYPED).encode(),
             },
         )
@@ -59,7 +68,7 @@ class Left:
     def begin(self, **more: Any) -> None:
         start = RunRecord(
             run=RUN, dataset=PETS, commit=self.commit, target="pets", data=(), state=RunState.QUEUED, params={},
-            engine="slurm", job=JobRef("slurm", RUN, "c", f"7:{self.folder}"), out=str(self.out), host="login",
+            engine=self.engine, job=JobRef(self.engine, RUN, "c", f"7:{self.folder}"), out=str(self.out), host="login",
             user="ada", started_ms=1, log=LogInfo(0, 0), env=("KEY",), command=("train", "--token", "***"),
         )  # fmt: skip
         start = replace(start, **more)
@@ -77,7 +86,12 @@ class Left:
 
 @pytest.fixture
 def left(dsv: Dsv) -> Left:
-    return Left(dsv)
+    return Left(dsv, "slurm")
+
+
+@pytest.fixture(params=["slurm", "kubernetes"])
+def either(dsv: Dsv, request: pytest.FixtureRequest) -> Left:
+    return Left(dsv, request.param)
 
 
 def check(left: Left) -> None:
@@ -88,36 +102,36 @@ def check(left: Left) -> None:
     assert left.dsv.ok("cat", f"pets@{whole.output.tree}:model.bin").out == "weights"
 
 
-def test_the_record_has_all_that_the_job_left(left: Left) -> None:
+def test_the_record_has_all_that_the_job_left(either: Left) -> None:
     """Without the secrets that only the node knows."""
-    left.begin()
-    left.complete()
-    check(left)
-    assert "left to others" in left.complete(), "again it does nothing"
+    either.begin()
+    either.complete()
+    check(either)
+    assert "left to others" in either.complete(), "again it does nothing"
 
 
-def test_killed_at_any_step_it_is_completed_by_the_next(left: Left) -> None:
-    left.begin()
-    before = left.store.with_name("before")
-    shutil.copytree(left.store, before)
-    steps = run_killed(left.complete, None, inside=left.store)
+def test_killed_at_any_step_it_is_completed_by_the_next(either: Left) -> None:
+    either.begin()
+    before = either.store.with_name("before")
+    shutil.copytree(either.store, before)
+    steps = run_killed(either.complete, None, inside=either.store)
     assert steps > 5
     for step in range(1, steps + 1):
-        shutil.rmtree(left.store)
-        shutil.copytree(before, left.store)
-        run_killed(left.complete, step, inside=left.store)
-        left.complete()
-        check(left)
+        shutil.rmtree(either.store)
+        shutil.copytree(before, either.store)
+        run_killed(either.complete, step, inside=either.store)
+        either.complete()
+        check(either)
 
 
-def test_of_several_who_complete_it_one_wins(left: Left) -> None:
-    left.begin()
-    argv = ("node", str(left.dsv.home / "order.json"), "--left", str(left.folder))
-    racing = [left.dsv.start(*argv) for _ in range(3)]
+def test_of_several_who_complete_it_one_wins(either: Left) -> None:
+    either.begin()
+    argv = ("node", str(either.dsv.home / "order.json"), "--left", str(either.folder))
+    racing = [either.dsv.start(*argv) for _ in range(3)]
     for each in racing:
         each.communicate()
     assert [each.returncode for each in racing] == [0, 0, 0]
-    check(left)
+    check(either)
 
 
 def test_a_log_is_not_kept_if_a_value_is_not_known_on_the_node(left: Left) -> None:
@@ -161,3 +175,57 @@ def test_an_order_may_come_from_stdin(left: Left) -> None:
         env=dict(left.dsv.environ), cwd=left.dsv.cwd, check=True,
     )  # fmt: skip
     check(left)
+
+
+@pytest.mark.parametrize("found", ["stopped", "told", "code=137"])
+def test_an_end_that_only_the_cluster_can_tell_is_left_to_it(dsv: Dsv, found: str) -> None:
+    """But the output is gone with the pod, so it is in the store by then, and in the record that others complete."""
+    left = Left(dsv, "kubernetes")
+    left.begin()
+    if "=" in found:
+        ended = left.folder / "ended"
+        ended.write_bytes(ended.read_bytes().replace(b"code=3", found.encode()))
+    else:
+        (left.folder / found).touch()
+    assert "left to others" in left.complete()
+    told = left.record()
+    assert not told.state.is_terminal and told.output is not None and told.output.tree is not None
+    (stored,) = left.runs.listing(PETS, RUN)
+    assert stored.parts == {"start", "start-2"}
+
+
+@pytest.mark.parametrize("lacking", ["ended", "log.0"])
+def test_a_pod_that_did_not_leave_all_leaves_it_to_others(dsv: Dsv, lacking: str) -> None:
+    left = Left(dsv, "kubernetes")
+    left.begin()
+    (left.folder / lacking).unlink()
+    assert "left to others" in left.complete() and not left.record().state.is_terminal
+
+
+def test_the_last_of_several_pods_completes_the_record(dsv: Dsv) -> None:
+    """A node that was ended because another had failed is none that only the cluster can tell of."""
+    left = Left(dsv, "kubernetes")
+    left.begin(nodes=2)
+    assert "left to others" in left.complete()
+    (left.folder / "stopped").touch()
+    (left.folder / "ended").write_text("code=143 why= begun=10 over=14 memory= cpu= whole=yes\n")
+    argv = ("node", str(dsv.home / "order.json"), "--rank", "1", "--left", str(left.folder))
+    assert "is complete" in left.dsv.ok(*argv).err
+    whole = left.record()
+    assert (whole.exit_code, whole.end, [part.exit_code for part in whole.parts]) == (
+        3,
+        EndCause.EXITED,
+        [3, 143],
+    )
+    assert whole.error is not None and "node 0" in whole.error
+
+
+def test_the_record_of_a_terminal_gives_way_to_one_that_a_node_has_completed(left: Left) -> None:
+    """The dsv that waited for the run tells its end too, but later."""
+    runs = left.store / "runs" / "pets"
+    complete = f"""d={runs}/$DSV_RUN; until [ -e "$d/start" ]; do sleep 0.1; done
+    sed 's/"state": "running"/"state": "ended"/' "$d/start" >"$d/record"; exit 3"""
+    done = left.dsv.process("run", "pets", "--", "sh", "-c", complete)
+    assert done.code == 3 and "unexpected" not in done.err and "differs" not in done.err
+    (stored,) = left.runs.listing(PETS)
+    assert left.runs.read(stored).exit_code is None, "the first one stays"

@@ -258,6 +258,41 @@ def test_a_run_of_a_killed_terminal_is_finished_by_another_dsv(site: Site) -> No
     assert "first" in site.dsv("logs", record["run"])
 
 
+def test_a_run_that_nobody_looks_at_completes_its_own_record(site: Site) -> None:
+    """dsv was killed, and the pool has no folder for output: the pod sends log, metrics and output to the store.
+
+    Further data has a folder of its own."""
+    site.dsv("config", "--unset", "pools.k8s.out")
+    script = """echo "by $KEY"; ls "$DSV_DATA_MORE"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done
+    echo '{"acc": 0.9}' >"$DSV_OUT/metrics.json"; exit 4"""
+    terminal = site.start(*run_of("-e", "KEY=hunter2hunter2", "--data", "more=digits", script=script))
+    folder = site.folder / "store" / "runs" / "digits"
+    until(lambda: terminal.poll() is not None or any(folder.glob("*/start")), "the start of the record")
+    assert terminal.poll() is None, terminal.communicate()
+    run = next(folder.glob("*/start")).parent
+    pods: list[Any] = []
+
+    def begun() -> bool:
+        label = f"--selector=dsv.run/run=dsv-{run.name}"
+        pods[:] = site.cluster.get("pods", label, "--field-selector=status.phase=Running")["items"]
+        return bool(pods) and all(each["ready"] for each in pods[0]["status"]["containerStatuses"])
+
+    until(begun, "the pod")
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    site.cluster.kubectl("exec", pods[0]["metadata"]["name"], "-c", "main", "--", "touch", "/out/go")
+    until((run / "record").exists, "the record")
+    record = json.loads((run / "record").read_text())
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 4)
+    assert record["metrics"] == {"acc": 0.9} and record["output"]["error"] is None
+    assert (run / "log").read_bytes() == b"by ***\npart0.npy\npart1.npy\n"
+    (part,) = record["parts"]
+    assert part["host"] in ("node1", "node2") and part["exit_code"] == 4 and part["stage_bytes"]
+    site.dsv("runs", run.name, "--out", "here")
+    assert json.loads((site.folder / "here" / "metrics.json").read_text()) == {"acc": 0.9}
+    assert site.last()["output"] == record["output"], "what this machine still had of it changes nothing"
+
+
 def test_a_job_without_room_in_its_cache_says_so(site: Site) -> None:
     (site.nfs / "cache" / "digits").write_text("no folder")
     said = site.dsv(*run_of(), code=125)

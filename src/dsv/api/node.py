@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsv.api.cache_stage import Stager
 from dsv.api.context import Context
-from dsv.api.node_left import output_kept
+from dsv.api.output_kept import output_kept
 from dsv.api.run_store import LateRunStore
 from dsv.cache.root import CacheRoot
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import DsvError, IntegrityError, NoRoom, as_launch_error
+from dsv.errors import DsvError, NoRoom, as_launch_error
 from dsv.model.ids import StoreId
 from dsv.model.node_order import NodeOrder
-from dsv.model.run import RECORD, LogInfo, RunId, RunOutput
+from dsv.model.run import RunId
 from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
-from dsv.runs.collect import assemble, is_over, join_logs
-from dsv.runs.completing import finish as complete
+from dsv.runs.collect import complete_from_parts
 from dsv.runs.node import NodeResult, NodeSeat, run_node
 from dsv.runs.place import RunPlace
 
@@ -92,28 +90,6 @@ def _send(
 def _finish(context: Context, repository: Repository, order: NodeOrder, run: RunId, place: RunPlace) -> bool:
     folder = place.folder(order.dataset, run) / "out" if order.out is None else Path(order.out)
     with output_kept(context, order, folder) as keep:
-        return finish(RunStore(repository.store), order, run, lambda: keep(repository))
-
-
-def finish(
-    runs: RunStore, order: NodeOrder, run: RunId, output: Callable[[], RunOutput | None] = lambda: None
-) -> bool:
-    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
-
-    output: commits the output, if the run asks for that.
-    """
-    found = runs.listing(order.dataset, run)
-    if not found or RECORD in found[0].parts:
-        return False
-    stored = found[0]
-    try:
-        start = runs.read(stored)
-    except (DsvError, IntegrityError):
-        return False  # whoever submitted it has not written its start yet, and completes it
-    parts = runs.node_parts(stored)
-    if not is_over(start, parts):
-        return False
-    log = join_logs(runs.node_logs(stored), start.nodes)
-    whole = assemble(start, parts, LogInfo(len(log), len(log)) if log else None)
-    complete(runs, replace(whole, output=output()), log or None)
-    return True
+        return complete_from_parts(
+            RunStore(repository.store), order, run, lambda whole: replace(whole, output=keep(repository))
+        )

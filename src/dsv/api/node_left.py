@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dsv.api.context import Context
-from dsv.api.output_tree import KeptOutput
+from dsv.api.node_pod import complete_pod
+from dsv.api.output_kept import ARGV, output_kept, read_argv
 from dsv.engines.base import Ended, JobStatus
+from dsv.engines.kubernetes.options import NAME as KUBERNETES
 from dsv.engines.slurm.end import left_here
 from dsv.engines.slurm.program import NAME as SLURM
+from dsv.errors import NotFound
 from dsv.model.node_order import NodeOrder
-from dsv.model.run import RECORD, RunId, RunOutput, RunRecord, RunState
+from dsv.model.run import RECORD, RunId, RunRecord, RunState
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.repo.runs import RunStore
@@ -23,16 +26,19 @@ from dsv.runs.completing import finish, forget_job, with_end, with_what_it_left
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob
 from dsv.runs.known_secrets import KnownSecrets
+from dsv.runs.node import NodeSeat
 
-ARGV: Final = "argv"
-"""The file with the command as it was typed, each word ended by a NUL byte."""
 _ALIVE: Final = 5.0
-_MAX_ARGV: Final = 8 << 20
+_ALONE: Final = NodeSeat()
 
 
-def complete_left(context: Context, engines: Engines, order: NodeOrder, folder: Path) -> bool:
+def complete_left(
+    context: Context, engines: Engines, order: NodeOrder, folder: Path, seat: NodeSeat = _ALONE
+) -> bool:
     """Completes the record of a run from what its job left in this folder. False if that is left to others: the run has
-    its record, its start is not in the store yet, or its end can't be told here.
+    its record, its start is not in the store yet, not all nodes have ended, or its end can't be told here.
+
+    seat: whose folder it is, if each node has its own.
 
     Several may do so at once, on whichever machine: one of them wins.
     """
@@ -42,7 +48,12 @@ def complete_left(context: Context, engines: Engines, order: NodeOrder, folder: 
         found = runs.listing(order.dataset, run)
         if not found or RECORD in found[0].parts:
             return False
-        start = runs.read(found[0])
+        try:
+            start = runs.read(found[0])
+        except NotFound:  # whoever submitted it has not written its start yet
+            return False
+        if start.engine == KUBERNETES:
+            return complete_pod(context, repository, engines, order, start, found[0], folder, seat)
         done = left_here(folder) if start.engine == SLURM else None
         if done is None or (start.then and not done.launched):
             return False
@@ -68,37 +79,6 @@ def _complete(
         whole = finish(RunStore(repository.store), replace(whole, output=keep(repository)), log)
     forget_job(whole, engines)
     return True
-
-
-@contextmanager
-def output_kept(
-    context: Context, order: NodeOrder, folder: Path
-) -> Iterator[Callable[[Repository], RunOutput | None]]:
-    """What commits the output, if the run asks for that. gc keeps it until the record names it, which is to be written
-    within this."""
-    kept = KeptOutput(context, offline=False)
-
-    def keep(repository: Repository) -> RunOutput | None:
-        if not order.keep_output:
-            return None
-        return kept.keep(lambda: repository, order.dataset, folder, RunId.parse(order.run))
-
-    try:
-        yield keep
-    finally:
-        kept.close()
-
-
-def read_argv(folder: Path) -> tuple[str, ...] | None:
-    """None if it can't be read: then only the record tells the command."""
-    try:
-        with (folder / ARGV).open("rb") as file:
-            data = file.read(_MAX_ARGV + 1)
-    except OSError:
-        return None
-    if len(data) > _MAX_ARGV or not data.endswith(b"\0"):
-        return None
-    return tuple(os.fsdecode(each) for each in data[:-1].split(b"\0"))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dsv.cache.root import CacheRoot
 from dsv.engines.base import Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.signals import Signals
-from dsv.errors import Denied, LaunchError, Unreachable, as_launch_error
+from dsv.errors import Denied, DsvError, LaunchError, Unreachable, as_launch_error
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, Rev, Target
 from dsv.model.pool import PassedOver
@@ -233,6 +233,16 @@ class _Fixed:
         if commit is None:
             return None
         return self._stager.stage(Target(self._dataset, Rev(str(commit))), run)
+
+    def sent_output(self, run: RunId) -> RunOutput:
+        try:
+            runs = RunStore(self._stager.targets.repository.store)
+            for stored in runs.listing(self._dataset, run):
+                if (output := runs.read(stored).output) is not None:
+                    return output
+        except DsvError as error:
+            return RunOutput(error=error.message)
+        return RunOutput(error="the machine of the job could not send it")
 
     def keep_output(self, folder: Path, run: RunId) -> RunOutput:
         assert self._output is not None  # nothing is run without

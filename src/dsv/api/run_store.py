@@ -12,8 +12,8 @@ from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import RunId, start_number
-from dsv.repo.runs import RunStore
+from dsv.model.run import RunId, RunRecord, start_number
+from dsv.repo.runs import RunStore, StoredRun
 from dsv.store.base import Buffer
 
 
@@ -44,12 +44,23 @@ class LateRunStore(RunStore):
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Buffer) -> None:
         """Raises what `RunStore.write` raises, what opening the store raises, and `Unsupported` for a newer one."""
+        self._late().write(dataset, run, part, data)
+        if start_number(part) is not None:
+            self._started()
+
+    def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
+        """As of `RunStore`; also raises what opening the store raises."""
+        return self._late().listing(dataset, run_prefix)
+
+    def read(self, stored: StoredRun) -> RunRecord:
+        """As of `RunStore`; also raises what opening the store raises."""
+        return self._late().read(stored)
+
+    def _late(self) -> RunStore:
         with self._lock:
             if self._runs is None:
                 self._runs = self._open()
-        self._runs.write(dataset, run, part, data)
-        if start_number(part) is not None:
-            self._started()
+            return self._runs
 
     def _open(self) -> RunStore:
         repository = self._stack.enter_context(self._context.repository())

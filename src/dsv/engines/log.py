@@ -60,6 +60,16 @@ class LogKeeper:
                 self._live(data)
             self._append(data)
 
+    def leave_out(self, count: int) -> None:
+        """So many bytes came here that nobody has any more."""
+        with self._lock:
+            for begun in self._begun.values():
+                self._append(begun)
+            self._begun.clear()
+            self._total += count
+            self._tail.clear()
+            self._tail_size = 0
+
     def _append(self, data: bytes) -> None:
         self._total += len(data)
         room = self._head_room - len(self._head)

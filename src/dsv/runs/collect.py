@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dsv.engines.base import CANNOT_LAUNCH
-from dsv.model.run import LogInfo, RunRecord, RunState
+from dsv.errors import DsvError
+from dsv.model.node_order import NodeOrder
+from dsv.model.run import RECORD, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart, deciding_part, may_try_again
+from dsv.repo.runs import RunStore
+from dsv.runs.completing import finish
 
 _NEVER_BEGAN = (EndCause.NOT_STARTED, EndCause.IMAGE_NOT_PULLED, EndCause.UNSCHEDULABLE)
 
 
-def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
-    """Whether every node of the last attempt has ended, and no other attempt is due."""
+def complete_from_parts(
+    runs: RunStore,
+    order: NodeOrder,
+    run: RunId,
+    whole: Callable[[RunRecord], RunRecord],
+    *,
+    again: bool = True,
+) -> bool:
+    """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
+
+    whole: adds what the parts don't tell. again: whether another attempt may follow one that failed.
+    """
+    found = runs.listing(order.dataset, run)
+    if not found or RECORD in found[0].parts:
+        return False
+    stored = found[0]
+    try:
+        start = runs.read(stored)
+    except DsvError:
+        return False  # whoever submitted it has not written its start yet, and completes it
+    parts = runs.node_parts(stored)
+    if not is_over(start, parts, again=again):
+        return False
+    log = join_logs(runs.node_logs(stored), start.nodes)
+    record = assemble(start, parts, LogInfo(len(log), len(log)) if log else None)
+    finish(runs, whole(record), log or None)
+    return True
+
+
+def is_over(start: RunRecord, parts: Iterable[RunPart], *, again: bool = True) -> bool:
+    """Whether every node of the last attempt has ended, and no other attempt is due. again: whether one may be."""
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
     of_last = {each.node for each in found if each.attempt == last and each.end is not None}
     decided = deciding_part(found)
     if decided is None or len(of_last) < start.nodes:
         return False
-    return last > start.retries or not may_try_again(decided)
+    return not again or last > start.retries or not may_try_again(decided)
 
 
 def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:
@@ -46,7 +79,7 @@ def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = N
         end=decided.end,
         exit_code=decided.exit_code,
         cancelled_by=decided.cancelled_by,
-        error=decided.error,
+        error=decided.error or _who_failed_first(start, decided),
         started_ms=min(
             (each.started_ms for each in first if each.started_ms is not None), default=start.started_ms
         ),
@@ -57,6 +90,12 @@ def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = N
         parts=found,
         log=log,
     )
+
+
+def _who_failed_first(start: RunRecord, part: RunPart) -> str | None:
+    if start.nodes == 1 or part.succeeded or part.end is not EndCause.EXITED:
+        return None
+    return f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
 
 
 def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:

@@ -58,7 +58,7 @@ def with_what_it_left(
 ) -> tuple[RunRecord, bytes | None]:
     """The log and the metrics of a job that is over, if they can be seen from here. logged: whether it keeps a log."""
     record = with_metrics(record, lambda: _metrics(record, job), secrets)
-    log = kept_log(record, lambda: job.logs(follow=False), secrets) if logged else None
+    log = kept_log(record, lambda: _gathered(job.logs(follow=False)), secrets) if logged else None
     if log is None:
         return record, None
     return replace(record, log=LogInfo(log.total, len(log.data))), log.data
@@ -74,7 +74,7 @@ def with_metrics(record: RunRecord, read: Callable[[], Metrics], secrets: KnownS
 
 
 def kept_log(
-    record: RunRecord, read: Callable[[], Iterable[bytes] | None], secrets: KnownSecrets
+    record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets
 ) -> KeptLog | None:
     """What it wrote, as far as it is kept; why it is not, if it may show a secret that is not known here."""
     return salvaged(lambda: _log(record, read, secrets), no_log)
@@ -164,16 +164,18 @@ def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
     return read_metrics(out, None)
 
 
-def _log(
-    record: RunRecord, read: Callable[[], Iterable[bytes] | None], secrets: KnownSecrets
-) -> KeptLog | None:
+def _log(record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets) -> KeptLog | None:
     if secrets.unknown:
         names = ", ".join(secrets.unknown)
         return no_log(f"it may show values of {names}, which only {record.host} knows")
-    log = read()
+    keeper = read()
+    return None if keeper is None else keeper.kept(secrets.masker)
+
+
+def _gathered(log: Iterable[bytes] | None) -> LogKeeper | None:
     if log is None:
         return None
     keeper = LogKeeper()
     for data in log:
         keeper.add(data)
-    return keeper.kept(secrets.masker)
+    return keeper

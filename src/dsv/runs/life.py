@@ -213,6 +213,8 @@ def _kept_output(
     records.ended(record_of(launch, done), None if done.log is None else done.log.data)
     try:
         with supervision.signals.raising():
+            if not launch.chosen.engine.shares_folders:
+                return staging.sent_output(launch.run)
             return staging.keep_output(launch.out, launch.run)
     except (Interrupted, Terminated, KeyboardInterrupt) as error:
         return RunOutput(error=error.message if isinstance(error, DsvError) else "it was interrupted")

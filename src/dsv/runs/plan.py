@@ -10,6 +10,7 @@ from typing import Any
 
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
+from dsv.engines.kubernetes.names import OUT
 from dsv.errors import UsageError
 from dsv.model.data_names import data_variable
 from dsv.model.node_order import NodeOrder, OrderedData
@@ -161,13 +162,18 @@ class Launch:
 
     def _job(self) -> Job:
         engine = self.chosen.engine
-        if engine.queues and self.skeleton is not None:
+        if engine.queues and engine.shares_folders and self.skeleton is not None:
             raise UsageError(
                 f"containers of {engine.name} have no place for further data",
                 subject="--data",
                 hint="run them in a pool without containers, or put the data into one commit",
             )
-        if self._mounts_data():
+        if (
+            not engine.shares_folders
+        ):  # nothing can be mounted inside of a folder that can't be seen from here
+            own = [Mount(self.main.path, "/data")]
+            others = [Mount(path, f"/dsv/data/{name}") for name, path in self.further.items()]
+        elif self._mounts_data():
             own, others = data_mounts(self.main.path, self.further, self.scratch / "data")
         else:
             own = [Mount(self.main.path, "/data")]
@@ -278,12 +284,6 @@ def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: P
     pool = spec.pool
     if chosen.engine.shares_folders:
         return output_folder(place, spec.out, _own_output(spec, main, own))
-    if spec.keep_output:
-        raise UsageError(
-            f"the output of a job on {chosen.engine.name} stays in its volume, which dsv does not see here",
-            subject="--keep-output",
-            hint="leave out --keep-output",
-        )
     if spec.out is not None:
         return Path(place.cwd / spec.out)
     if pool is None:
@@ -292,9 +292,11 @@ def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: P
             subject="--on",
             hint="dsv run --on POOL; dsv pools lists them",
         )
+    if pool.out is None and spec.nodes == 1:
+        return Path(OUT)
     if pool.out is None:
         raise UsageError(
-            f"the pool {pool.name} has no folder for what its jobs write",
+            f"the pool {pool.name} has no folder that several nodes could write to",
             subject=pool.name,
             hint=f"dsv config pools.{pool.name}.out FOLDER, which a volume of the pool has",
         )

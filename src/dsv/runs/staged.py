@@ -87,6 +87,10 @@ class Staging(DataStaging, Protocol):
         """
         ...
 
+    def sent_output(self, run: RunId) -> RunOutput:
+        """What the machine of the job has committed. That it hasn't is a result."""
+        ...
+
     def keep_output(self, folder: Path, run: RunId) -> RunOutput:
         """Commits what the job left in this folder into the store. That it can't be is a result."""
         ...

@@ -75,7 +75,7 @@ def node(
     if left is not None:
         if call.words:
             raise UsageError("--left runs no command", subject="--left", hint="leave out CMD, or --left")
-        return _complete(call, _read(order), left)
+        return _complete(call, _read(order), left, NodeSeat(rank=rank, attempt=attempt))
     if not call.words or not call.words[0]:
         raise UsageError("there is no command to run", hint="dsv node ORDER -- CMD...")
     names = tuple(name.strip() for name in (addresses or "").split(",") if name.strip())
@@ -107,9 +107,9 @@ def _run(call: Call, order: str, seat: NodeSeat, jobs: int | None) -> int:
     return done.result.exit_code
 
 
-def _complete(call: Call, order: NodeOrder, left: Path) -> int:
+def _complete(call: Call, order: NodeOrder, left: Path, seat: NodeSeat) -> int:
     with call.context() as context:
-        done = complete_left(context, engines_of(call.around.environ, call.settings), order, left)
+        done = complete_left(context, engines_of(call.around.environ, call.settings), order, left, seat)
     call.say(f"run {order.run}: " + ("its record is complete" if done else "its record is left to others"))
     return 0
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from itertools import pairwise
 from pathlib import PurePath, PurePosixPath
 
 from dsv.engines.base import Job
 from dsv.engines.kubernetes.names import (
     FAILED_KEY,
+    GRACE_SECONDS,
     HOLDING,
     IGNORED_KEY,
     INDEX_KEY,
     JOB_UID_LABEL,
     MAIN,
+    OUT,
+    OUTPUT_SECONDS,
     SIGNAL_KEY,
     STAGING,
     Manifest,
@@ -24,7 +28,8 @@ from dsv.engines.kubernetes.options import KubernetesOptions, Volume
 from dsv.engines.kubernetes.resources import resources_of
 from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, STAGE, STAGED, STOP, TOLD
 from dsv.errors import UsageError
-from dsv.model.node_env import meeting_port, node_environment
+from dsv.model.node_env import PASSED, meeting_port, node_environment
+from dsv.model.node_order import NodeOrder
 
 
 def known(job: Job) -> dict[str, str]:
@@ -34,6 +39,12 @@ def known(job: Job) -> dict[str, str]:
         for name, value in job.env.items()
         if name.startswith("DSV_") and name != "DSV_ATTEMPT" and (name != "DSV_PARAMS" or value == "{}")
     }
+
+
+def secret_names(job: Job) -> list[str]:
+    """The variables whose values come with a Secret."""
+    shown = known(job)
+    return sorted(each for each in job.env if each not in shown and each != "DSV_ATTEMPT")
 
 
 def main_container(job: Job, name: str, options: KubernetesOptions, mounts: list[Manifest]) -> Manifest:
@@ -58,12 +69,15 @@ def main_container(job: Job, name: str, options: KubernetesOptions, mounts: list
 def _environment(job: Job, name: str) -> list[Manifest]:
     shown = known(job)
     found: list[Manifest] = [{"name": each, "value": literal(value)} for each, value in sorted(shown.items())]
-    secret = sorted(each for each in job.env if each not in shown and each != "DSV_ATTEMPT")
-    found += [{"name": each, "valueFrom": {"secretKeyRef": {"name": name, "key": each}}} for each in secret]
+    found += [
+        {"name": each, "valueFrom": {"secretKeyRef": {"name": name, "key": each}}}
+        for each in secret_names(job)
+    ]
     found += [
         _from_pod("DSV_FAILED", f"metadata.annotations['{FAILED_KEY}']"),
         _from_pod("DSV_IGNORED", f"metadata.annotations['{IGNORED_KEY}']"),
         {"name": "DSV_SECONDS", "value": "" if job.time_seconds is None else str(job.time_seconds)},
+        {"name": "DSV_COPIED", "value": "yes" if job.close and job.order else ""},
     ]
     if job.nodes > 1:
         addresses = [f"{name}-{index}.{name}" for index in range(job.nodes)]
@@ -120,8 +134,10 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             {"name": "own", "mountPath": OWN},
         ],
     }
-    sources = [{"secretRef": {"name": options.secret}}] if options.secret is not None else []
+    sources: list[Manifest] = [{"secretRef": {"name": options.secret}}] if options.secret is not None else []
     sources += [{"secretRef": {"name": credentials_name(name)}}] if forwarded else []
+    if job.close and job.order and secret_names(job):  # what the log must not show
+        sources.append({"prefix": PASSED, "secretRef": {"name": name, "optional": True}})
     if sources:
         shared["envFrom"] = sources
     env = [{"name": "HOME", "value": OWN}]
@@ -142,7 +158,7 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             **shared,
             "restartPolicy": "Always",
             "command": ["/bin/sh", "-c", literal(HOLD), "hold", *(literal(each) for each in hold)],
-            "env": [*env, *params, *left, *_gang(job, name)],
+            "env": [*env, *params, *left, *_gang(job, name), *_closing(job, options)],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         },
         {
@@ -155,6 +171,27 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             "resources": {"requests": {"cpu": "450m", "memory": "384Mi"}},  # for the other, while it fetches
         },
     ]
+
+
+def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:
+    """With what the container that holds the data completes the record of the run."""
+    if not job.close or not job.order:
+        return []
+    return [
+        {"name": "DSV_CLOSE", "value": literal(shlex.join((options.dsv, *job.close)))},
+        {"name": "DSV_ORDER", "value": literal(job.order)},
+        {"name": "DSV_CLOSE_SECONDS", "value": str(grace_seconds(job) - 5)},
+        _from_pod("DSV_INDEX", f"metadata.annotations['{INDEX_KEY}']"),
+        _from_pod("DSV_FAILED", f"metadata.annotations['{FAILED_KEY}']"),
+        _from_pod("DSV_IGNORED", f"metadata.annotations['{IGNORED_KEY}']"),
+        _from_pod("DSV_HOST", "spec.nodeName"),
+    ]
+
+
+def grace_seconds(job: Job) -> int:
+    """For the job to end when it is told to; output that goes to the store takes as long as it does."""
+    sends = bool(job.order) and NodeOrder.decode(job.order.encode(), job.run).keep_output
+    return OUTPUT_SECONDS if sends else GRACE_SECONDS
 
 
 def _security(options: KubernetesOptions) -> Manifest:
@@ -200,6 +237,8 @@ def _volumes_of(job: Job, options: KubernetesOptions) -> list[tuple[str, Volume]
 
 
 def _volume_of(path: PurePath | str, options: KubernetesOptions) -> Volume:
+    if str(path) == OUT:
+        return Volume(PurePosixPath(OUT), {"emptyDir": {}})
     volume = options.volume_of(PurePosixPath(path))
     if volume is None:
         raise _no_volume(str(path))

@@ -12,10 +12,16 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dsv.engines.base import Facts, Job
-from dsv.engines.kubernetes.containers import data_containers, is_gang, main_container, mounts_of, own_volumes
+from dsv.engines.kubernetes.containers import (
+    data_containers,
+    grace_seconds,
+    is_gang,
+    main_container,
+    mounts_of,
+    own_volumes,
+)
 from dsv.engines.kubernetes.names import (
     COMMIT_KEY,
-    GRACE_SECONDS,
     KEPT_SECONDS,
     LABEL,
     LATE_SECONDS,
@@ -146,7 +152,7 @@ def _template(job: Job, name: str, options: KubernetesOptions, facts: Facts, for
     mounts, volumes = mounts_of(job, options)
     spec: Manifest = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": grace_seconds(job),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from dsv.engines.kubernetes.left import CAUSES, staged
 from dsv.engines.kubernetes.names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
-from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER, TOGETHER
+from dsv.engines.kubernetes.scripts import TOGETHER
 from dsv.model.run import Usage
 from dsv.model.run_end import EndCause, RunPart, exit_signal
 
@@ -156,11 +156,8 @@ class Pod:
         if self.put_back is not None:
             return self.put_back
         told = self._told().get("end")
-        if told in (TIME_IS_OVER, NOT_HELD):
-            over = told == TIME_IS_OVER
-            return (EndCause.TIME_LIMIT, "its time was over") if over else (
-                EndCause.LEASE_LOST, "the data was not held any more"
-            )  # fmt: skip
+        if told in CAUSES:
+            return CAUSES[told]
         for each in self._status.get("conditions") or ():
             if each.get("type") == "DisruptionTarget" and each.get("status") == "True":
                 cause = _DISRUPTIONS.get(each.get("reason"), EndCause.EVICTED)
@@ -200,7 +197,7 @@ class Pod:
             exit_code=code,
             exit_signal=exit_signal(code),
             error=said,
-            **self._staged(),
+            **staged(self.stage_message or ""),
         )
 
     def usage(self) -> Usage | None:
@@ -267,17 +264,6 @@ class Pod:
     @property
     def _message(self) -> str:
         return (self._ended() or {}).get("message") or ""
-
-    def _staged(self) -> dict[str, Any]:
-        """From what `dsv cache --json` said."""
-        try:
-            items = json.loads(self.stage_message or "")["items"]
-            return {
-                "cache_hit": all(bool(each["hit"]) for each in items),
-                "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
-            }
-        except (ValueError, KeyError, TypeError):
-            return {}
 
 
 def _unschedulable(message: str, autoscaling: bool) -> Obstacle:

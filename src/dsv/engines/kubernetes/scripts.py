@@ -67,9 +67,19 @@ wait "$holder"
 if [ -n "${{DSV_METRICS_FILE:-}}" ] && [ -f "$DSV_METRICS_FILE" ]; then
   printf '%s\n%s\n' '{METRICS}' "$(head -c 1048577 "$DSV_METRICS_FILE")"
 fi
+if [ -n "${{DSV_CLOSE:-}}" ] && [ -e {OWN}/ended ]; then
+  umask 077
+  attempt=$((${{DSV_FAILED:-0}} + ${{DSV_IGNORED:-0}} + 1))
+  printf '%s' "$DSV_ORDER" >{OWN}/order
+  eval "$DSV_CLOSE --left {OWN} --rank ${{DSV_INDEX:-0}} --attempt $attempt" <{OWN}/order >{OWN}/complete.log 2>&1 &
+  closing=$!
+  (sleep "$DSV_CLOSE_SECONDS" && kill -TERM "$closing") >/dev/null 3>&- &
+  wait "$closing"
+fi
 [ -n "$over" ]
 """
-"""Makes sure of the data and holds it, in a container that lives on beside the job's own."""
+"""Makes sure of the data and holds it, in a container that lives on beside the job's own. Once that has ended it
+completes the record of the run, if all nodes have, from what the job's own container left."""
 
 STAGE: Final = f"""\
 trap 'exit 143' TERM
@@ -91,6 +101,7 @@ RUN: Final = f"""\
 # Kubernetes signals this shell alone, which only waits for the command; what stops it tells the command itself.
 exec 3>&2 2>/dev/null
 trap : HUP INT TERM
+begun=$(PATH=/usr/bin:/bin:$PATH; date +%s)
 DSV_ATTEMPT=$((${{DSV_FAILED:-0}} + ${{DSV_IGNORED:-0}} + 1))
 export DSV_ATTEMPT
 unset DSV_FAILED DSV_IGNORED
@@ -113,8 +124,10 @@ watch() {{
     while read -r number name; do
       case " $seen " in *" $number "*) continue ;; esac
       seen="$seen $number"
+      case $name in HUP | INT | QUIT | TERM | KILL) : >{OWN}/told ;; esac
       kill -s "$name" "$pid"
     done <{TOLD}/signal
+    [ ! -e {OWN}/stopped ] || [ -n "$dying" ] || dying=$(($(date +%s) + 30))
     [ ! -e {OWN}/not-held ] || end_command {NOT_HELD}
     [ ! -e {OWN}/end ] || end_command {TOGETHER}
     [ -z "$DSV_SECONDS" ] || [ $(($(date +%s) - begun)) -lt "$DSV_SECONDS" ] || end_command {TIME_IS_OVER}
@@ -144,11 +157,55 @@ watch() {{
 ) </dev/null >/dev/null
 rm -f {OWN}/command {OWN}/why
 watch </dev/null >/dev/null &
+
+# What the command writes goes to the log of the pod, and a copy of it into files of at most 8 MiB: the first two and
+# the last two of them are kept. If no copy can be made, the log of the pod has all of it nevertheless.
+keep_copy() {{
+  number=0 lost=0 size=0
+  while :; do
+    before=$size size=0
+    while [ "$size" -lt 4194304 ]; do
+      dd bs=65536 count=64 >>{OWN}/log.$number || {{ rm -f {OWN}/log.*; return; }}
+      now=$(wc -c <{OWN}/log.$number)
+      [ "$now" -gt "$size" ] || return
+      size=$now
+    done
+    number=$((number + 1))
+    if [ "$number" -gt 3 ]; then
+      lost=$((lost + before))
+      echo "$lost" >{OWN}/log.lost
+      rm -f {OWN}/log.$((number - 2))
+    fi
+  done
+}}
+copied=
+if [ -n "$DSV_COPIED" ]; then
+  copied=$(
+    PATH=/usr/bin:/bin:$PATH
+    {{ command -v dd && command -v tee && command -v wc && mkfifo {OWN}/pipe {OWN}/copy; }} >/dev/null && echo yes
+  )
+  printf '%s\\0' "$@" >{OWN}/argv
+fi
+[ -z "$copied" ] || (
+  PATH=/usr/bin:/bin:$PATH
+  exec 3>&-
+  keep_copy <{OWN}/copy >/dev/null &
+  (trap '' PIPE; exec tee {OWN}/copy) <{OWN}/pipe
+  wait
+  : >{OWN}/copied
+) &
 (
-  unset DSV_SECONDS DSV_NODES DSV_GANG_PORT
+  unset DSV_SECONDS DSV_NODES DSV_GANG_PORT DSV_COPIED
+  [ -z "$copied" ] || exec 3>{OWN}/pipe >&3
   exec /bin/sh -c 'echo "$$" >{OWN}/command && exec "$@"' sh "$@" </dev/null 2>&3 3>&-
 )
 code=$?
+# What the command started and left behind may still hold the pipe, and is not waited for.
+turn=0
+while [ -n "$copied" ] && [ ! -e {OWN}/copied ] && [ "$turn" -lt 20 ]; do
+  (PATH=/usr/bin:/bin:$PATH; sleep 0.1 || sleep 1)
+  turn=$((turn + 1))
+done
 verdict= reason=
 if [ -n "${{DSV_GANG_PORT:-}}" ]; then
   # The container ends as its attempt ends on all nodes.
@@ -179,6 +236,10 @@ for peak in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in
   read -r memory <"$peak" && break
 done
 read -r _ cpu </sys/fs/cgroup/cpu.stat && cpu=${{cpu}}000 || read -r cpu </sys/fs/cgroup/cpuacct/cpuacct.usage
+over=$(PATH=/usr/bin:/bin:$PATH; date +%s)
+# Whether an attempt of several nodes is over is what they agree upon, and is told by the cluster.
+[ -n "${{DSV_GANG_PORT:-}}" ] ||
+  echo "code=$code why=$why begun=$begun over=$over memory=${{memory:-}} cpu=${{cpu:-}} whole=yes" >{OWN}/ended
 {{
   echo "end=$why memory=${{memory:-}} cpu=${{cpu:-}} code=$code"
   echo "$reason"
@@ -188,5 +249,5 @@ exit "$end"
 """The job's own container. Its exit code is the command's, unless another node ended the attempt. The end that it
 leaves has the command's in any case, and how much it took."""
 
-STOP: Final = f'read -r pid <{OWN}/command && kill -TERM "$pid"'
+STOP: Final = f': >{OWN}/stopped; read -r pid <{OWN}/command && kill -TERM "$pid"'
 """What Kubernetes runs in the job's container before it stops that, for whatever reason."""

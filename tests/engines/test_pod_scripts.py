@@ -1,0 +1,90 @@
+"""The shell of a pod's own container, run here by the shells that images have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dsv.engines.kubernetes.left import LeftInPod, read_left, read_log
+from dsv.engines.kubernetes.scripts import OWN, RUN, TOLD
+from dsv.model.secrets import Masker
+
+SHELLS = [each for each in (("sh",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(each[0])]
+
+
+@dataclass
+class Pod:
+    own: Path
+    shell: tuple[str, ...]
+    last: subprocess.Popen[bytes] | None = None
+
+    def run(self, script: str) -> tuple[int, bytes]:
+        """What the log of the pod has."""
+        (self.own / "t").mkdir()
+        (self.own / "t" / "signal").touch()
+        text = RUN.replace(TOLD, f"{self.own}/t").replace(OWN, str(self.own))
+        text = text.replace("/dev/termination-log", f"{self.own}/term")
+        env = {"PATH": os.environ["PATH"], "DSV_COPIED": "yes"}
+        with (self.own / "shown").open("wb") as shown:
+            self.last = subprocess.Popen(
+                [*self.shell, "-c", text, "dsv", "sh", "-c", script],
+                stdout=shown, stderr=shown, env=env, start_new_session=True,
+            )  # fmt: skip
+        return self.last.wait(), (self.own / "shown").read_bytes()
+
+    def left(self) -> LeftInPod | None:
+        return read_left(self.own, node=0, attempt=1, host="n")
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def pod(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pod]:
+    made = Pod(tmp_path, request.param)
+    yield made
+    if made.last is not None:  # as a container ends with its first process
+        os.killpg(made.last.pid, signal.SIGKILL)
+
+
+def test_what_the_command_writes_is_shown_and_copied(pod: Pod) -> None:
+    assert pod.run("echo out; echo err >&2; exit 7") == (7, b"out\nerr\n")
+    log, left = read_log(pod.own), pod.left()
+    assert log is not None and log.kept(Masker()).data == b"out\nerr\n"
+    assert left is not None and left.is_clear and left.part.exit_code == 7
+    assert (pod.own / "argv").read_bytes().split(b"\0")[:2] == [b"sh", b"-c"]
+
+
+def test_the_copy_of_much_output_has_its_beginning_and_its_end(pod: Pod) -> None:
+    code, shown = pod.run(
+        "echo FIRST; yes 0123456789012345678901234567890123456789 | head -c 41000000; echo LAST"
+    )
+    log = read_log(pod.own)
+    assert code == 0 and len(shown) == 41_000_011 and log is not None
+    kept = log.kept(Masker())
+    assert kept.total == len(shown) and kept.data.startswith(b"FIRST\n0123") and kept.data.endswith(b"LAST\n")
+    assert b"bytes are left out here" in kept.data
+    assert sum(each.stat().st_size for each in pod.own.glob("log.*")) < 33 << 20
+
+
+def test_no_output_is_lost_if_it_can_not_be_copied(pod: Pod) -> None:
+    """As on a full disk."""
+    (pod.own / "log.0").mkdir()
+    code, shown = pod.run("yes 0123456789 | head -c 1000000; exit 5")
+    assert (code, len(shown), read_log(pod.own)) == (5, 1_000_000, None)
+
+
+def test_what_the_command_left_behind_is_not_waited_for(pod: Pod) -> None:
+    assert pod.run("echo here; sleep 1000 & exit 0") == (0, b"here\n")
+    log = read_log(pod.own)
+    assert log is not None and log.kept(Masker()).data == b"here\n"
+
+
+def test_a_command_that_was_killed_is_one_that_the_cluster_tells_of(pod: Pod) -> None:
+    assert pod.run("kill -KILL $$")[0] == 137
+    left = pod.left()
+    assert left is not None and not left.is_clear

@@ -346,3 +346,31 @@ def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kin
     assert never.returncode == 125 and "didn't match Pod's node affinity/selector" in err, out + err
     record = json.loads(site.dsv("runs", "never", "--json"))["items"][0]
     assert record["end"] == "unschedulable" and "node affinity/selector" in record["error"]
+
+
+def test_a_sweep_whose_terminal_is_killed_is_continued(site: Site) -> None:
+    """Two Jobs at once; one of the runs fails, and the best is shown first."""
+    script = f'{WAIT}; n=$(tr -dc 123 < "$DSV_OUT/params.json"); [ $n != 2 ] || exit 3; '
+    script += 'echo "{\\"acc\\": 0.$n}" > "$DSV_OUT/metrics.json"'
+    options = ("-p", "n=1,2,3", "--sweep", "--parallel", "2", "--name", "grid")
+
+    def ready() -> list[Path]:
+        return sorted((site.nfs / "out").glob("digits/*/ready"))
+
+    terminal = site.start(*run_of(*options, script=script))
+    until(lambda: len(ready()) == 2 or terminal.poll() is not None, "two runs at once")
+    assert len(ready()) == 2, terminal.communicate()
+    terminal.send_signal(signal.SIGKILL)
+    terminal.communicate()
+    items = json.loads(site.dsv("runs", "grid", "--json"))["items"]
+    assert len({each["job"]["id"] for each in items}) == len(items) == 2
+    name = items[0]["sweep"]["id"]
+    again = site.start("run", "--again", name, "--on", "k8s", "--parallel", "2")
+    (ready()[0].parent / "go").touch()
+    until(lambda: len(ready()) == 3 or again.poll() is not None, "the third run")
+    for path in ready():
+        (path.parent / "go").touch()
+    _, err = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 3, err
+    items = json.loads(site.dsv("runs", "grid", "--sort", "metrics.acc", "--json"))["items"]
+    assert [(each["params"]["n"], each["exit_code"]) for each in items] == [(3, 0), (1, 0), (2, 3)]

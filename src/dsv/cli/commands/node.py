@@ -50,7 +50,7 @@ def node(
         ),
     ] = None,
     left: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--left", metavar="FOLDER", help="Run nothing: complete the record of a run whose job left this."
         ),
@@ -75,7 +75,7 @@ def node(
     if left is not None:
         if call.words:
             raise UsageError("--left runs no command", subject="--left", hint="leave out CMD, or --left")
-        return _complete(call, _read(order), left, NodeSeat(rank=rank, attempt=attempt))
+        return _complete(call, _read(order), Path(left), NodeSeat(rank=rank, attempt=attempt))
     if not call.words or not call.words[0]:
         raise UsageError("there is no command to run", hint="dsv node ORDER -- CMD...")
     names = tuple(name.strip() for name in (addresses or "").split(",") if name.strip())

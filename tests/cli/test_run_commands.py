@@ -38,6 +38,14 @@ def test_why_a_job_was_ended_is_said_beside_its_exit_code(pets: Dsv) -> None:
     assert re.search(r"ended with exit code 143 after \S+ s: time limit; output in", result.err), result.err
 
 
+def test_a_record_that_somebody_else_completed_costs_neither_it_nor_the_exit_code(pets: Dsv) -> None:
+    """As a node of a cluster does that takes the dsv which looks on for gone."""
+    store = json.loads(pets.ok("config", "store", "--json").out)["items"][0]["value"]
+    job = f"""cd {store}/runs/pets/$DSV_RUN && sed 's/"running"/"ended"/' start >record && exit 3"""
+    result = pets.process("run", "pets@v1", "--", "sh", "-c", job)
+    assert result.code == 3 and "unexpected" not in result.err, result.err
+
+
 def test_the_result_for_programs_goes_to_a_file(pets: Dsv) -> None:
     job = 'echo \'{"accuracy": 0.9}\' > "$DSV_OUT/metrics.json"'
     pets.process("run", "pets@v1", "--json-file", "run.json", "-p", "lr=0.1", "--", "sh", "-c", job)

@@ -12,9 +12,9 @@ from dsv.api.context import Context
 from dsv.errors import Conflict
 from dsv.model.ids import StoreId
 from dsv.model.names import DatasetName
-from dsv.model.run import RunId, RunRecord, start_number
-from dsv.repo.runs import RunStore, StoredRun
-from dsv.store.base import Buffer
+from dsv.model.run import RunId, start_number
+from dsv.repo.runs import RunStore
+from dsv.store.base import Buffer, Store
 
 
 class LateRunStore(RunStore):
@@ -30,7 +30,7 @@ class LateRunStore(RunStore):
         self._context = context
         self._store_id = store_id
         self._started = started
-        self._runs: RunStore | None = None
+        self._opened: Store | None = None
         self._stack = ExitStack()
         self._lock = threading.Lock()
 
@@ -42,27 +42,21 @@ class LateRunStore(RunStore):
     ) -> None:
         self._stack.close()
 
+    @property
+    def _store(self) -> Store:
+        """Opened by whatever asks first. Raises what opening a store raises, and `Unsupported` for a newer one."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+        return self._opened
+
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Buffer) -> None:
-        """Raises what `RunStore.write` raises, what opening the store raises, and `Unsupported` for a newer one."""
-        self._late().write(dataset, run, part, data)
+        """Raises what `RunStore.write` raises, and what opening the store raises."""
+        super().write(dataset, run, part, data)
         if start_number(part) is not None:
             self._started()
 
-    def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
-        """As of `RunStore`; also raises what opening the store raises."""
-        return self._late().listing(dataset, run_prefix)
-
-    def read(self, stored: StoredRun) -> RunRecord:
-        """As of `RunStore`; also raises what opening the store raises."""
-        return self._late().read(stored)
-
-    def _late(self) -> RunStore:
-        with self._lock:
-            if self._runs is None:
-                self._runs = self._open()
-            return self._runs
-
-    def _open(self) -> RunStore:
+    def _open(self) -> Store:
         repository = self._stack.enter_context(self._context.repository())
         if repository.id != self._store_id:
             raise Conflict(
@@ -71,4 +65,4 @@ class LateRunStore(RunStore):
                 hint="dsv config store shows which store is in effect and why",
             )
         repository.format.check(repository.store.url, writing=True)
-        return RunStore(repository.store)
+        return repository.store

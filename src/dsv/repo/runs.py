@@ -43,7 +43,12 @@ class RunStore:
     """The runs of all datasets of one store, which stays the caller's."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._given = store
+
+    @property
+    def _store(self) -> Store:
+        """What every method goes through."""
+        return self._given
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Buffer) -> None:
         """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""

@@ -24,7 +24,7 @@ def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
     assert "its job still runs" in site.dsv("runs", code=None) or site.last()["state"] == "running"
     both = [site.start("stop", run, node=node) for node in ("n2", "n3")]
     assert [each.wait(PATIENCE) for each in both] == [0, 0]
-    site.dsv("runs")
+    until(lambda: site.last()["state"] == "ended", "the record, which the node completes")
     record = site.last()
     assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
     until(lambda: not site.held(), "the end of the lease")

@@ -138,6 +138,10 @@ def status(job: Queued | None, left: Left) -> JobStatus:
     if done is None:
         assert job is not None  # one that Slurm doesn't know has ended
         return JobStatus(RunState.RUNNING if not job.lives else job.run_state)
+    return status_of(done)
+
+
+def status_of(done: Ended) -> JobStatus:
     if not done.seen:
         return JobStatus(RunState.CUT_OFF)
     return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)

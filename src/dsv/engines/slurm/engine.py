@@ -29,7 +29,7 @@ from dsv.engines.base import (
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.slurm.capacity import read_capacity
-from dsv.engines.slurm.end import status
+from dsv.engines.slurm.end import left_here, status, status_of
 from dsv.engines.slurm.left import SCRIPT, quiet_for, read_left
 from dsv.engines.slurm.options import SlurmOptions, contained
 from dsv.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
@@ -174,27 +174,25 @@ class Slurm:
         return read_logs(self._program, ref, follow) if job_id(ref) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        before = self.status(ref)
+        before = _over(ref) or self.status(ref)
         number, folder = job_id(ref), job_folder(ref)
         if before is None and ref.engine == self.name and number and not self._elsewhere(ref):
             tell_stopped(folder, "dsv stop")
             if self._program.call("scancel", number).problem is not None:
                 return None
-            self._is_over(ref, _DYING)
-            return self.status(ref)
+            return self._end(ref, _DYING) or self.status(ref)
         if before is None or not before.lives:
             return before
         tell_stopped(folder, "dsv stop")
         kill = before.state is RunState.RUNNING
         if grace > 0 and kill:
             kill = send(self._program, number, folder, 15)
-            if kill and self._is_over(ref, grace):
-                return self.status(ref)
+            if kill and (done := self._end(ref, grace)) is not None:
+                return done
         self._program.call("scancel", number)
         if kill:  # Slurm would wait for a while, and the grace is over; but no command needs one before it has begun
             self._program.call("scancel", "--signal=KILL", number)
-        self._is_over(ref, _DYING)
-        return self.status(ref)
+        return self._end(ref, _DYING) or self.status(ref)
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         cluster = self._cluster()
@@ -223,15 +221,23 @@ class Slurm:
         answer = self._program.cluster()
         return answer.problem is None and answer.text != ref.where
 
-    def _is_over(self, ref: JobRef, seconds: float) -> bool:
+    def _end(self, ref: JobRef, seconds: float) -> JobStatus | None:
+        """How the job ended within this time; None if it didn't."""
         deadline = monotonic() + seconds
         while monotonic() < deadline:
             self._program.forget()
-            now = self.status(ref)
+            now = _over(ref) or self.status(ref)
             if now is not None and not now.lives:
-                return True
+                return now
             sleep(_PAUSE)
-        return False
+        return None
+
+
+def _over(ref: JobRef) -> JobStatus | None:
+    """The end of a job whose commands are over, as it left it: its last step may still send the record of the run, and
+    then removes what it left. None if nothing says so."""
+    done = left_here(job_folder(ref)) if ref.engine == NAME and job_id(ref) else None
+    return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
 
 def batch_of(job: Job, options: SlurmOptions) -> Batch:

@@ -74,6 +74,7 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "CALLS": str(folder / "calls"),
         "SLURM_CONF": str(folder),
+        "XDG_RUNTIME_DIR": str(folder),
     }
 
 

@@ -11,11 +11,13 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import Final
 
+from dsv.engines.slurm.queue_file import ask_once, queue_file
 from dsv.engines.slurm.script import COMMENT
 from dsv.model.run import JobRef, RunState
 
@@ -189,16 +191,21 @@ class SlurmProgram:
     def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
         """All jobs of this user, those that ended a short while ago among them. fresh: how many seconds old it may be.
 
-        One call answers for all runs that this process asks for.
+        One call answers for all runs that this user asks for on this machine.
         """
         shared = _shared(self.environ)
         with shared.lock:
-            if shared.asked is None or monotonic() - shared.asked > fresh:
-                answer = self.squeue(f"--user={os.geteuid()}")
+            since = max(shared.since, monotonic() - fresh)
+            if shared.asked < since or fresh <= 0:
+                answer = ask_once(shared.file, self._queue_of_user, since=since, force=fresh <= 0)
                 if answer.problem is not None:
-                    return {}, answer
-                shared.asked, shared.jobs = monotonic(), read_queue(answer.text)
+                    return {}, Answer(answer.text, answer.problem)
+                shared.asked, shared.jobs = answer.asked, read_queue(answer.text)
             return shared.jobs, Answer()
+
+    def _queue_of_user(self) -> tuple[str, str | None]:
+        answer = self.squeue(f"--user={os.geteuid()}")
+        return answer.text, answer.problem
 
     def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, Answer]:
         """One job, whoever's it is."""
@@ -215,20 +222,25 @@ class SlurmProgram:
 
     def forget(self) -> None:
         """What was asked before has changed since."""
-        _shared(self.environ).asked = None
+        _shared(self.environ).since = monotonic()
 
 
 @dataclass(slots=True)
 class _Shared:
+    """What this process knows of one queue. asked: when; since: an older answer is of no use."""
+
+    file: Path | None
     lock: Lock = field(default_factory=Lock)
-    asked: float | None = None
+    asked: float = -inf
+    since: float = -inf
     jobs: dict[str, Queued] = field(default_factory=dict)
 
 
-_queues: dict[str, _Shared] = {}
+_queues: dict[Path | str | None, _Shared] = {}
 _queues_lock = Lock()
 
 
 def _shared(environ: Mapping[str, str]) -> _Shared:
+    file = queue_file(environ)
     with _queues_lock:
-        return _queues.setdefault(environ.get("SLURM_CONF", ""), _Shared())
+        return _queues.setdefault(file or environ.get("SLURM_CONF"), _Shared(file))

@@ -101,11 +101,13 @@ class SlurmRun:
             if left.end is not None:
                 _attend(self._folder)
             if left.end is not None or monotonic() - asked >= interval or self._wake.is_set():
-                if self._wake.is_set() or left.end is not None:
+                soon = self._wake.is_set() or left.end is not None
+                if soon:
                     self._wake.clear()
                     interval = _ASK[0]
                 asked = monotonic()
-                job, answer = self._program.find(self._id, fresh=min(interval, pause))
+                fresh = min(interval, pause) if soon else interval / 2
+                job, answer = self._program.find(self._id, fresh=fresh)
                 interval = min(interval * 1.3, _ASK[1])
                 if answer.problem is None and is_late(job, left):
                     late, interval = late or monotonic() + LATE, _ASK[0]

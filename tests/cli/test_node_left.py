@@ -194,6 +194,19 @@ def test_an_end_that_only_the_cluster_can_tell_is_left_to_it(dsv: Dsv, found: st
     assert stored.parts == {"start", "start-2"}
 
 
+@pytest.mark.parametrize(("ignored", "is_over"), [("1", False), ("0", True)])
+def test_an_attempt_that_the_cluster_does_not_count_takes_no_retry_away(
+    dsv: Dsv, ignored: str, is_over: bool
+) -> None:
+    """Such as one that was evicted: of one that has failed since then the cluster begins another."""
+    left = Left(dsv, "kubernetes")
+    left.begin(retries=1)
+    left.dsv = left.dsv.at(dsv.cwd, DSV_IGNORED=ignored)
+    order = str(dsv.home / "order.json")
+    said = left.dsv.ok("node", order, "--attempt", "2", "--left", str(left.folder)).err
+    assert ("is complete" in said) is is_over and left.record().state.is_terminal is is_over
+
+
 @pytest.mark.parametrize("lacking", ["ended", "log.0"])
 def test_a_pod_that_did_not_leave_all_leaves_it_to_others(dsv: Dsv, lacking: str) -> None:
     left = Left(dsv, "kubernetes")

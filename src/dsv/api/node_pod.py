@@ -67,7 +67,9 @@ def complete_pod(
             return replace(record, usage=left.usage if order.nodes == 1 else None, output=keep(repository))
 
         again = left.part.exit_code not in NOT_AGAIN
-        return complete_from_parts(runs, order, start.run, whole, again=again)
+        ignored = engines.environ.get("DSV_IGNORED", "")
+        uncounted = int(ignored) if ignored.isdecimal() else 0
+        return complete_from_parts(runs, order, start.run, whole, again=again, uncounted=uncounted)
 
 
 def _failed(parts: list[RunPart], seat: NodeSeat) -> bool:

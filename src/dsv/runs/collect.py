@@ -23,10 +23,11 @@ def complete_from_parts(
     whole: Callable[[RunRecord], RunRecord],
     *,
     again: bool = True,
+    uncounted: int = 0,
 ) -> bool:
     """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
 
-    whole: adds what the parts don't tell. again: whether another attempt may follow one that failed.
+    whole: adds what the parts don't tell. again, uncounted: as of `is_over`.
     """
     found = runs.listing(order.dataset, run)
     if not found or RECORD in found[0].parts:
@@ -37,7 +38,7 @@ def complete_from_parts(
     except DsvError:
         return False  # whoever submitted it has not written its start yet, and completes it
     parts = runs.node_parts(stored)
-    if not is_over(start, parts, again=again):
+    if not is_over(start, parts, again=again, uncounted=uncounted):
         return False
     log = join_logs(runs.node_logs(stored), start.nodes)
     record = assemble(start, parts, LogInfo(len(log), len(log)) if log else None)
@@ -45,15 +46,19 @@ def complete_from_parts(
     return True
 
 
-def is_over(start: RunRecord, parts: Iterable[RunPart], *, again: bool = True) -> bool:
-    """Whether every node of the last attempt has ended, and no other attempt is due. again: whether one may be."""
+def is_over(start: RunRecord, parts: Iterable[RunPart], *, again: bool = True, uncounted: int = 0) -> bool:
+    """Whether every node of the last attempt has ended, and no other attempt is due.
+
+    again: whether another one may follow one that failed. uncounted: how many attempts before the last are no retries,
+    as a cluster does not count those whose place it took away.
+    """
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
     of_last = {each.node for each in found if each.attempt == last and each.end is not None}
     decided = deciding_part(found)
     if decided is None or len(of_last) < start.nodes:
         return False
-    return not again or last > start.retries or not may_try_again(decided)
+    return not again or last - uncounted > start.retries or not may_try_again(decided)
 
 
 def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lightkube.core.exceptions import ConfigError
 
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal, too_old
 from dsv.engines.kubernetes.capacity import ask_capacity
@@ -30,6 +31,23 @@ def test_a_cluster_without_init_containers_that_go_on_is_refused(
     assert said is None or said.startswith(
         f"it is Kubernetes {major}.{minor.rstrip('+')}, and runs need 1.29"
     )
+
+
+def test_a_program_that_no_longer_tells_who_the_caller_is_ends_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever reads a log would wait for that thread for ever."""
+
+    class Client:
+        def build_request(self, *_: object, **__: object) -> None:
+            return None
+
+        def send(self, *_: object, **__: object) -> None:
+            raise ConfigError("exec: the token has expired")
+
+    monkeypatch.setattr(KubernetesApi, "connect", lambda _: Client())
+    with KubernetesApi({}, KubernetesOptions()).stream("/log") as answer:
+        assert isinstance(answer, Refusal) and answer.is_denied and "has expired" in answer.message
 
 
 @pytest.mark.parametrize(("status", "answers"), [(401, False), (403, True), (500, False)])

@@ -200,11 +200,15 @@ class KubernetesApi:
     def stream(self, path: str, **query: str) -> Generator[Response | Refusal, None, None]:
         """An answer that is read as it comes. Reading it may raise `httpx2.HTTPError`."""
         import httpx2
+        from lightkube.core.exceptions import ConfigError
 
         client = self.connect()
         request = client.build_request("GET", path, params=query, timeout=_timeout(QUIET_SECONDS))
         try:
             response = client.send(request, stream=True)
+        except ConfigError as error:
+            yield _no_identity(error)
+            return
         except (httpx2.HTTPError, OSError) as error:
             yield Refusal(_said(error))
             return
@@ -237,8 +241,8 @@ class KubernetesApi:
             response = client.request(
                 method, path, params=query, content=content, headers=headers, timeout=_timeout(seconds)
             )
-        except ConfigError as error:  # the program that tells who the caller is has failed
-            return Refusal(str(error), 401, "Unauthorized")
+        except ConfigError as error:
+            return _no_identity(error)
         except (httpx2.HTTPError, OSError) as error:
             return Refusal(_said(error))
         if not response.is_success:
@@ -247,6 +251,11 @@ class KubernetesApi:
             return response.json()
         except ValueError:
             return Refusal(f"no answer of Kubernetes: {response.text[:200]}", 502)
+
+
+def _no_identity(error: Exception) -> Refusal:
+    """The program that tells who the caller is has failed."""
+    return Refusal(str(error), 401, "Unauthorized")
 
 
 def passes(message: str) -> bool:

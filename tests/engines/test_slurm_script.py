@@ -71,6 +71,17 @@ def test_the_script_is_one_that_bash_understands() -> None:
     assert "DSV_JOB_TOKEN" in text
 
 
+def test_words_and_values_reach_the_nodes_as_they_were_typed() -> None:
+    odd = ["--x", "", "a\n\n\n\nb ", "%n \\", "it's $HOME `x` {brace}"]
+    batch = batch_of(
+        job(command=("printf", "%s|", *odd), env={"DSV_DATASET": "c\n\n\nd"}, time_seconds=9), SlurmOptions()
+    )
+    text = render(batch)
+    command = re.search(r"^  exec -- (.*?)\n\) </dev/null", text, re.MULTILINE | re.DOTALL)
+    assert command is not None and shlex.split(command[1]) == ["printf", "%s|", *odd]
+    assert "'c\n\n\nd'" in text
+
+
 def test_values_of_the_job_are_in_the_environment_of_sbatch_alone() -> None:
     batch = batch_of(
         job(env={"TOKEN": "hunter2", "DSV_PARAMS": '{"key": "hunter2"}', "DSV_RUN": RUN}), SlurmOptions()

@@ -75,13 +75,12 @@ set -m # a process group of its own; without it SIGINT would be ignored in what 
 (
   echo "$SLURMD_NODENAME $begun" >"$own"
   type -P -- {program} >/dev/null || : >"$own"
-  exec {command}
+  exec -- {command}
 ) </dev/null 2>&3 3>&- &
 command=$!
 [ -z "$early" ] || pass "$early"
 
-{clock}
-while wait "$command" || :; kill -0 "$command"; do :; done 2>&-
+{clock}while wait "$command" || :; kill -0 "$command"; do :; done 2>&-
 wait "$command"
 code=$?
 {stop_clock}

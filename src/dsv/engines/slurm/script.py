@@ -102,10 +102,9 @@ def passing(variables: Mapping[str, str]) -> dict[str, str]:
 
 def render(batch: Batch) -> str:
     """The script. Raises `UsageError` for what a line of #SBATCH can't say."""
+    head = ["#!/bin/bash", *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch))]
     parts = [
-        "#!/bin/bash",
-        *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch)),
-        "",
+        "\n".join(head) + "\n",
         f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
         f"folder={shlex.quote(str(batch.folder))}",
         f"retries={batch.retries}",
@@ -126,7 +125,7 @@ def render(batch: Batch) -> str:
         _steps(batch),
         pieces.FINISH,
     ]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip("\n") + "\n"
+    return "\n".join(filter(None, parts))
 
 
 def sbatch_options(batch: Batch) -> list[str]:

@@ -67,6 +67,9 @@ def test_certificates_go_along_without_the_keys_beside_them(tmp_path: Path) -> N
     assert found.certificates == f"{CERTIFICATE}\n{CERTIFICATE}\n"
     assert access(ca_bundle=str(tmp_path)).certificates == found.certificates
     assert "ca_bundle" not in table(found)
+    cut_short = CERTIFICATE.partition("-----END")[0]
+    (tmp_path / "site.pem").write_text(f"{cut_short}\n{KEY}\n{CERTIFICATE}\n")
+    assert access(ca_bundle=str(tmp_path / "site.pem")).certificates == f"{CERTIFICATE}\n"
 
 
 def test_certificates_that_cannot_go_along_are_refused_by_the_name_of_the_setting(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dsv.store.certificates import read_certificates
 from dsv.store.options import StoreOptions
 
 _CERTIFICATE: Final = re.compile(
-    rb"-----BEGIN (TRUSTED )?CERTIFICATE-----.+?-----END (?:TRUSTED )?CERTIFICATE-----", re.DOTALL
+    rb"-----BEGIN (TRUSTED )?CERTIFICATE-----[^-]+-----END (?:TRUSTED )?CERTIFICATE-----"
 )
 _MOST: Final = 96 << 10
 """Bytes of certificates, since Linux lets a variable have 128 KiB."""

@@ -38,6 +38,14 @@ RESERVED = a_condition("QuotaReserved", "True", "QuotaReserved", "")
     [
         (pending("insufficient unused quota for nvidia.com/gpu, 1 more needed"), "1 more needed", None),
         (pending("request > maximum capacity (4)"), "maximum capacity", 5.0),
+        (
+            pending(
+                "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor old, request "
+                "> maximum capacity (8 > 4), insufficient unused quota for nvidia.com/gpu in flavor new, 2 more needed"
+            ),
+            "2 more needed",
+            None,
+        ),
         (pending("LocalQueue gpu doesn't exist"), "LocalQueue gpu doesn't exist", 60.0),
         (
             [a_workload(conditions=[RESERVED], admissionChecks=[{"name": "budget", "state": "Pending"}])],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from threading import Event
 from threading import enumerate as all_threads
@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from dsv.engines.base import Ended
 from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.end import JobFacts
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
 from dsv.engines.kubernetes.logs import PodLog
 from dsv.engines.kubernetes.run import KubernetesRun
@@ -97,6 +99,33 @@ def test_a_job_of_a_queue_is_not_suspended_as_the_queue_would_let_it_begin_again
     run.signal(signal.SIGTERM)
     until(lambda: run.ended is not None)
     assert cluster.deleted and not cluster.suspended
+
+
+def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_missing_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as while somebody makes the queue anew: it has as much patience as for a job that was just submitted."""
+    now = [0.0]
+    monkeypatch.setattr("dsv.engines.kubernetes.run.monotonic", lambda: now[0])
+    cluster = Cluster(begun=False)
+    cluster.suspended, cluster.labels = True, {"kueue.x-k8s.io/queue-name": "gpus"}
+    run = KubernetesRun.__new__(KubernetesRun)
+    job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
+    run._job, run._waits, run._asked = job, {}, 0.0
+    monkeypatch.setattr(run, "_say", lambda _: None)
+    facts = job.look()
+    assert isinstance(facts, JobFacts)
+
+    def asked_at(second: float, said: Sequence[Any] | Refusal) -> Ended | None:
+        now[0] = second
+        monkeypatch.setattr(KubernetesJob, "queue_says", lambda _: said)
+        return run._queued(facts)
+
+    gone = Refusal("not found", 404)
+    assert asked_at(10, gone) is None and asked_at(20, []) is None
+    assert asked_at(7200, gone) is None and asked_at(7230, gone) is None
+    ended = asked_at(7270, gone)
+    assert ended is not None and not ended.launched
 
 
 def test_no_signal_comes_after_the_one_that_kills() -> None:

@@ -14,6 +14,8 @@ _GROUP: Final = "/apis/kueue.x-k8s.io"
 _JOB_LABEL: Final = "kueue.x-k8s.io/job-uid"
 _NEVER: Final = re.compile(r"maximum capacity")
 """What Kueue says of a job that asks for more than a quota ever gives."""
+_LATER: Final = re.compile(r"unused quota|more needed")
+"""What it says of a quota that is used up. It names each kind of machine, and one that has room later is enough."""
 _FOR_EVER, _PATIENT = 5.0, 60.0
 
 
@@ -34,7 +36,8 @@ def waiting(queue: str, answer: Sequence[Mapping[str, Any]] | Refusal) -> Obstac
     said = None if isinstance(answer, Refusal) or not answer else _why(answer[0])
     if said is None:
         return _obstacle(f"the queue {queue} has not admitted it", None)
-    lasting = _FOR_EVER if _NEVER.search(said) else _PATIENT if _is_missing(said) else None
+    never = _NEVER.search(said) is not None and _LATER.search(said) is None
+    lasting = _FOR_EVER if never else _PATIENT if _is_missing(said) else None
     return _obstacle(f"the queue {queue} has not admitted it: {said}", lasting)
 
 

@@ -154,7 +154,10 @@ class KubernetesRun:
         self._asked = monotonic()
         found = waiting(facts.queue, self._job.queue_says())
         self._say(f"the job waits: {found.reason}")
-        if facts.begun or found.patience is None or waits < found.patience:
+        if facts.begun or found.patience is None:
+            self._waits.pop("for good", None)  # what it waited for before may have taken hours
+            return None
+        if self._since("for good") < found.patience:
             return None
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, cause=found.cause)
 

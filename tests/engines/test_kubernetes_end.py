@@ -43,6 +43,7 @@ def a_pod(number: int = 0, failed: int = 0, *, phase: str = "Failed", **more: An
     return Pod(
         {
             "metadata": {
+                **({"deletionTimestamp": "2026-11-22T10:00:05Z"} if more.get("deleted") else {}),
                 "name": f"p{number}{failed}",
                 "uid": f"{number}{failed}",
                 "annotations": {
@@ -88,6 +89,8 @@ STAGE_FAILED = {
          "time was over"),
         (a_job(), [a_pod(code=125, message="end=lease-lost memory= cpu=")], 125, EndCause.LEASE_LOST, "not held"),
         (a_job(), [a_pod(code=124)], 124, EndCause.EXITED, None),
+        (a_job(), [a_pod(code=143, deleted=True)], 143, EndCause.EXITED, "^its pod was deleted$"),
+        (a_job(), [a_pod(code=3, deleted=True)], 3, EndCause.EXITED, None),
         (a_job(annotations={"dsv.run/stopped": "ann on h"}), [a_pod(code=143)], 143, EndCause.CANCELLED, "by ann on h"),
         (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^no room$"),
     ],

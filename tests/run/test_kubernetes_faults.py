@@ -51,7 +51,7 @@ def test_a_pod_that_is_evicted_and_one_that_is_deleted_are_followed_by_others(si
     assert site.end(terminal)[:2] == (0, "exited")
     parts = site.last()["parts"]
     assert [part["attempt"] for part in parts] == [1, 2, 3]
-    assert parts[0]["end"] == "evicted"
+    assert parts[0]["end"] == "evicted" and parts[1]["error"] == "its pod was deleted"
     until(lambda: not site.held(), "the end of the lease")
 
 

@@ -191,7 +191,7 @@ def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...
     """What was ended of the last attempt was ended by whoever ended the job: nobody can tell it from a failure."""
     last = max((each.attempt for each in parts), default=0)
     return tuple(
-        replace(each, end=EndCause.CANCELLED, cancelled_by=by)
+        replace(each, end=EndCause.CANCELLED, cancelled_by=by, error=None)
         if each.attempt == last and not each.succeeded
         and each.end in (None, EndCause.EXITED, EndCause.LOST_SIGHT)
         else each

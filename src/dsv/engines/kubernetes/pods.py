@@ -31,6 +31,8 @@ _DISRUPTIONS: Final = {
 """Reasons of the condition DisruptionTarget."""
 NODE_LOST: Final = "NodeLost"
 WITH_THE_OTHERS: Final = "it was ended with the other nodes"
+DELETED: Final = "its pod was deleted"
+_KILLED: Final = (137, 143)
 _REASONS: Final = {
     "Evicted": EndCause.EVICTED,
     "NodeShutdown": EndCause.EVICTED,
@@ -187,6 +189,8 @@ class Pod:
             cause, said = None, None
         elif cause is None:
             cause = EndCause.EXITED
+            if code in _KILLED and self.raw["metadata"].get("deletionTimestamp") is not None:
+                said = DELETED
         return RunPart(
             node=self.number,
             attempt=self.attempt,

@@ -72,6 +72,14 @@ def test_the_first_node_leaves_after_the_others_know() -> None:
     assert attempt.may_leave(1.0)
 
 
+def test_a_node_that_has_begun_again_is_not_waited_for_in_the_attempt_before() -> None:
+    """Its next attempt waits for the first node, which would wait a minute for the one that was replaced."""
+    attempt = _begun(nodes=2)
+    assert attempt.report(1, 3, None, 1.0) == (WAIT, "")
+    assert attempt.report(0, 2, None, 1.0) == (AGAIN, "attempt 3 of node 1 has begun")
+    assert attempt.may_leave(1.0)
+
+
 def test_a_node_that_is_not_heard_of_ends_the_attempt_and_is_not_waited_for() -> None:
     attempt = _begun()
     for node in (0, 1):

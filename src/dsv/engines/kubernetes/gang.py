@@ -61,6 +61,7 @@ class Attempt:
         if attempt < self.number:
             return AGAIN, f"attempt {self.number} has begun"
         if attempt > self.number:
+            self.heard.pop(node, None)  # nobody asks for that one any more
             self._over(f"attempt {attempt} of node {node} has begun")
             return WAIT, ""
         self.heard[node] = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,3 +95,14 @@ def test_an_answer_that_can_not_be_used_costs_a_question(
     damage(file)
     found: QueueAnswer = ask_once(file, lambda: ("second", None), since=0)
     assert (found.text, found.problem) == ("second", None)
+
+
+def test_a_dsv_that_was_stopped_while_it_asked_keeps_no_other_from_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "squeue.json"
+    monkeypatch.setattr("dsv.engines.slurm.queue_file._WAITS", (0.01, 0.05))
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert ask_once(file, lambda: ("7", None), since=0.0).text == "7"
+    assert file.read_text() == "", "what another one may be writing is left alone"

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from dsv.fs.system import boot
 
+_WAITS: Final = (0.05, 40.0)
+"""Seconds between two tries to lock the file, and after which it is done without: squeue is given less than that, but
+whoever asks may have been stopped meanwhile, as by Ctrl-Z."""
 _MOST: Final = 64 << 20
 """Bytes of an answer that are kept: more than the lines of 100,000 jobs."""
 
@@ -85,11 +88,18 @@ def _lock(descriptor: int) -> bool:
     found = os.fstat(descriptor)
     if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
+    pause, most = _WAITS
+    last = monotonic() + most
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if monotonic() >= last:
+                return False
+        except OSError:
+            return False
+        sleep(pause)
 
 
 def _read(descriptor: int) -> QueueAnswer | None:

@@ -37,9 +37,6 @@ CANNOT_INVOKE: Final = 126
 NOT_FOUND: Final = 127
 NO_OPTIONS: Final[Mapping[str, Json]] = MappingProxyType({})
 
-SEEN_TO: Final = frozenset({"time_seconds", "retries"})
-"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -251,8 +248,8 @@ class Engine(Protocol):
     shares_folders: ClassVar[bool]
     """Whether its jobs see the folders of this machine under their names, so that what they leave is seen here."""
     gives: ClassVar[frozenset[str]]
-    """The fields of `Resources`, and `shm_bytes`, that it can give a job; those of `SEEN_TO` every engine gives. A job
-    that asks for more is refused before anything of it is fetched."""
+    """The fields of `Resources`, and `shm_bytes`, that it can give a job, besides those of `limits.SEEN_TO`. A job that
+    asks for more is refused before anything of it is fetched."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         """environ: the caller's. options: of the pool, as its table in the configuration has them. Asks nothing."""

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-from dsv.engines.base import SEEN_TO, Engine, Task
+from dsv.engines.base import Engine, Task
 from dsv.engines.machine import Machine
 from dsv.errors import LaunchError, UsageError
 from dsv.model.resources import Resources
@@ -14,6 +14,8 @@ from dsv.model.units import format_bytes
 
 ONE_MACHINE: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
 """The resources that an engine of one machine gives."""
+SEEN_TO: Final = frozenset({"time_seconds", "retries"})
+"""Of one machine's jobs dsv ends those that take too long, and starts those again that failed."""
 
 _ASKED: Final[dict[str, tuple[str, Callable[[Resources], bool]]]] = {
     "gpus": ("--gpus", lambda wanted: wanted.gpus is not None),

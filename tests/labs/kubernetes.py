@@ -241,6 +241,8 @@ def _start_api(lab: Kubernetes) -> None:
         *("--service-account-signing-key-file", f"{folder}/accounts.key"),
         *("--service-account-issuer", "https://kubernetes.default.svc"),
         *("--authorization-mode", "Node,RBAC", "--allow-privileged"),
+        *("--feature-gates", "MutatingAdmissionPolicy=true"),
+        *("--runtime-config", "admissionregistration.k8s.io/v1beta1=true"),
         *("--audit-policy-file", f"{folder}/audit.yaml", "--audit-log-path", f"{folder}/audit.log"),
         *("--kubelet-preferred-address-types", "InternalIP"),
         *(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ import pytest
 from dsv.engines.kubernetes.engine import Kubernetes as Engine
 from tests.labs.kubernetes import Kubernetes
 from tests.labs.machine import LabError
-from tests.run.kubernetes_site import DOCUMENTS, WAIT, Site, made, run_of
+from tests.labs.openshift import give_range, restricted_v2
+from tests.run.kubernetes_site import DOCUMENTS, WAIT, Site, document, made, run_of
 from tests.waiting import until
 
 ROOT_POD = """\
@@ -21,7 +24,20 @@ kind: Pod
 metadata: {name: root, namespace: training}
 spec: {containers: [{name: root, image: busybox}]}
 """
+POD_OF_A_FOLDER = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: folder, namespace: training}
+spec:
+  containers: [{name: folder, image: busybox}]
+  volumes: [{name: folder, hostPath: {path: /mnt}}]
+"""
 ACCOUNT = "system:serviceaccount:training:dsv"
+USERS = (1000650000, 1000700000)
+USE = """\
+id -u; id -g; cp "$DSV_DATA/part" "$DSV_OUT/made"
+for each in part more; do if touch "$DSV_DATA/$each"; then exit 9; fi; done
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +85,65 @@ def test_the_folders_are_made_for_any_user_of_group_0(site: Site) -> None:
     for name in ("dsv", "runs"):
         status = (site.export / name).stat()
         assert (oct(status.st_mode), status.st_gid) == ("0o42775", 0)
+
+
+@pytest.fixture
+def openshift(site: Site, dsv_image: str) -> Iterator[Site]:
+    """The namespace under OpenShift's rules alone, with a pool `openshift` in a folder that is prepared under them."""
+    labelled = ("label", "namespace", "training")
+    site.cluster.kubectl(*labelled, "pod-security.kubernetes.io/enforce-")
+    try:
+        with restricted_v2(site.cluster, "training", USERS[0]):
+            text = document("prepare", image=dsv_image).replace("dsv-prepare", "openshift-prepare")
+            site.cluster.kubectl("apply", "-f", "-", given=text.replace("/nfs/", "/nfs/openshift/"))
+            job = ("wait", "--for=condition=complete", "job/openshift-prepare", "--timeout=100s")
+            site.cluster.kubectl("-n", "training", *job)
+            volumes = {each: {"claim": "training"} for each in ("/nfs", str(site.export))}
+            pool = {
+                "engine": "kubernetes",
+                "cache": "/nfs/openshift/dsv",
+                "out": "/nfs/openshift/runs",
+                "kubernetes.namespace": "training",
+                "kubernetes.image": dsv_image,
+                "kubernetes.volumes": json.dumps(volumes),
+            }
+            for key, value in pool.items():
+                site.dsv("config", f"pools.openshift.{key}", value)
+            yield site
+    finally:
+        site.cluster.kubectl("apply", "-f", str(DOCUMENTS / "namespace.yaml"))
+
+
+def test_openshift_lets_any_of_its_users_share_a_cache_and_refuses_others(openshift: Site) -> None:
+    """As two projects with one volume: the second uses what the first has left in the cache, and adds to it."""
+    folder, part = openshift.export / "openshift", openshift.folder / "data" / "part"
+    for user, is_new, root in (
+        (USERS[0], True, False),
+        (USERS[1], False, True),  # an image may be root's: OpenShift gives it a user all the same
+        (USERS[1], True, False),
+    ):
+        give_range(openshift.cluster, "training", user)
+        openshift.dsv("config", "pools.openshift.kubernetes.root", json.dumps(root))
+        if is_new:
+            part.write_bytes(os.urandom(300_000))
+            openshift.dsv("-C", "data", "sync")
+        said = openshift.dsv(*run_of("--on", "openshift", script=USE))
+        assert said.split()[:2] == [str(user), "0"] and said.count("Read-only file system") == 2
+        record = openshift.last()
+        assert [each["cache_hit"] for each in record["parts"]] == [not is_new]
+        made = folder / "runs" / "digits" / record["run"] / "made"
+        assert (made.stat().st_uid, made.stat().st_gid) == (user, 0)
+        assert made.read_bytes() == part.read_bytes()
+    owners = {(each.stat().st_uid, each.stat().st_gid) for each in (folder / "dsv").rglob("*")}
+    assert owners == {(user, 0) for user in USERS}
+    as_root = {"spec": {"template": {"spec": {"securityContext": {"runAsUser": 0}}}}}
+    openshift.dsv("config", "pools.openshift.kubernetes.overlay", json.dumps(as_root))
+    code, end, error = openshift.end(openshift.start(*run_of("--on", "openshift", script=USE)))
+    assert (code, end) == (125, "unschedulable")
+    refused = "unable to validate against any security context constraint: "
+    assert refused + "runAsUser: must be in the ranges of the namespace" in error
+    with pytest.raises(LabError, match=f"{refused}volumes other than"):
+        openshift.cluster.kubectl("apply", "--dry-run=server", "-f", "-", given=POD_OF_A_FOLDER)
 
 
 def test_dsv_needs_every_right_of_the_documentation_and_no_other(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -14,7 +15,7 @@ from dsv.engines.slurm.script import comment
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName
 from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import LOG, RECORD, JobRef, LogInfo, RunId, RunRecord, RunState
+from dsv.model.run import LOG, RECORD, JobRef, LogInfo, RunId, RunRecord, RunState, Usage
 from dsv.model.run_end import EndCause
 from dsv.repo.runs import RunStore
 from dsv.store.directory import DirectoryStore
@@ -194,17 +195,15 @@ def test_an_end_that_only_the_cluster_can_tell_is_left_to_it(dsv: Dsv, found: st
     assert stored.parts == {"start", "start-2"}
 
 
-@pytest.mark.parametrize(("ignored", "is_over"), [("1", False), ("0", True)])
-def test_an_attempt_that_the_cluster_does_not_count_takes_no_retry_away(
-    dsv: Dsv, ignored: str, is_over: bool
-) -> None:
-    """Such as one that was evicted: of one that has failed since then the cluster begins another."""
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_attempt_that_the_cluster_does_not_count_takes_no_retry_away(dsv: Dsv, counted: bool) -> None:
+    """Such as one that was evicted, which leaves no part: if the next one fails, the cluster begins another."""
     left = Left(dsv, "kubernetes")
     left.begin(retries=1)
-    left.dsv = left.dsv.at(dsv.cwd, DSV_IGNORED=ignored)
-    order = str(dsv.home / "order.json")
-    said = left.dsv.ok("node", order, "--attempt", "2", "--left", str(left.folder)).err
-    assert ("is complete" in said) is is_over and left.record().state.is_terminal is is_over
+    if counted:
+        assert "left to others" in leave(left, 0, 1, FAILED)
+    said = leave(left, 0, 2, FAILED)
+    assert ("is complete" in said) is counted and left.record().state.is_terminal is counted
 
 
 @pytest.mark.parametrize("lacking", ["ended", "log.0"])
@@ -215,22 +214,86 @@ def test_a_pod_that_did_not_leave_all_leaves_it_to_others(dsv: Dsv, lacking: str
     assert "left to others" in left.complete() and not left.record().state.is_terminal
 
 
+def leave(left: Left, rank: int, attempt: int, ended: str, verdict: str = "", log: str = "") -> str:
+    """What the pod of one node has in its own folder; what is said of the record then."""
+    own = left.dsv.home / f"pod.{rank}.{attempt}"
+    write_files(own, {"ended": f"{ended} memory=7 cpu=5000000000 whole=yes\n".encode(), "log.0": log.encode(),
+                      "argv": (left.folder / "argv").read_bytes()})  # fmt: skip
+    if verdict:
+        (own / "end").touch()
+        (own / "verdict").write_text(f"{verdict}\n")
+    argv = ("node", str(left.dsv.home / "order.json"), "--rank", str(rank), "--attempt", str(attempt))
+    return left.dsv.ok(*argv, "--left", str(own)).err
+
+
+FAILED = "code=3 why= begun=10 over=12"
+TAKEN_ALONG = "code=143 why=together begun=10 over=12"
+WELL = "code=0 why= begun=20 over=22"
+REASON = "node 1 failed first, with exit code 3"
+
+
 def test_the_last_of_several_pods_completes_the_record(dsv: Dsv) -> None:
-    """A node that was ended because another had failed is none that only the cluster can tell of."""
+    """Once no attempt is due any more, with all of each: what was ended with the others is no failure of its own."""
+    left = Left(dsv, "kubernetes")
+    left.begin(nodes=2, retries=1)
+    steps = [
+        (1, 1, FAILED, f"first {REASON}", "hunter2hunter2\n"),
+        (0, 1, TAKEN_ALONG, f"again {REASON}", "a\n"),
+        (1, 2, WELL, "done", "b\n"),
+    ]
+    for step in steps:
+        assert "left to others" in leave(left, *step)
+        assert not left.record().state.is_terminal
+    assert "is complete" in leave(left, 0, 2, WELL, "done", "c\n")
+    whole = left.record()
+    assert (whole.state, whole.exit_code, whole.end) == (RunState.ENDED, 0, EndCause.EXITED)
+    assert [(part.attempt, part.node, part.end, part.exit_code) for part in whole.parts] == [
+        (1, 0, EndCause.CANCELLED, 143),
+        (1, 1, EndCause.EXITED, 3),
+        (2, 0, EndCause.EXITED, 0),
+        (2, 1, EndCause.EXITED, 0),
+    ]
+    assert whole.parts[0].error == f"it was ended with the other nodes: {REASON}"
+    assert whole.usage == Usage(peak_memory_bytes=7, cpu_seconds=10.0)
+    assert whole.output is not None and whole.output.tree is not None and whole.metrics == {"acc": 0.9}
+    log = [f"[dsv: node {node}, attempt {attempt}]" for attempt in (1, 2) for node in (0, 1)]
+    assert left.log() == "\n".join((log[0], "a", log[1], "***", log[2], "c", log[3], "b", "")).encode()
+
+
+def test_the_failure_that_counts_is_that_of_the_node_that_failed_first(dsv: Dsv) -> None:
+    """Also if the cluster has stopped the others by the time that they see it, as it does if no attempt is left."""
     left = Left(dsv, "kubernetes")
     left.begin(nodes=2)
-    assert "left to others" in left.complete()
-    (left.folder / "stopped").touch()
-    (left.folder / "ended").write_text("code=143 why= begun=10 over=14 memory= cpu= whole=yes\n")
-    argv = ("node", str(dsv.home / "order.json"), "--rank", "1", "--left", str(left.folder))
-    assert "is complete" in left.dsv.ok(*argv).err
+    leave(left, 1, 1, FAILED, f"first {REASON}")
+    stopped = left.dsv.home / "pod.0.1" / "stopped"
+    write_files(stopped.parent, {"stopped": b""})
+    os.utime(stopped, (2**33, 2**33))
+    assert "is complete" in leave(left, 0, 1, TAKEN_ALONG, f"again {REASON}")
     whole = left.record()
-    assert (whole.exit_code, whole.end, [part.exit_code for part in whole.parts]) == (
-        3,
-        EndCause.EXITED,
-        [3, 143],
-    )
-    assert whole.error is not None and "node 0" in whole.error
+    assert (whole.exit_code, whole.end, whole.error) == (3, EndCause.EXITED, f"node 1 (None) {REASON[7:]}")
+
+
+def test_a_node_that_was_stopped_before_the_attempt_was_over_is_left_to_the_cluster(dsv: Dsv) -> None:
+    left = Left(dsv, "kubernetes")
+    left.begin(nodes=2)
+    leave(left, 1, 1, FAILED, f"first {REASON}")
+    stopped = left.dsv.home / "pod.0.1" / "stopped"
+    write_files(stopped.parent, {"stopped": b""})
+    os.utime(stopped, (1, 1))
+    assert "left to others" in leave(left, 0, 1, TAKEN_ALONG, f"again {REASON}")
+    assert not left.record().state.is_terminal
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_of_which_an_attempt_is_unknown_is_left_to_the_cluster(dsv: Dsv, nodes: int) -> None:
+    """Such as one whose pod was evicted. But the output is sent, by the last node."""
+    left = Left(dsv, "kubernetes")
+    left.begin(nodes=nodes, retries=1)
+    for rank in range(nodes):
+        assert left.record().output is None
+        assert "left to others" in leave(left, rank, 2, WELL, "done")
+    told = left.record()
+    assert not told.state.is_terminal and told.output is not None and told.output.tree is not None
 
 
 def test_the_record_of_a_terminal_gives_way_to_one_that_a_node_has_completed(left: Left) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from dsv.engines.kubernetes.end import JobFacts, ended, gone, refusal, status
+from dsv.engines.kubernetes.left import is_over
 from dsv.engines.kubernetes.pods import Pod
 from dsv.model.run import RunState
-from dsv.model.run_end import EndCause
+from dsv.model.run_end import EndCause, RunPart
 
 
 def a_job(**more: Any) -> dict[str, Any]:
@@ -231,3 +232,36 @@ def test_a_pod_whose_command_succeeded_is_over_once_nothing_runs_in_it(
     done = ended(JobFacts(a_job(), (a_pod(phase="Running", code=code, status=others),)))
     assert (done is not None) is over
     assert done is None or done.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "ends, over",
+    [
+        ("0", True),
+        ("3", False),
+        ("3 0", True),
+        ("3 4", True),
+        ("124", True),
+        ("- 0", None),
+        ("0,0", True),
+        ("3,c c,4", True),
+        ("3,c", False),
+        ("c,c", None),
+        ("c,c 3,c", False),
+        ("c,c 3,c c,3", True),
+        ("3,c -,0", None),
+        ("3,124", True),
+    ],
+)
+def test_whether_another_attempt_follows_what_its_nodes_left(ends: str, over: bool | None) -> None:
+    """As the cluster counts them, with one retry: an attempt counts in which a node failed by itself. By attempts, then
+    by nodes; c: ended with the others; -: nothing is known."""
+    attempts = [each.split(",") for each in ends.split()]
+    parts = [
+        RunPart(
+            node=node, attempt=attempt, ended_ms=1, exit_code=143 if end == "c" else int(end),
+            end=EndCause.CANCELLED if end == "c" else EndCause.TIME_LIMIT if end == "124" else EndCause.EXITED,
+        )
+        for attempt, nodes in enumerate(attempts, 1) for node, end in enumerate(nodes) if end != "-"
+    ]  # fmt: skip
+    assert is_over(parts, len(attempts[0]), retries=1) is over

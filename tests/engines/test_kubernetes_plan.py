@@ -337,19 +337,6 @@ def test_a_run_without_a_pool_is_told_that_it_needs_one() -> None:
     assert caught.value.hint == "dsv run --on POOL; dsv pools lists them"
 
 
-def test_output_of_several_nodes_that_nobody_would_send_is_refused_before_it_is_made() -> None:
-    """No pod of several can tell that all are over, and so which of them would send it."""
-    chosen = SimpleNamespace(engine=Kubernetes({}, OPTIONS))
-    named = {"pool": None, "out": Path("/nfs/out")}
-    spec = SimpleNamespace(**named, keep_output=True, nodes=2)
-    place = SimpleNamespace(cwd=Path("/"))
-    with pytest.raises(UsageError, match="the output of several nodes on kubernetes") as caught:
-        output_of(spec, place, chosen, None, Path("/nowhere"))  # type: ignore[arg-type]
-    assert caught.value.subject == "--keep-output"
-    alone = SimpleNamespace(**named, keep_output=True, nodes=1)
-    assert output_of(alone, place, chosen, None, Path("/nowhere")) == Path("/nfs/out")  # type: ignore[arg-type]
-
-
 def test_a_profile_needs_credentials_of_the_cluster_in_its_place() -> None:
     """A Secret, the identity of a service account, or what is forwarded; and a plan that lacks them is refused."""
     job = replace(JOB, access=StoreAccess(profile="stores.lake.profile"))

@@ -14,6 +14,7 @@ import pytest
 
 from dsv.engines.kubernetes.left import LeftInPod, read_left, read_log
 from dsv.engines.kubernetes.scripts import OWN, RUN, TOLD
+from dsv.model.run_end import EndCause
 from dsv.model.secrets import Masker
 
 SHELLS = [each for each in (("sh",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(each[0])]
@@ -25,13 +26,13 @@ class Pod:
     shell: tuple[str, ...]
     last: subprocess.Popen[bytes] | None = None
 
-    def run(self, script: str) -> tuple[int, bytes]:
-        """What the log of the pod has."""
+    def run(self, script: str, **more: str) -> tuple[int, bytes]:
+        """What the log of the pod has. The script finds its own folder in `OWN`."""
         (self.own / "t").mkdir()
         (self.own / "t" / "signal").touch()
         text = RUN.replace(TOLD, f"{self.own}/t").replace(OWN, str(self.own))
         text = text.replace("/dev/termination-log", f"{self.own}/term")
-        env = {"PATH": os.environ["PATH"], "DSV_COPIED": "yes"}
+        env = {"PATH": os.environ["PATH"], "DSV_COPIED": "yes", "OWN": str(self.own), **more}
         with (self.own / "shown").open("wb") as shown:
             self.last = subprocess.Popen(
                 [*self.shell, "-c", text, "dsv", "sh", "-c", script],
@@ -82,6 +83,25 @@ def test_what_the_command_left_behind_is_not_waited_for(pod: Pod) -> None:
     assert pod.run("echo here; sleep 1000 & exit 0") == (0, b"here\n")
     log = read_log(pod.own)
     assert log is not None and log.kept(Masker()).data == b"here\n"
+
+
+@pytest.mark.parametrize(
+    "script, code, end",
+    [
+        ("echo 'first node 0 failed first' >$OWN/verdict; exit 7", 7, (EndCause.EXITED, 7, None)),
+        ("echo done >$OWN/verdict", 0, (EndCause.EXITED, 0, None)),
+        (": >$OWN/end; echo 'again N' >$OWN/verdict; exec sleep 1000", 190, (EndCause.CANCELLED, 143, "N")),
+        (": >$OWN/end; echo 'again N' >$OWN/verdict; exit 0", 190, (EndCause.CANCELLED, 0, "N")),
+        (": >$OWN/not-held; exec sleep 1000", 125, (EndCause.LEASE_LOST, 125, None)),
+    ],
+)
+def test_a_node_of_several_leaves_what_all_agreed_upon(
+    pod: Pod, script: str, code: int, end: tuple[EndCause, int, str | None]
+) -> None:
+    assert pod.run(script, DSV_GANG_PORT="1")[0] == code
+    left = pod.left()
+    assert left is not None and left.is_clear and (left.part.end, left.part.exit_code) == end[:2]
+    assert end[2] is None or left.part.error == f"it was ended with the other nodes: {end[2]}"
 
 
 def test_a_command_that_was_killed_is_one_that_the_cluster_tells_of(pod: Pod) -> None:

@@ -15,7 +15,7 @@ from dsv.errors import IntegrityError, NoRoom, Unsupported, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import Target
 from dsv.model.node_order import NodeOrder, OrderedData
-from dsv.model.run import RunId
+from dsv.model.run import RunId, Usage
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.run_parts import decode_part, encode_part, node_log_name, parse_part_name, part_name
 from dsv.runs.collect import assemble, is_over, join_logs
@@ -166,7 +166,9 @@ def test_parts_travel() -> None:
     part = RunPart(
         node=3, attempt=2, host="n", end=EndCause.PREEMPTED, exit_code=143, error="x", stage_seconds=1.5
     )
-    assert decode_part(encode_part(part), "runs/x/y/part-3-2") == part
+    assert decode_part(encode_part(part), "runs/x/y/part-3-2") == (part, None)
+    used = Usage(7, 1.5)
+    assert decode_part(encode_part(part, used), "part-3-2") == (part, used)
     with pytest.raises(IntegrityError, match="another node"):
         decode_part(encode_part(part), "runs/x/y/part-0-1")
     for data in (b"", b"[]", b"{}", encode_part(part).replace(b"preempted", b"bored")):

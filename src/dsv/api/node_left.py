@@ -53,7 +53,7 @@ def complete_left(
         except NotFound:  # whoever submitted it has not written its start yet
             return False
         if start.engine == KUBERNETES:
-            return complete_pod(context, repository, engines, order, start, found[0], folder, seat)
+            return complete_pod(context, repository, engines, order, start, folder, seat)
         done = left_here(folder) if start.engine == SLURM else None
         if done is None or (start.then and not done.launched):
             return False

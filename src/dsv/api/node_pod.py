@@ -7,15 +7,13 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.output_kept import output_kept, read_argv
-from dsv.engines.kubernetes.left import read_left, read_log
-from dsv.engines.kubernetes.names import NOT_AGAIN
+from dsv.engines.kubernetes.left import is_over, read_left, read_log
 from dsv.model.node_order import NodeOrder
-from dsv.model.run import RunRecord, start_name, start_number
-from dsv.model.run_end import RunPart
+from dsv.model.run import RECORD, RunOutput, RunRecord, joint_usage, start_name, start_number
 from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.repository import Repository
 from dsv.repo.runs import RunStore, StoredRun
-from dsv.runs.collect import complete_from_parts
+from dsv.runs.collect import put_together
 from dsv.runs.completing import kept_log, with_metrics
 from dsv.runs.engines import Engines
 from dsv.runs.known_secrets import KnownSecrets
@@ -29,13 +27,12 @@ def complete_pod(
     engines: Engines,
     order: NodeOrder,
     start: RunRecord,
-    stored: StoredRun,
     folder: Path,
     seat: NodeSeat,
 ) -> bool:
-    """Sends this node's part and its log, and completes the record if no other node is to come.
+    """Sends this node's part and its log, and completes the record if no other node and no other attempt is to come.
 
-    If only the cluster can tell why the command ended, that is left to whoever asks it; but not the output, which is
+    If only the cluster can tell how the run ended, that is left to whoever asks it; but not the output, which may be
     gone with the pod.
     """
     runs = RunStore(repository.store)
@@ -44,34 +41,39 @@ def complete_pod(
     if left is None or (order.log and log is None):
         return False
     secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
-    out = Path(order.out or ".")
-    if not left.is_clear and not (left.was_stopped and _failed(runs.node_parts(stored), seat)):
-        with output_kept(context, order, out) as keep:
-            if (output := keep(repository)) is not None:
-                number = max((start_number(part) or 0 for part in stored.parts), default=0) + 1
-                told = replace(start, output=output)
-                runs.add(order.dataset, start.run, start_name(number), told.encode())
+    out, lost = Path(order.out or "."), 0
+    if left.is_clear:
+        kept = None if log is None else kept_log(start, lambda: log, secrets)
+        if kept is not None:
+            runs.add(order.dataset, start.run, node_log_name(seat.rank, seat.attempt), kept.data)
+            lost = kept.total - len(kept.data)
+        part = encode_part(left.part, left.usage)
+        runs.add(order.dataset, start.run, part_name(seat.rank, seat.attempt), part)
+    stored = runs.listing(order.dataset, start.run)[0]
+    if RECORD in stored.parts:
         return False
-    kept = None if log is None else kept_log(start, lambda: log, secrets)
-    if kept is not None:
-        runs.add(order.dataset, start.run, node_log_name(seat.rank, seat.attempt), kept.data)
-    runs.add(order.dataset, start.run, part_name(seat.rank, seat.attempt), encode_part(left.part))
-
+    told = runs.node_parts_and_usage(stored)
+    parts = [part for part, _ in told]
+    over = is_over(parts, start.nodes, start.retries) if left.is_clear else None
+    of_last = [each for each in told if each[0].attempt == seat.attempt]
     with output_kept(context, order, out) as keep:
 
         def whole(record: RunRecord) -> RunRecord:
             record = with_metrics(record, lambda: read_metrics(out, None), secrets)
-            if record.log is not None and kept is not None:
-                lost = kept.total - len(kept.data)
+            if record.log is not None:
                 record = replace(record, log=replace(record.log, bytes=record.log.bytes + lost))
-            return replace(record, usage=left.usage if order.nodes == 1 else None, output=keep(repository))
+            usage = joint_usage(took for _, took in of_last if took is not None)
+            return replace(record, usage=usage, output=keep(repository))
 
-        again = left.part.exit_code not in NOT_AGAIN
-        ignored = engines.environ.get("DSV_IGNORED", "")
-        uncounted = int(ignored) if ignored.isdecimal() else 0
-        return complete_from_parts(runs, order, start.run, whole, again=again, uncounted=uncounted)
+        if over:
+            put_together(runs, stored, start, parts, whole)
+        elif over is None and (len(of_last) == start.nodes or not left.is_clear):
+            _send_output(runs, stored, start, keep(repository))
+    return bool(over)
 
 
-def _failed(parts: list[RunPart], seat: NodeSeat) -> bool:
-    """Whether another node has failed in this attempt: the cluster then ends the others."""
-    return any(part.attempt == seat.attempt and not part.succeeded for part in parts)
+def _send_output(runs: RunStore, stored: StoredRun, start: RunRecord, output: RunOutput | None) -> None:
+    """For whoever completes the record."""
+    if output is not None:
+        number = max((start_number(part) or 0 for part in stored.parts), default=0) + 1
+        runs.add(start.dataset, start.run, start_name(number), replace(start, output=output).encode())

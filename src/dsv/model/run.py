@@ -152,6 +152,15 @@ class Usage:
     gpus: tuple[GpuUse, ...] = ()
 
 
+def joint_usage(of_nodes: Iterable[Usage]) -> Usage | None:
+    """What several nodes took: the memory of the one that took the most, the time of all."""
+    found = list(of_nodes)
+    if not found:
+        return None
+    memory = max(each.peak_memory_bytes or 0 for each in found)
+    return Usage(memory or None, sum(each.cpu_seconds or 0.0 for each in found))
+
+
 @dataclass(frozen=True, slots=True)
 class JobRef:
     """A job as its engine knows it: enough to find it again from another process, later.

@@ -15,6 +15,7 @@ import msgspec
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.model.json_values import finite_number, whole_number
+from dsv.model.run import Usage
 from dsv.model.run_end import RunPart
 
 MAX_PART: Final = 1 << 20
@@ -40,13 +41,15 @@ def parse_part_name(name: str) -> tuple[str, int, int] | None:
     return None if match is None else (match[1], int(match[2]), int(match[3]))
 
 
-def encode_part(part: RunPart) -> bytes:
-    """ASCII JSON."""
+def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
+    """ASCII JSON. usage: what the command took there."""
     document = {"kind": "dsv run part", "version": _VERSION, **asdict(part)}
+    if usage is not None:
+        document["usage"] = asdict(usage)
     return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
 
 
-def decode_part(data: bytes, subject: str) -> RunPart:
+def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
     """Raises `IntegrityError`, or `Unsupported` for a newer version; `subject` is the key."""
     try:
         document = json.loads(
@@ -61,12 +64,13 @@ def decode_part(data: bytes, subject: str) -> RunPart:
         raise Unsupported(f"{subject} was written by a newer dsv", subject=subject, hint="update dsv")
     try:
         part = msgspec.convert(document, RunPart)
+        usage = msgspec.convert(document.get("usage"), Usage | None)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"{subject} is no part of a run: {error}", subject=subject) from error
     named = parse_part_name(subject.rpartition("/")[2])
     if named is not None and named[1:] != (part.node, part.attempt):
         raise IntegrityError(f"{subject} holds the part of another node or attempt", subject=subject)
-    return part
+    return part, usage
 
 
 # msgspec learns a dataclass when it first meets it; see `run`.

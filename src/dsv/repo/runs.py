@@ -20,7 +20,7 @@ import msgspec
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.model.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
 from dsv.model.names import DatasetName
-from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, newest_start
+from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, Usage, newest_start
 from dsv.model.run_end import RunPart
 from dsv.model.run_parts import MAX_PART, decode_part, parse_part_name
 from dsv.model.sweep import SweepId
@@ -122,11 +122,15 @@ class RunStore:
 
     def node_parts(self, stored: StoredRun) -> list[RunPart]:
         """What each node left in each attempt, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
+        return [part for part, _ in self.node_parts_and_usage(stored)]
+
+    def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, Usage | None]]:
+        """The same, with what the command took there if that is known."""
         found = []
         for name in _of_nodes(stored, "part"):
             key = run_key(stored.dataset, stored.run, name)
             found.append(decode_part(self._store.get(key, MAX_PART), key))
-        return sorted(found, key=lambda each: (each.attempt, each.node))
+        return sorted(found, key=lambda each: (each[0].attempt, each[0].node))
 
     def node_logs(self, stored: StoredRun) -> list[tuple[int, int, bytes]]:
         """The log of each node and attempt, as far as there is one."""

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dsv.engines.base import CANNOT_LAUNCH
+from dsv.engines.log import LogKeeper
 from dsv.errors import DsvError
 from dsv.model.node_order import NodeOrder
 from dsv.model.run import RECORD, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart, deciding_part, may_try_again
-from dsv.repo.runs import RunStore
+from dsv.model.secrets import Masker
+from dsv.repo.runs import RunStore, StoredRun
 from dsv.runs.completing import finish
 
 _NEVER_BEGAN = (EndCause.NOT_STARTED, EndCause.IMAGE_NOT_PULLED, EndCause.UNSCHEDULABLE)
@@ -21,13 +23,10 @@ def complete_from_parts(
     order: NodeOrder,
     run: RunId,
     whole: Callable[[RunRecord], RunRecord],
-    *,
-    again: bool = True,
-    uncounted: int = 0,
 ) -> bool:
     """Completes the record if all nodes have left their parts. Several may do so at once: one of them wins.
 
-    whole: adds what the parts don't tell. again, uncounted: as of `is_over`.
+    whole: adds what the parts don't tell.
     """
     found = runs.listing(order.dataset, run)
     if not found or RECORD in found[0].parts:
@@ -38,27 +37,36 @@ def complete_from_parts(
     except DsvError:
         return False  # whoever submitted it has not written its start yet, and completes it
     parts = runs.node_parts(stored)
-    if not is_over(start, parts, again=again, uncounted=uncounted):
+    if not is_over(start, parts):
         return False
-    log = join_logs(runs.node_logs(stored), start.nodes)
-    record = assemble(start, parts, LogInfo(len(log), len(log)) if log else None)
-    finish(runs, whole(record), log or None)
+    put_together(runs, stored, start, parts, whole)
     return True
 
 
-def is_over(start: RunRecord, parts: Iterable[RunPart], *, again: bool = True, uncounted: int = 0) -> bool:
-    """Whether every node of the last attempt has ended, and no other attempt is due.
+def put_together(
+    runs: RunStore,
+    stored: StoredRun,
+    start: RunRecord,
+    parts: Iterable[RunPart],
+    whole: Callable[[RunRecord], RunRecord],
+) -> None:
+    """Completes the record of a run that is over from these parts, and from the logs of its nodes."""
+    keeper = LogKeeper()
+    keeper.add(join_logs(runs.node_logs(stored), start.nodes))
+    log = keeper.kept(Masker())
+    record = assemble(start, parts, LogInfo(log.total, len(log.data)) if log.data else None)
+    finish(runs, whole(record), log.data or None)
 
-    again: whether another one may follow one that failed. uncounted: how many attempts before the last are no retries,
-    as a cluster does not count those whose place it took away.
-    """
+
+def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
+    """Whether every node of the last attempt has ended, and no other attempt is due."""
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
     of_last = {each.node for each in found if each.attempt == last and each.end is not None}
     decided = deciding_part(found)
     if decided is None or len(of_last) < start.nodes:
         return False
-    return not again or last - uncounted > start.retries or not may_try_again(decided)
+    return last > start.retries or not may_try_again(decided)
 
 
 def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:

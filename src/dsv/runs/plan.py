@@ -284,12 +284,6 @@ def _output(spec: JobSpec, place: RunPlace, chosen: Chosen, main: Staged, own: P
     pool = spec.pool
     if chosen.engine.shares_folders:
         return output_folder(place, spec.out, _own_output(spec, main, own))
-    if spec.keep_output and spec.nodes > 1:
-        raise UsageError(
-            f"the output of several nodes on {chosen.engine.name} stays in its volume, which dsv does not see here",
-            subject="--keep-output",
-            hint="leave out --keep-output",
-        )
     if spec.out is not None:
         return Path(place.cwd / spec.out)
     if pool is None:

@@ -158,7 +158,7 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             **shared,
             "restartPolicy": "Always",
             "command": ["/bin/sh", "-c", literal(HOLD), "hold", *(literal(each) for each in hold)],
-            "env": [*env, *params, *left, *_gang(job, name), *_closing(job, options)],
+            "env": _once(*env, *params, *left, *_gang(job, name), *_closing(job, options)),
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         },
         {
@@ -171,6 +171,11 @@ def data_containers(job: Job, name: str, options: KubernetesOptions, forwarded: 
             "resources": {"requests": {"cpu": "450m", "memory": "384Mi"}},  # for the other, while it fetches
         },
     ]
+
+
+def _once(*variables: Manifest) -> list[Manifest]:
+    """Each once, as two parts of the script may ask for one."""
+    return list({each["name"]: each for each in variables}.values())
 
 
 def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:

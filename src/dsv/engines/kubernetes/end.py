@@ -14,7 +14,7 @@ from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.engines.kubernetes.api import passes
 from dsv.engines.kubernetes.names import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
 from dsv.engines.kubernetes.pods import Pod
-from dsv.model.run import RunState, Usage
+from dsv.model.run import RunState, Usage, joint_usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
 
 _CUT_SHORT: Final[dict[EndCause | None, int]] = {
@@ -267,9 +267,4 @@ def _succeeded(pod: Pod) -> bool:
 
 
 def _usage(pods: Sequence[Pod]) -> Usage | None:
-    found = [each for each in (pod.usage() for pod in pods) if each is not None]
-    if not found:
-        return None
-    memory = max((each.peak_memory_bytes or 0 for each in found), default=0)
-    cpu = sum(each.cpu_seconds or 0.0 for each in found)
-    return Usage(peak_memory_bytes=memory or None, cpu_seconds=cpu)
+    return joint_usage(found for pod in pods if (found := pod.usage()) is not None)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER
+from dsv.engines.kubernetes.names import NOT_AGAIN
+from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER, TOGETHER
 from dsv.engines.log import LogKeeper
 from dsv.fs.files import open_plain
 from dsv.model.run import Usage
-from dsv.model.run_end import EndCause, RunPart, exit_signal
+from dsv.model.run_end import EndCause, RunPart, deciding_part, exit_signal, may_try_again
 
 _KILLED: Final = 137
 _MOST: Final = 64 << 20
@@ -29,12 +30,11 @@ CAUSES: Final = {
 @dataclass(frozen=True, slots=True)
 class LeftInPod:
     """part: of this node, in this attempt. is_clear: whether the end can be told here; only the cluster knows why it
-    stopped or killed a command. was_stopped: whether it did, so that another node may have been the first to fail."""
+    stopped or killed a command."""
 
     part: RunPart
     usage: Usage | None
     is_clear: bool
-    was_stopped: bool
 
 
 def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> LeftInPod | None:
@@ -44,6 +44,8 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
         return None
     code, why = int(said["code"]), said.get("why", "")
     cause, error = CAUSES.get(why, (EndCause.EXITED, None))
+    if why == TOGETHER:
+        cause, error = EndCause.CANCELLED, with_the_others(_text(folder / "verdict").partition(" ")[2])
     part = RunPart(
         node=node,
         attempt=attempt,
@@ -56,10 +58,37 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
         error=error,
         **staged(_text(folder / "staged.json")),
     )
-    stopped = (folder / "stopped").exists()
-    signalled = (folder / "told").exists()
-    clear = bool(why) or not (stopped or signalled or code == _KILLED)
-    return LeftInPod(part, _usage(said), clear, stopped and not signalled and not why)
+    return LeftInPod(part, _usage(said), why in CAUSES or not _was_ended(folder, code, why))
+
+
+def _was_ended(folder: Path, code: int, why: str) -> bool:
+    """Whether the cluster or a person may have ended the command. A pod whose attempt was over by then was ended with
+    the others in any case: the cluster stops the pods that are left of a job that has failed."""
+    if (folder / "told").exists():
+        return True
+    stopped = _changed_at(folder / "stopped")
+    if why != TOGETHER:
+        return stopped is not None or code == _KILLED
+    over = _changed_at(folder / "end")
+    return stopped is not None and (over is None or stopped < over)
+
+
+def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
+    """Whether no other attempt follows those that left these parts, as the cluster counts them. None if only the
+    cluster can tell that: not every node has left its part in every attempt, or no node failed by itself."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    decided = deciding_part(found)
+    if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
+        return None
+    if decided.succeeded:
+        return True
+    if decided.end is EndCause.CANCELLED:
+        return None
+    failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
+    if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
+        return True
+    return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
 
 
 def read_log(folder: Path) -> LogKeeper | None:
@@ -76,6 +105,11 @@ def read_log(folder: Path) -> LogKeeper | None:
             keeper.add(data)
         before = number
     return keeper
+
+
+def with_the_others(reason: str) -> str:
+    """What is said of the end of a node whose attempt was over on another one."""
+    return f"it was ended with the other nodes: {reason.strip()}"
 
 
 def staged(text: str) -> dict[str, Any]:
@@ -98,6 +132,13 @@ def _usage(said: Mapping[str, str]) -> Usage | None:
         peak_memory_bytes=int(memory) if memory.isdecimal() else None,
         cpu_seconds=int(cpu) / 1e9 if cpu.isdecimal() else None,
     )
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _milliseconds(seconds: str | None) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from dsv.engines.kubernetes.left import CAUSES, staged
+from dsv.engines.kubernetes.left import CAUSES, staged, with_the_others
 from dsv.engines.kubernetes.names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
 from dsv.engines.kubernetes.scripts import TOGETHER
 from dsv.model.run import Usage
@@ -30,7 +30,6 @@ _DISRUPTIONS: Final = {
 }
 """Reasons of the condition DisruptionTarget."""
 NODE_LOST: Final = "NodeLost"
-WITH_THE_OTHERS: Final = "it was ended with the other nodes"
 DELETED: Final = "its pod was deleted"
 _KILLED: Final = (137, 143)
 _REASONS: Final = {
@@ -169,7 +168,7 @@ class Pod:
             return _REASONS[reason], self._status.get("message") or reason
         if told == TOGETHER:
             _, _, reason = self._message.partition("\n")
-            return EndCause.CANCELLED, f"{WITH_THE_OTHERS}: {reason.strip()}"
+            return EndCause.CANCELLED, with_the_others(reason)
         if (self._ended() or {}).get("reason") == "OOMKilled":
             return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
         return None, None

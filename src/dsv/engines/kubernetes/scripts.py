@@ -237,9 +237,10 @@ for peak in /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in
 done
 read -r _ cpu </sys/fs/cgroup/cpu.stat && cpu=${{cpu}}000 || read -r cpu </sys/fs/cgroup/cpuacct/cpuacct.usage
 over=$(PATH=/usr/bin:/bin:$PATH; date +%s)
-# Whether an attempt of several nodes is over is what they agree upon, and is told by the cluster.
-[ -n "${{DSV_GANG_PORT:-}}" ] ||
+# How the attempt of several nodes ended is what they agree upon: without that, only the cluster can tell it.
+if [ -z "${{DSV_GANG_PORT:-}}" ] || [ -n "$verdict$why" ]; then
   echo "code=$code why=$why begun=$begun over=$over memory=${{memory:-}} cpu=${{cpu:-}} whole=yes" >{OWN}/ended
+fi
 {{
   echo "end=$why memory=${{memory:-}} cpu=${{cpu:-}} code=$code"
   echo "$reason"

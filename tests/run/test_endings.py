@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from dsv.engines.containers import run as container_run
 from dsv.engines.log import LogKeeper
 from dsv.engines.supervise import Outcome, supervise
 from dsv.model.resources import ALL_GPUS
-from dsv.model.run import RunState
+from dsv.model.run import RECORD, RunState
 from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
 from dsv.runs.listing import run_log
 from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import SCANS, Shop
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -44,6 +46,27 @@ def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: p
     assert "did not answer" in (record.error or "")
     assert result.error is not None and "is not known" in result.error.message
     assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
+
+
+def test_a_job_whose_end_another_dsv_has_seen_ends_as_that_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_run, "SILENCE", 0.5)
+    docker = FakeDocker.make(tmp_path / "docker")
+    shop = Shop(tmp_path, docker.environ)
+
+    def go_away() -> None:
+        docker.await_up()
+        until(lambda: shop.runs.listing(SCANS), "the start of the run")
+        (stored,) = shop.runs.listing(SCANS)
+        whole = replace(shop.runs.read(stored), state=RunState.ENDED, exit_code=5, ended_ms=now_ms())
+        shop.runs.write(SCANS, stored.run, RECORD, whole.encode())
+        docker.set("down")
+        docker.set("left", 125)
+
+    threading.Thread(target=go_away).start()
+    result = shop.run("train", image="busybox", engine="docker")
+    assert (result.exit_code, result.record.state, result.error) == (5, RunState.ENDED, None)
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,11 @@ def run(
         else:
             done = _in_turn(decided, turns, stay)
         sent = records.send() if done.problem is None else Sent(problem=done.problem)
-        record = done.record
+        record, error = done.record, error_of(done.launch, done.outcome)
+        if not done.outcome.ended.seen and (known := records.told_by_others(record)) is not None:
+            record, error = known, None  # the job was seen to end where it ran
         assert record.exit_code is not None  # it has ended
-        return RunResult(record, record.exit_code, done.launch.out, error_of(done.launch, done.outcome), sent)
+        return RunResult(record, record.exit_code, done.launch.out, error, sent)
 
 
 @dataclass(frozen=True, slots=True)

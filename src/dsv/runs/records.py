@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Final
 
 from dsv.errors import DsvError, Interrupted, NoRoom, Unreachable
-from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, start_name
+from dsv.model.run import LOG, MAX_RECORD, RECORD, RunId, RunRecord, RunState, start_name
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.runs.marks import Marks
@@ -107,6 +107,20 @@ class RunRecords:
             return Sent(problem=_explained(error))
         except KeyboardInterrupt:
             return Sent(problem=Interrupted("sending the record was interrupted"))
+
+    def told_by_others(self, record: RunRecord) -> RunRecord | None:
+        """The record that another dsv has completed in the store and that tells how the job ended.
+
+        None if there is none, or if the store doesn't answer.
+        """
+        if self._runs is None:
+            return None
+        with suppress(DsvError, OSError):
+            for stored in self._runs.listing(record.dataset, record.run):
+                found = self._runs.read(stored)
+                if found.state in (RunState.ENDED, RunState.NOT_LAUNCHED) and found.exit_code is not None:
+                    return found
+        return None
 
     def _mark(self, record: RunRecord) -> None:
         if self._marks is not None:

@@ -53,7 +53,9 @@ class SlurmRun:
         streams = (os.pipe(), os.pipe())
         output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
         self._out, self._err = (writer for _, writer in streams)
+        self._over = Event()
         Thread(target=self._watch, name="dsv-slurm", daemon=True).start()
+        Thread(target=self._await_end, name="dsv-slurm-end", daemon=True).start()
 
     @property
     def ended(self) -> Ended | None:
@@ -91,7 +93,14 @@ class SlurmRun:
             os.close(self._out)
             os.close(self._err)
         self._ended = done
+        self._over.set()
         self._on_end()
+
+    def _await_end(self) -> None:
+        """Sees the end of the job in time, also while Slurm takes long to answer."""
+        while not self._over.wait(_PAUSE[1]):
+            if (self._folder / "end").exists():
+                _attend(self._folder)
 
     def _until_end(self, step: Callable[[], int]) -> Ended:
         pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0

@@ -55,7 +55,8 @@ def test_equal_host_names_and_pids(crew: Crew, lake: Path) -> None:
     ]
     items = [task.answer().item for task in tasks]
     size = sum(size for _, size, _ in listed(lake / "small").values())
-    assert sum(item["fetched_bytes"] for item in items) <= 1.05 * size
+    # A host that stalls for seconds loses the part that it was at; one that is taken for dead loses all of them.
+    assert sum(item["fetched_bytes"] for item in items) <= 1.5 * size
     assert_same(crew.seen / crew.visible()[0], lake / "small")
     mark = f"/mnt/out/{crew.name}"
     waits = f"touch {mark}/began; while [ ! -e {mark}/go ]; do sleep 0.2; done"

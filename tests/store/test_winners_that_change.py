@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,20 @@ def test_a_move_that_this_workspace_has_met_is_another_one_now(scene: Scene) -> 
     rescued = synced(ann, {}, "--new-branch", "rescued")
     log = [item["commit"] for item in ann.ok("log", "xrays@rescued", "--json").json["items"]]
     assert log[:2] == [rescued, scene.commit]
+
+
+def test_a_move_that_was_met_where_the_names_are_no_more_says_nothing(scene: Scene, tmp_path: Path) -> None:
+    """A writer that did not know yet that the names had moved can win there, and learns that it does not count."""
+    ann, met = scene.ann, scene.ann.cwd / ".dsv/asked"
+    ann.ok("pull")
+    ann.ok("store", "move-names", str(tmp_path / "new"))
+    noted = json.loads(met.read_bytes())
+    met.write_text(json.dumps({**noted, "commit": scene.other}))
+    synced(ann, {"third.txt": b"third"})
+    noted = json.loads(met.read_bytes())
+    met.write_text(json.dumps({**noted, "commit": scene.other}))
+    write_files(ann.cwd, {"fourth.txt": b"fourth"})
+    said_so(ann("sync"), who="")
 
 
 def test_a_move_changes_while_a_command_builds_on_it(scene: Scene) -> None:

@@ -71,6 +71,11 @@ class NamesPlace:
                 self.moves += 1
 
     @property
+    def url(self) -> str:
+        """Where the names were found last."""
+        return self._names.url
+
+    @property
     def _names(self) -> Store:
         return self._store if self._places is None else self._places.names
 

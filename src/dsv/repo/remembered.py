@@ -18,22 +18,29 @@ from dsv.repo.refs import Refs
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """The move of a branch with this number named this commit."""
+    """The move of a branch with this number named this commit.
+
+    names: the URL of the place where it was read; None if an older dsv noted it.
+    """
 
     dataset: DatasetName
     branch: BranchName
     number: int
     commit: CommitId
+    names: str | None = None
 
 
-def check_remembered(refs: Refs, objects: Objects, one: Remembered | None) -> None:
+def check_remembered(refs: Refs, objects: Objects, names: str, one: Remembered | None) -> None:
     """Raises `IntegrityError` if the branch was met since, and its move is another one by now.
 
-    Asks nothing unless the branch has moved on. A store or names that were put back from a copy, or made anew, may give
-    the number to another move: then the commit is gone, or part of the branch's history.
+    names: the URL of the place where names are now. Asks nothing unless the branch has moved on. A store or names that
+    were put back from a copy, or made anew, may give the number to another move: then the commit is gone, or part of
+    the branch's history. A place that the names have left may have got a move that does not count, and says nothing.
     """
-    head = None if one is None else refs.met(one.dataset, one.branch)[0]
-    if one is None or head is None or head.number < one.number:
+    if one is None or one.names not in (None, names):
+        return
+    head = refs.met(one.dataset, one.branch)[0]
+    if head is None or head.number < one.number:
         return
     now = head.entry if head.number == one.number else refs.entry(one.dataset, one.branch, one.number)
     if now is None or now.commit == one.commit or objects.stored_commit(one.commit) is None:

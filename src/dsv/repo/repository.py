@@ -65,7 +65,7 @@ class Repository:
 
     def check_remembered(self) -> None:
         """Raises `IntegrityError` if the branch that is remembered was met, and a move has other bytes by now."""
-        check_remembered(self.refs, self.objects, self.remembered)
+        check_remembered(self.refs, self.objects, self.place.url, self.remembered)
 
     @property
     def format(self) -> Format:

@@ -25,7 +25,8 @@ _OFTEN_ENOUGH = 1000  # milliseconds between two notes that say the same
 class LastAnswer(msgspec.Struct, frozen=True):
     """commit: None for a branch without one. gone: the branch was not there. limits: its rule, if it is protected.
 
-    number: of the move that named the commit; None if an older dsv has noted it.
+    number: of the move that named the commit; names: the URL of the place where it was read; None if an older dsv has
+    noted it.
     """
 
     commit: CommitId | None
@@ -33,6 +34,7 @@ class LastAnswer(msgspec.Struct, frozen=True):
     gone: bool = False
     limits: Limits | None = None
     number: int | None = None
+    names: str | None = None
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -46,6 +48,7 @@ class _Record(msgspec.Struct, frozen=True):
     who: tuple[str, ...] = ()
     max_removals: int | None = None
     number: int | None = None
+    names: str | None = None
 
 
 _RECORD = msgspec.json.Decoder(_Record)
@@ -59,7 +62,7 @@ def last_answer(workspace: Workspace) -> LastAnswer | None:
             return None
         limits = Limits(found.only_merge, found.who, found.max_removals) if found.protected else None
         commit = None if found.commit is None else CommitId.parse(found.commit)
-        return LastAnswer(commit, found.time_ms, found.gone, limits, found.number)
+        return LastAnswer(commit, found.time_ms, found.gone, limits, found.number, found.names)
     except (OSError, DsvError):
         return None
 
@@ -69,11 +72,14 @@ def remembered(workspace: Workspace) -> Remembered | None:
     found = last_answer(workspace)
     if found is None or found.number is None or found.commit is None:
         return None
-    return Remembered(workspace.dataset, workspace.branch, found.number, found.commit)
+    return Remembered(workspace.dataset, workspace.branch, found.number, found.commit, found.names)
 
 
-def note_answer(workspace: Workspace, refs: Refs, now_ms: int) -> None:
-    """Notes what was met of the branch. Asks nothing; a failure is none, as nothing depends on the note."""
+def note_answer(workspace: Workspace, refs: Refs, names: str, now_ms: int) -> None:
+    """Notes what was met of the branch. Asks nothing; a failure is none, as nothing depends on the note.
+
+    names: the URL of the place where names are.
+    """
     head, rule, ruled = refs.met(workspace.dataset, workspace.branch)
     if head is None:
         return
@@ -82,13 +88,13 @@ def note_answer(workspace: Workspace, refs: Refs, now_ms: int) -> None:
     if rule is None and ruled and before is not None:
         limits = before.limits  # the rule was not read
     gone = head.entry.deleted
-    after = LastAnswer(None if gone else head.commit, now_ms, gone, limits, head.number)
+    after = LastAnswer(None if gone else head.commit, now_ms, gone, limits, head.number, names)
     if before is not None and 0 <= now_ms - before.time_ms < _OFTEN_ENOUGH and _same(before, after):
         return
     limits = limits or Limits()
     record = _Record(
         1, str(workspace.branch), None if after.commit is None else str(after.commit), now_ms, gone,
-        after.limits is not None, limits.only_merge, limits.who, limits.max_removals, head.number,
+        after.limits is not None, limits.only_merge, limits.who, limits.max_removals, head.number, names,
     )  # fmt: skip
     with suppress(OSError):
         replace_file(workspace.asked_path, msgspec.json.encode(record) + b"\n", sync=False)

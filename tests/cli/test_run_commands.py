@@ -41,7 +41,8 @@ def test_why_a_job_was_ended_is_said_beside_its_exit_code(pets: Dsv) -> None:
 def test_a_record_that_somebody_else_completed_costs_neither_it_nor_the_exit_code(pets: Dsv) -> None:
     """As a node of a cluster does that takes the dsv which looks on for gone."""
     store = json.loads(pets.ok("config", "store", "--json").out)["items"][0]["value"]
-    job = f"""cd {store}/runs/pets/$DSV_RUN && sed 's/"running"/"ended"/' start >record && exit 3"""
+    job = f"""d={store}/runs/pets/$DSV_RUN; until [ -e "$d/start" ]; do sleep 0.1; done
+    sed 's/"running"/"ended"/' "$d/start" >"$d/record" && exit 3"""
     result = pets.process("run", "pets@v1", "--", "sh", "-c", job)
     assert result.code == 3 and "unexpected" not in result.err, result.err
 

@@ -163,7 +163,8 @@ def test_a_copy_that_is_killed_at_any_step_is_never_seen_half_and_goes_on(made: 
 def test_what_an_interrupted_copy_left_is_not_fetched_again_and_not_trusted(
     made: Made, tmp_path: Path
 ) -> None:
-    partial = tmp_path / f".r.{made.stored['run']}.part" / "tree"
+    machine = run_output._machine()  # of each machine the draft has another name
+    partial = tmp_path / f".r.{made.stored['run']}.{machine}.part" / "tree"
     (partial / "sub").mkdir(parents=True)
     (partial / "sub/model").write_text("weighty\n")  # damaged, with the right size
     (partial / "run.sh").write_text("#!/bin/sh\n")

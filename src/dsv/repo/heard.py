@@ -6,6 +6,7 @@ heard; it is heard again. Nothing else reads it.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -79,12 +80,13 @@ class Heard:
         if self._datasets is None and not self._names and not self._met and not self._commits:
             return
         with suppress(OSError):
+            folder = path.parent.lstat()
+            if not stat.S_ISDIR(folder.st_mode):  # a symlink leads to what may be no folder of dsv
+                return
             before = _read(path)
             after = self._added_to(before)
             if after != before:
-                mode = (
-                    path.parent.stat().st_mode & 0o666
-                )  # whatever the umask: the folder of a cache is shared
+                mode = folder.st_mode & 0o666  # whatever the umask: the folder of a cache is shared
                 replace_file(path, msgspec.json.encode(_File(1, after)), mode=mode, sync=False)
 
     def _added_to(self, before: dict[str, _Known]) -> dict[str, _Known]:

@@ -211,12 +211,14 @@ def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Si
     terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--retries", "1", "--code",
                           "code", "-p", "steps=120", "--", sys.executable, "train.py")  # fmt: skip
     until(lambda: site.has("half.0", "half.1"), "the middle of the training")
-    running = site.cluster.get("pods", "--field-selector=status.phase=Running")["items"]
-    machines = {
-        pod["spec"]["nodeName"]
-        for pod in running
-        if pod["metadata"]["name"].startswith(f"dsv-{site.out().name}")
-    }  # one, if the other was busy
+
+    def running() -> list[str]:
+        pods = site.cluster.get("pods", "--field-selector=status.phase=Running")["items"]
+        named = [pod for pod in pods if pod["metadata"]["name"].startswith(f"dsv-{site.out().name}")]
+        return [pod["spec"]["nodeName"] for pod in named]
+
+    until(lambda: len(running()) == 2, "the cluster's word that both run")
+    machines = set(running())  # one, if the other was busy
     lost, left = ("node2", "node1") if "node2" in machines else ("node1", "node2")
     site.cluster.lose(lost)
     (site.out() / "go").touch()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dsv.engines.kubernetes.names import NOT_AGAIN
 from dsv.engines.kubernetes.scripts import NOT_HELD, TIME_IS_OVER, TOGETHER
 from dsv.engines.log import LogKeeper
+from dsv.engines.stage_facts import stage_facts
 from dsv.fs.files import open_plain
 from dsv.model.run import Usage
 from dsv.model.run_end import EndCause, RunPart, deciding_part, exit_signal, may_try_again
@@ -56,7 +56,7 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
         exit_code=code,
         exit_signal=exit_signal(code),
         error=error,
-        **staged(_text(folder / "staged.json")),
+        **stage_facts(_text(folder / "staged.json")),
     )
     return LeftInPod(part, _usage(said), why in CAUSES or not _was_ended(folder, code, why))
 
@@ -110,18 +110,6 @@ def read_log(folder: Path) -> LogKeeper | None:
 def with_the_others(reason: str) -> str:
     """What is said of the end of a node whose attempt was over on another one."""
     return f"it was ended with the other nodes: {reason.strip()}"
-
-
-def staged(text: str) -> dict[str, Any]:
-    """From what `dsv cache --json` said."""
-    try:
-        items = json.loads(text)["items"]
-        return {
-            "cache_hit": all(bool(each["hit"]) for each in items),
-            "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
-        }
-    except (ValueError, KeyError, TypeError):
-        return {}
 
 
 def _usage(said: Mapping[str, str]) -> Usage | None:

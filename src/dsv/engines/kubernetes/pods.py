@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from dsv.engines.kubernetes.left import CAUSES, staged, with_the_others
+from dsv.engines.kubernetes.left import CAUSES, with_the_others
 from dsv.engines.kubernetes.names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
 from dsv.engines.kubernetes.scripts import TOGETHER
+from dsv.engines.stage_facts import stage_facts
 from dsv.model.run import Usage
 from dsv.model.run_end import EndCause, RunPart, exit_signal
 
@@ -200,7 +201,7 @@ class Pod:
             exit_code=code,
             exit_signal=exit_signal(code),
             error=said,
-            **staged(self.stage_message or ""),
+            **stage_facts(self.stage_message or ""),
         )
 
     def usage(self) -> Usage | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -14,6 +13,7 @@ from typing import Any, Final
 from dsv.engines.base import CANNOT_LAUNCH
 from dsv.engines.slurm.program import job_folder
 from dsv.engines.slurm.script import comment
+from dsv.engines.stage_facts import stage_facts
 from dsv.fs.files import open_plain
 from dsv.model.run import JobRef
 from dsv.model.run_end import EndCause, RunPart, exit_signal
@@ -85,7 +85,7 @@ def read_left(folder: Path) -> Left:
         for path in folder.glob("node.*.*"):
             part = _part(path.name, _text(path))
             staged = _text(path.with_name(path.name.replace("node", "stage", 1)))
-            parts += [] if part is None else [replace(part, **_late(part, folder), **_staged(staged))]
+            parts += [] if part is None else [replace(part, **_late(part, folder), **stage_facts(staged))]
     parts.sort(key=lambda part: (part.attempt, part.node))
     last = max((part.attempt for part in parts), default=1)
     end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
@@ -166,18 +166,6 @@ def _is_late(folder: Path, part: RunPart) -> bool:
 def _late(part: RunPart, folder: Path) -> dict[str, Any]:
     over = part.exit_code is not None and _is_late(folder, part)
     return {"end": EndCause.TIME_LIMIT} if over else {}
-
-
-def _staged(text: str) -> dict[str, Any]:
-    """From what `dsv cache --json` said."""
-    try:
-        items = json.loads(text)["items"]
-        return {
-            "cache_hit": all(bool(each["hit"]) for each in items),
-            "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
-        }
-    except (ValueError, KeyError, TypeError):
-        return {}
 
 
 def last_attempt(log: str) -> str:

@@ -204,26 +204,39 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        ("exec sleep 60", 143),
-        ("trap 'exit 0' TERM; while :; do sleep 0.1; done", 124),
-        ("trap 'exit 7' TERM; while :; do sleep 0.1; done", 7),
+        ("touch {ready}; exec sleep 60", 143),
+        ("trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.1; done", 124),
+        ("trap 'exit 7' TERM; touch {ready}; while :; do sleep 0.1; done", 7),
     ],
 )
 @pytest.mark.parametrize("nodes", ["0", "0 1"])
 def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, code: int, nodes: str) -> None:
     """It is told to end on every node, and is not tried again."""
     count = len(nodes.split())
-    it = batch(tmp_path, "sh", "-c", script, nodes=count, hold=("hold", "--"), seconds=1, retries=1)
-    found, calls = run_script(tmp_path, it, nodes=nodes)
+    for seconds in (1, 10, 40):  # until it gets as far as its trap on every node
+        scene = tmp_path / str(seconds)
+        scene.mkdir()
+        command = ("sh", "-c", script.format(ready=f"{scene}/ready.$SLURM_NODEID"))
+        it = batch(scene, *command, nodes=count, hold=("hold", "--"), seconds=seconds, retries=1)
+        found, calls = run_script(scene, it, nodes=nodes)
+        if len(list(scene.glob("ready.*"))) == count:
+            break
     left = read_left(it.folder)
     assert (found, left.end, left.late) == (code, code, True) and "requeue" not in calls
     assert [str(part.end) for part in left.parts] == ["time-limit"] * count
 
 
 def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
-    script = "trap 'echo warned; exit 4' USR2; while :; do sleep 0.1; done"
-    it = batch(tmp_path, "sh", "-c", script, seconds=3600, options=("--signal=USR2@3599",))
-    assert run_script(tmp_path, it)[0] == 4 and not read_left(it.folder).late
+    for seconds in (1, 10, 40):  # until it gets as far as its trap
+        scene = tmp_path / str(seconds)
+        scene.mkdir()
+        script = f"trap 'echo warned; exit 4' USR2; touch {scene}/ready; while :; do sleep 0.1; done"
+        options = (f"--signal=USR2@{3600 - seconds}",)
+        it = batch(scene, "sh", "-c", script, seconds=3600, options=options)
+        code, _ = run_script(scene, it)
+        if (scene / "ready").exists():
+            break
+    assert code == 4 and not read_left(it.folder).late
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,24 @@ def test_a_job_that_a_signal_ended_says_which(shop: Shop) -> None:
 @pytest.mark.parametrize(("at_term", "code"), [("exit 5", 5), ("exit 0", 124)])
 def test_a_job_that_takes_too_long_is_ended(shop: Shop, at_term: str, code: int) -> None:
     """It may end in its own way; that a success of its own is none is said by the exit code of timeout."""
-    record = shell(shop, f"trap '{at_term}' TERM; while :; do sleep 0.1; done", time_seconds=1)
+    ready = shop.home / "ready"
+    for seconds in (1, 10, 100):  # until the job gets as far as its trap
+        script = f"trap '{at_term}' TERM; touch {ready}; while :; do sleep 0.1; done"
+        record = shell(shop, script, time_seconds=seconds)
+        if ready.exists():
+            break
     assert (record.state, record.end, record.exit_code) == (RunState.ENDED, EndCause.TIME_LIMIT, code)
-    assert record.time_seconds == 1
+    assert record.time_seconds == seconds
     assert any("its time is over" in said for said in shop.notes.said)
 
 
 def test_a_job_that_ignores_its_time_limit_is_killed(shop: Shop) -> None:
-    request = shop.request("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", time_seconds=1)
-    record = shop.launch(request, grace=0.2).record
+    ready = shop.home / "ready"
+    for seconds in (1, 10, 100):  # until the job gets as far as its trap
+        script = f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"
+        record = shop.launch(shop.request("sh", "-c", script, time_seconds=seconds), grace=0.2).record
+        if ready.exists():
+            break
     assert (record.end, record.exit_code, record.parts[0].exit_signal) == (
         EndCause.TIME_LIMIT, 137, "SIGKILL",
     )  # fmt: skip
@@ -113,7 +122,7 @@ def test_a_job_that_somebody_ended_is_not_tried_again(shop: Shop) -> None:
     signals = Signals()
     ready = shop.home / "ready"
     request = shop.request(
-        "sh", "-c", f"touch {ready}; trap 'exit 4' TERM; while :; do sleep 0.1; done", retries=3
+        "sh", "-c", f"trap 'exit 4' TERM; touch {ready}; while :; do sleep 0.1; done", retries=3
     )
 
     def end_it() -> None:

@@ -111,11 +111,15 @@ def test_pools_are_asked_at_once_and_one_that_hangs_is_left_behind() -> None:
 
     answers = {}
     try:
-        answers = {each.pool: each for each in ask_all(["a", "hangs", "fails", "b"], ask, seconds=1.0)}
+        for seconds in (1, 10, 100):  # until the machine is fast enough for those that answer
+            asked = ask_all(["a", "hangs", "fails", "b"], ask, seconds=float(seconds))
+            answers = {each.pool: each for each in asked}
+            if sum(each.unreachable == f"no answer in {seconds} s" for each in asked) == 1:
+                break
     finally:
         never.set()
     assert list(answers) == ["a", "hangs", "fails", "b"]
-    assert answers["hangs"].unreachable == "no answer in 1 s"
+    assert answers["hangs"].unreachable == f"no answer in {seconds} s"
     assert answers["fails"].unreachable == "the token was revoked"
     assert answers["a"] == facts("a") and answers["b"] == facts("b")
 

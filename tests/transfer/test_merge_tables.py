@@ -29,6 +29,34 @@ def test_tabs_and_a_last_line_without_an_end() -> None:
     assert csv(b"id\ta\n1\t2", b"id\ta\n1\t3", b"id\ta\n1\t2\n5\t6", name=b"x.tsv") == b"id\ta\n1\t3\n5\t6"
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("within", [b"\n", b"\r\n", b"\r"])
+def test_a_cell_with_several_lines_stays_one_cell(end: bytes, within: bytes) -> None:
+    base = b'id,a,b,c^1,"x|y",p,q^2,"k|l",m,n^'.replace(b"^", end).replace(b"|", within)
+    ours, theirs = base.replace(b'y",p', b'y",P'), base.replace(b"p,q", b"p,Q")
+    assert csv(base, ours, theirs) == base.replace(b"p,q", b"P,Q")
+
+
+def test_a_quote_inside_a_cell_and_a_long_cell() -> None:
+    base = b'id,a,b\n1,5" disk,x\n2,7" disk,' + b"y" * 300_000 + b"\n"
+    ours, theirs = base.replace(b",x", b",z"), base.replace(b"7", b"8")
+    assert csv(base, ours, theirs) == base.replace(b",x", b",z").replace(b"7", b"8")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column() -> None:
+    base, mark = b"id,a,b\n1,x,y\n", b"\xef\xbb\xbf"
+    ours, theirs, both = b"id,a,b\n1,n,y\n", b"id,a,b\n1,x,m\n", b"id,a,b\n1,n,m\n"
+    assert csv(mark + base, mark + ours, mark + theirs) == mark + both
+    assert csv(base, ours, mark + theirs) == mark + both == csv(base, mark + ours, theirs)
+    assert csv(mark + base, ours, mark + theirs) == both
+
+
+def test_how_lines_end_is_taken_from_the_side_that_changed_it() -> None:
+    base, ours, theirs = b"id,a\n1,x\n2,y", b"id,a\n1,n\n2,y", b"id,a\r\n1,x\r\n2,y\r\n3,z\r\n"
+    assert csv(base, ours, theirs) == b"id,a\r\n1,n\r\n2,y\r\n3,z\r\n"
+    assert csv(theirs, ours, theirs) == b"id,a\n1,n\n2,y"
+
+
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
@@ -36,6 +64,7 @@ def test_tabs_and_a_last_line_without_an_end() -> None:
         (b"id,a,b\n1,2,3\n", "its columns were changed"),
         (b"id,a\n1\n", "its row 2 has 1 cells, and its header 2"),
         (b"id,a\n1,2\n1,3\n", "column id has 1 twice"),
+        (b"id,a\n1,2\r\n", "its row 2 ends in another way than its header"),
         (b'id,a\n1,"2\n', "it is no table: unexpected end of data"),
         (b"id,a\n1,\xff\n", "it is not UTF-8"),
         (b"", "it has no header"),

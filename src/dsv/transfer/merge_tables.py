@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from dsv.errors import Unsupported
 from dsv.model.merge_rows import Row, merge_rows
@@ -13,6 +13,9 @@ from dsv.model.merge_rows import Row, merge_rows
 MAX_TABLE = 64 << 20  # bytes of one version
 MAX_ROWS = 1_000_000
 
+Written = TypeVar("Written", str, bool)
+
+_BOM = "\ufeff"
 _DELIMITERS = {b"csv": ",", b"tsv": "\t"}
 
 
@@ -38,13 +41,16 @@ def _extension(path: bytes) -> bytes:
 
 
 class _Csv(NamedTuple):
-    """A CSV file. texts: how each row is written in it, without its end. line_end: what ends a row."""
+    """A CSV file. texts: how each row is written in it, without its end. line_end: what ends a row. bom: what stands
+    before the header. ends: whether the last row has an end too.
+    """
 
     columns: list[str]
     rows: list[Row]
     header: str
     texts: dict[Row, str]
     line_end: str
+    bom: str
     ends: bool
 
 
@@ -62,11 +68,18 @@ def _merge_csv(delimiter: str, key: str, *versions: bytes) -> bytes | str:
     rows = merge_rows(ours.columns, key, base.rows, ours.rows, theirs.rows)
     if isinstance(rows, str):
         return rows
-    lines = [ours.header]
+    lines = [_changed(base.header, ours.header, theirs.header)]
     for row in rows:
         text = ours.texts.get(row) or theirs.texts.get(row)
         lines.append(_write_row(delimiter, row) if text is None else text)
-    return (ours.line_end.join(lines) + (ours.line_end if ours.ends else "")).encode()
+    line_end = _changed(base.line_end, ours.line_end, theirs.line_end)
+    bom, ends = _changed(base.bom, ours.bom, theirs.bom), _changed(base.ends, ours.ends, theirs.ends)
+    return (bom + line_end.join(lines) + (line_end if ends else "")).encode()
+
+
+def _changed(base: Written, ours: Written, theirs: Written) -> Written:
+    """How the side that changed it writes it; ours if both did."""
+    return theirs if ours == base else ours
 
 
 def _column_fault(key: str, columns: list[list[str]]) -> str | None:
@@ -84,49 +97,53 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv | str:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         return "it is not UTF-8"
-    line_end = "\r\n" if "\r\n" in text else "\n"
-    records = _records(text, line_end)
-    if not records:
-        return "it has no header"
+    bom = _BOM if text.startswith(_BOM) else ""
     try:
-        header, *rows = (
-            next(csv.reader([record + line_end], delimiter=delimiter, strict=True)) for record in records
-        )
+        records = list(_records(delimiter, text[len(bom) :]))
     except csv.Error as error:
         return f"it is no table: {error}"
-    if len(rows) > MAX_ROWS:
+    if not records:
+        return "it has no header"
+    (header, written), *records = records
+    line_end = _end(written) or "\n"
+    if len(records) > MAX_ROWS:
         return f"it has more than {MAX_ROWS:,} rows"
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            return f"its row {number} has {len(row)} cells, and its header {len(header)}"
-    cells: list[Row] = [tuple(row) for row in rows]
-    texts = dict(zip(cells, records[1:], strict=True))
-    return _Csv(header, cells, records[0], texts, line_end, text.endswith("\n"))
+    rows: list[Row] = []
+    texts: dict[Row, str] = {}
+    for number, (cells, as_written) in enumerate(records, 2):
+        if len(cells) != len(header):
+            return f"its row {number} has {len(cells)} cells, and its header {len(header)}"
+        if _end(as_written) not in (line_end, ""):
+            return f"its row {number} ends in another way than its header"
+        rows.append(tuple(cells))
+        texts[rows[-1]] = as_written.removesuffix(line_end)
+    return _Csv(header, rows, written.removesuffix(line_end), texts, line_end, bom, text.endswith("\n"))
 
 
-def _records(text: str, line_end: str) -> list[str]:
-    """The rows as they are written: a quoted cell may hold ends of lines."""
-    lines = text.split(line_end)
-    if lines[-1] == "":
-        lines.pop()
-    records: list[str] = []
-    open_record: list[str] = []
-    quotes = 0
-    for line in lines:
-        open_record.append(line)
-        quotes += line.count('"')
-        if quotes % 2 == 0:
-            records.append(line_end.join(open_record))
-            open_record, quotes = [], 0
-    if open_record:
-        records.append(line_end.join(open_record))
-    return records
+def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:
+    """The rows, each with how it is written: a quoted cell may hold ends of lines."""
+    csv.field_size_limit(MAX_TABLE)
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in io.StringIO(text, newline="\n"):
+            taken.append(line)
+            yield line
+
+    for row in csv.reader(lines(), delimiter=delimiter, strict=True):
+        yield row, "".join(taken)
+        taken.clear()
+
+
+def _end(written: str) -> str:
+    return written[len(written.rstrip("\r\n")) :]
 
 
 def _write_row(delimiter: str, row: Row) -> str:
+    """A cell that holds an end of a line is quoted: Python before 3.13 does so for what ends its rows alone."""
     written = io.StringIO()
-    csv.writer(written, delimiter=delimiter, lineterminator="").writerow(row)
-    return written.getvalue()
+    csv.writer(written, delimiter=delimiter, lineterminator="\r\n").writerow(row)
+    return written.getvalue().removesuffix("\r\n")
 
 
 def _merge_parquet(key: str, *versions: bytes) -> bytes | str:

@@ -105,12 +105,15 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
     """
     old, new = _read(path, before or b""), _read(path, after or b"")
     made = TableDiff()
-    types = {name: str(kind) for name, kind in zip(old.schema.names, old.schema.types, strict=True)}
-    now = {name: str(kind) for name, kind in zip(new.schema.names, new.schema.types, strict=True)}
+    types, now = old.types, new.types
     made.columns_added = [(name, kind) for name, kind in now.items() if name not in types]
     made.columns_removed = [(name, kind) for name, kind in types.items() if name not in now]
     common = [name for name in types if name in now]
     made.columns_retyped = [(name, types[name], now[name]) for name in common if types[name] != now[name]]
+    for name, was, kind in made.columns_retyped:
+        if {was, kind} != {"int64", "double"}:
+            old.as_written.add(name)
+            new.as_written.add(name)
     if key:
         _compare_by_key(path, old, new, tuple(dict.fromkeys(key)), common, made)
     else:
@@ -118,49 +121,106 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
     return made
 
 
-def _compare_whole_rows(old: Any, new: Any, common: Sequence[str], made: TableDiff) -> None:
-    left, right = Counter(_rows(old, common)), Counter(_rows(new, common))
-    for row, count in (left - right).items():
-        made.note(RowChange("removed", before=tuple(zip(common, row, strict=True))), count)
-    for row, count in (right - left).items():
-        made.note(RowChange("added", after=tuple(zip(common, row, strict=True))), count)
+@dataclass(slots=True)
+class _Table:
+    """One version of a file.
+
+    typed: what is shown. exact: what is compared; of a CSV file the cells as they are written, as one cell decides of
+    which type its whole column seems to be. as_written: columns of which `exact` is shown.
+    """
+
+    typed: Any
+    exact: Any
+    as_written: set[str] = field(default_factory=set)
+
+    @property
+    def types(self) -> dict[str, str]:
+        schema = self.typed.schema
+        return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Hashable, ...]]:
+        if not names:
+            return iter(())
+        return zip(*(self.values(name) for name in names), strict=True)
+
+    def values(self, name: str) -> list[Hashable]:
+        """A column's values such that equal ones are equal in Python: not a number is, and a list is shown as text."""
+        values = self.exact.column(name).to_pylist()
+        return [_hashable(value) if isinstance(value, float | list | dict) else value for value in values]
+
+    def cells(self, at: int, names: Sequence[str] | None = None) -> Cells:
+        return tuple((name, self.cell(name, at)) for name in names or self.typed.schema.names)
+
+    def cell(self, name: str, at: int, *, as_written: bool = False) -> Any:
+        value = self.typed.column(name)[at].as_py()
+        if self.exact is self.typed:
+            return value
+        written = self.exact.column(name)[at].as_py().decode("utf-8", "backslashreplace")
+        is_code = isinstance(value, int) and not isinstance(value, bool) and str(value) != written  # as 007
+        return written if as_written or is_code or name in self.as_written else value
+
+
+def _compare_whole_rows(old: _Table, new: _Table, common: Sequence[str], made: TableDiff) -> None:
+    left, right = _numbered(old, common), _numbered(new, common)
+    for row, numbers in left.items():
+        if (count := len(numbers) - len(right.get(row, ()))) > 0:
+            made.note(RowChange("removed", before=old.cells(numbers[0], common)), count)
+    for row, numbers in right.items():
+        if (count := len(numbers) - len(left.get(row, ()))) > 0:
+            made.note(RowChange("added", after=new.cells(numbers[0], common)), count)
+
+
+def _numbered(table: _Table, names: Sequence[str]) -> dict[tuple[Hashable, ...], list[int]]:
+    """Where each row stands."""
+    found: dict[tuple[Hashable, ...], list[int]] = {}
+    for at, row in enumerate(table.rows(names)):
+        found.setdefault(row, []).append(at)
+    return found
 
 
 def _compare_by_key(
-    path: bytes, old: Any, new: Any, key: tuple[str, ...], common: Sequence[str], made: TableDiff
+    path: bytes, old: _Table, new: _Table, key: tuple[str, ...], common: Sequence[str], made: TableDiff
 ) -> None:
     left, right = _by_key(path, old, key), _by_key(path, new, key)
     pairs = [(left[name], at) for name, at in right.items() if name in left]
     changed: dict[int, list[tuple[str, Any, Any]]] = {}
     for name in common:
         if name not in key:
-            mine, theirs = _values(old, name), _values(new, name)
+            mine, theirs = old.values(name), new.values(name)
             for before, after in pairs:
                 if mine[before] != theirs[after]:
-                    changed.setdefault(before, []).append((name, mine[before], theirs[after]))
+                    changed.setdefault(before, []).append((name, *_both(old, new, name, before, after)))
     for names, at in left.items():
-        cells = tuple(zip(key, names, strict=True))
         if names not in right:
-            made.note(RowChange("removed", cells, before=_row(old, at)))
+            made.note(RowChange("removed", old.cells(at, key), before=old.cells(at)))
         elif at in changed:
-            made.note(RowChange("changed", cells, cells=tuple(changed[at])))
+            made.note(RowChange("changed", old.cells(at, key), cells=tuple(changed[at])))
     for names, at in right.items():
         if names not in left:
-            made.note(RowChange("added", tuple(zip(key, names, strict=True)), after=_row(new, at)))
+            made.note(RowChange("added", new.cells(at, key), after=new.cells(at)))
 
 
-def _by_key(path: bytes, table: Any, key: tuple[str, ...]) -> dict[tuple[Hashable, ...], int]:
-    missing = [name for name in key if name not in table.schema.names]
-    if missing and table.num_columns:
+def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[Any, Any]:
+    """A cell that differs; as it is written if that is all that differs, such as 1.5 and 1.50."""
+    one, other = old.cell(name, before), new.cell(name, after)
+    if str(one) != str(other):
+        return one, other
+    return old.cell(name, before, as_written=True), new.cell(name, after, as_written=True)
+
+
+def _by_key(path: bytes, table: _Table, key: tuple[str, ...]) -> dict[tuple[Hashable, ...], int]:
+    columns = table.typed.schema.names
+    missing = [name for name in key if name not in columns]
+    if missing and columns:
         raise UsageError(
             f"{show(path)} has no column {missing[0]} on one side",
             subject=missing[0],
-            hint=f"its columns are {', '.join(table.schema.names)}",
+            hint=f"its columns are {', '.join(columns)}",
         )
     found: dict[tuple[Hashable, ...], int] = {}
-    for at, names in enumerate(_rows(table, key)) if not missing else ():
+    for at, names in enumerate(table.rows(key)) if not missing else ():
         if found.setdefault(names, at) != at:
-            told = ", ".join(f"{name}={value}" for name, value in zip(key, names, strict=True))
+            told = ", ".join(f"{name}={value}" for name, value in table.cells(at, key))
             raise UsageError(
                 f"the key names two rows of {show(path)}: {told}",
                 subject=",".join(key),
@@ -169,26 +229,10 @@ def _by_key(path: bytes, table: Any, key: tuple[str, ...]) -> dict[tuple[Hashabl
     return found
 
 
-def _rows(table: Any, names: Sequence[str]) -> Iterator[tuple[Hashable, ...]]:
-    if not names:
-        return iter(())
-    return zip(*(_values(table, name) for name in names), strict=True)
-
-
-def _values(table: Any, name: str) -> list[Hashable]:
-    """A column's values such that equal ones are equal in Python: not a number is, and a list is shown as text."""
-    values = table.column(name).to_pylist()
-    return [_hashable(value) if isinstance(value, float | list | dict) else value for value in values]
-
-
 def _hashable(value: Any) -> Hashable:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value
     return repr(value)
-
-
-def _row(table: Any, at: int) -> Cells:
-    return tuple((name, table.column(name)[at].as_py()) for name in table.schema.names)
 
 
 def _format(path: bytes) -> str | None:
@@ -196,14 +240,14 @@ def _format(path: bytes) -> str | None:
     return _FORMATS.get(b"." + name.rpartition(b".")[2]) if b"." in name else None
 
 
-def _read(path: bytes, data: bytes) -> Any:
+def _read(path: bytes, data: bytes) -> _Table:
     import pyarrow
 
     try:
         table = _parsed(_format(path), data)
     except (pyarrow.ArrowException, OSError) as error:
         raise _no_table(path, str(error).partition("\n")[0]) from error
-    names = Counter(table.schema.names)
+    names = Counter(table.typed.schema.names)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise _no_table(path, f"several of its columns are named {twice[0]}")
@@ -218,24 +262,35 @@ def _no_table(path: bytes, reason: str) -> Unsupported:
     )
 
 
-def _parsed(kind: str | None, data: bytes) -> Any:
+def _parsed(kind: str | None, data: bytes) -> _Table:
     import pyarrow
 
     if not data:
-        return pyarrow.table({})
+        table = pyarrow.table({})
+        return _Table(table, table)
     source = pyarrow.BufferReader(data)
     if kind == "parquet":
         from pyarrow import parquet
 
-        return parquet.read_table(source)
-    if kind == "arrow":
+        table = parquet.read_table(source)
+    elif kind == "arrow":
         from pyarrow import ipc
 
         is_file = data.startswith(b"ARROW1")
-        return (ipc.open_file(source) if is_file else ipc.open_stream(source)).read_all()
+        table = (ipc.open_file(source) if is_file else ipc.open_stream(source)).read_all()
+    else:
+        return _parse_csv("\t" if kind == "tsv" else ",", data)
+    return _Table(table, table)
+
+
+def _parse_csv(delimiter: str, data: bytes) -> _Table:
+    import pyarrow
     from pyarrow import csv
 
-    return csv.read_csv(source, parse_options=csv.ParseOptions(delimiter="\t" if kind == "tsv" else ","))
+    how = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    typed = csv.read_csv(pyarrow.BufferReader(data), parse_options=how)
+    written = csv.ConvertOptions(column_types=dict.fromkeys(typed.schema.names, pyarrow.binary()))
+    return _Table(typed, csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written))
 
 
 def _named(cells: Cells) -> dict[str, object]:

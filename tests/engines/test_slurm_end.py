@@ -88,6 +88,21 @@ def test_the_node_that_failed_first_says_how_the_job_ended(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize(("first", "code"), [(0, 3), (1, 9)])
+def test_of_two_nodes_that_failed_in_the_same_second_one_was_first(
+    tmp_path: Path, first: int, code: int
+) -> None:
+    """The file server's clock tells which, also if it differs from that of the nodes."""
+    files = {"node__1__0": "n1 10 3 12\n", "node__1__1": "n2 10 9 12\n", "end": "9\n"}
+    for clock in (12.0, 12.9):
+        left(tmp_path, **files)
+        for node, after in ((first, 0.01), (1 - first, 0.02)):
+            os.utime(tmp_path / f"node.1.{node}", (0, clock + after))
+        done = ended(queued("FAILED"), read_left(tmp_path))
+        assert done is not None and done.exit_code == code
+        assert {part.ended_ms // 1000 for part in done.parts if part.ended_ms is not None} == {12}
+
+
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"])
 def test_a_job_that_slurm_has_lives(tmp_path: Path, state: str) -> None:
     """Also one whose last attempt ended: Slurm begins it again."""

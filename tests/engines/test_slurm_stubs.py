@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -89,6 +90,24 @@ def test_a_number_that_the_job_of_another_run_has_by_now_cancels_nothing(tmp_pat
     assert ("scancel" in (tmp_path / "calls").read_text()) == (owner == RUN)
 
 
+@pytest.mark.parametrize(("state", "restarts"), [("PENDING", 1), ("RUNNING", 1), ("RUNNING", 0)])
+def test_a_job_that_an_administrator_requeued_is_not_over(tmp_path: Path, state: str, restarts: int) -> None:
+    """The end of its last attempt is still in its folder."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name, text in {"slurm.log": "attempt 1 on n1\n", "node.1.0": "n1 10 0 12\n", "end": "0 1\n"}.items():
+        (folder / name).write_text(text)
+    line = f'[ -e "$CALLS.over" ] || echo "7|{state}||None|dsv:{RUN}:{folder}"'
+    scontrol = f'[ "$3" != job ] || echo "JobId=7 Requeue=1 Restarts={restarts} BatchFlag=1"\n{SCONTROL}'
+    scancel = 'touch "$CALLS.over"'
+    engine = Slurm(programs(tmp_path, scontrol=scontrol, squeue=line, scancel=scancel))
+    ref = JobRef("slurm", RUN, "c@h", f"7:{folder}")
+    now = engine.status(ref)
+    assert now is not None and now.lives == (restarts == 1)
+    engine.cancel(ref, 0)
+    assert (tmp_path / "calls.over").exists() == (restarts == 1)
+
+
 def test_a_job_whose_nodes_still_get_their_data_is_ended_at_once(tmp_path: Path) -> None:
     """There is no command yet that could use the time to end."""
     (tmp_path / "job").mkdir()
@@ -131,16 +150,15 @@ def test_only_a_job_that_never_began_is_taken_back(
 
 
 def run_script(
-    tmp_path: Path, batch: Batch, nodes: str = "0", slow: str = "", fails: str = "", **more: str
+    tmp_path: Path, batch: Batch, nodes: str = "0", own: Mapping[str, str] | None = None, **more: str
 ) -> tuple[int, str]:
-    """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task; slow, fails: programs."""
+    """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task; own: further programs."""
     batch.folder.mkdir()
     env = programs(
         tmp_path,
         srun=SRUN,
         scontrol=SCONTROL,
-        slow=slow,
-        fails=fails,
+        **(own or {}),
         hold='[ "$1" != --json-file ] || echo "{}" >"$2"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
         lost='until [ "$1" = -- ]; do shift; done; shift; "$@"; exit 125',
     )
@@ -174,7 +192,7 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
     seen = 'ls "$0" | grep node.1 >>"$0/seen"; exit 0'
     it = batch(tmp_path, "sh", "-c", seen, str(tmp_path / "job"), nodes=2, hold=("slow", "--"))
     slow = f'{held}; [ "$SLURM_NODEID" = 1 ] || {{ ls "$FOLDER" >"$CALLS.before"; touch "$CALLS.held"; }}; {after}'
-    code, _ = run_script(tmp_path, it, nodes="0 1", slow=slow, FOLDER=str(it.folder))
+    code, _ = run_script(tmp_path, it, nodes="0 1", own={"slow": slow}, FOLDER=str(it.folder))
     assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
     assert read_left(it.folder).succeeded
 
@@ -186,7 +204,7 @@ def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
     waits = 'until [ -e "$CALLS.ended" ]; do sleep 0.05; done; exit 125'
     slow = f'if [ "$SLURM_NODEID" = 0 ]; then {ends}; else {waits}; fi'
     it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("slow", "--"))
-    assert run_script(tmp_path, it, nodes="0 1", slow=slow)[0] == 125
+    assert run_script(tmp_path, it, nodes="0 1", own={"slow": slow})[0] == 125
     assert (tmp_path / "calls.ended").read_text() == "143\n" and not (tmp_path / "began").exists()
 
 
@@ -195,7 +213,7 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
     fails = '[ "$SLURM_NODEID" != 1 ] || { echo "error: no room" >&2; exit 125; }; '
     fails += 'until [ "$1" = -- ]; do shift; done; shift; exec "$@"'
     it = batch(tmp_path, "touch", str(tmp_path / "began"), nodes=2, hold=("fails", "--"), retries=retries)
-    code, calls = run_script(tmp_path, it, nodes="0 1", fails=fails)
+    code, calls = run_script(tmp_path, it, nodes="0 1", own={"fails": fails})
     found = read_left(it.folder)
     assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
     assert not (tmp_path / "began").exists() and "no room" in found.said
@@ -264,6 +282,15 @@ def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     it = replace(it, folder=tmp_path / "other" / "job")
     assert run_script(tmp_path / "other", it, DSV_JOB_TOKEN="3")[0] == 3
+
+
+def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path) -> None:
+    """What completes the record is told to end, so that others do it, and the job ends as its command did."""
+    it = batch(tmp_path, "sh", "-c", "exit 3", close=("slow",), close_seconds=1)
+    own = {"slow": "exec tail -f /dev/null", "sleep": ""}
+    code, _ = run_script(tmp_path, it, own=own)
+    assert code == 3 and read_left(it.folder).end == 3
+    assert (it.folder / "complete.log").exists()
 
 
 def test_the_script_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dsv.api.output_kept import ARGV, output_kept, read_argv
 from dsv.engines.base import Ended, JobStatus
 from dsv.engines.kubernetes.options import NAME as KUBERNETES
 from dsv.engines.slurm.end import left_here
+from dsv.engines.slurm.left import read_left
 from dsv.engines.slurm.program import NAME as SLURM
 from dsv.errors import NotFound
 from dsv.model.node_order import NodeOrder
@@ -54,7 +55,7 @@ def complete_left(
             return False
         if start.engine == KUBERNETES:
             return complete_pod(context, repository, engines, order, start, folder, seat)
-        done = left_here(folder) if start.engine == SLURM else None
+        done = left_here(read_left(folder)) if start.engine == SLURM else None
         if done is None or (start.then and not done.launched):
             return False
         return _complete(context, repository, engines, order, start, done, folder)

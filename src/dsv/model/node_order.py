@@ -16,6 +16,8 @@ from dsv.model.names import DatasetName, Rev, Target
 from dsv.model.run import RunId
 
 MAX_ORDER: Final = 4 << 20
+OUTPUT_SECONDS: Final = 3600
+"""How long a machine of a cluster may take, once the command has ended, to send the output to the store."""
 _VERSION: Final = 1
 
 
@@ -57,6 +59,11 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         """A JSON object in one line."""
         return msgspec.json.encode(self, enc_hook=str)  # names and ids are strings of their own kinds
+
+    @staticmethod
+    def sends_output(text: str, run: str) -> bool:
+        """Whether an order says that the output goes to the store. text: as it was encoded; empty for none."""
+        return bool(text) and NodeOrder.decode(text.encode(), run).keep_output
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> NodeOrder:

@@ -18,7 +18,6 @@ from dsv.engines.kubernetes.names import (
     JOB_UID_LABEL,
     MAIN,
     OUT,
-    OUTPUT_SECONDS,
     SIGNAL_KEY,
     STAGING,
     Manifest,
@@ -29,7 +28,7 @@ from dsv.engines.kubernetes.resources import resources_of
 from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, STAGE, STAGED, STOP, TOLD
 from dsv.errors import UsageError
 from dsv.model.node_env import PASSED, meeting_port, node_environment
-from dsv.model.node_order import NodeOrder
+from dsv.model.node_order import OUTPUT_SECONDS, NodeOrder
 
 
 def known(job: Job) -> dict[str, str]:
@@ -195,8 +194,7 @@ def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:
 
 def grace_seconds(job: Job) -> int:
     """For the job to end when it is told to; output that goes to the store takes as long as it does."""
-    sends = bool(job.order) and NodeOrder.decode(job.order.encode(), job.run).keep_output
-    return OUTPUT_SECONDS if sends else GRACE_SECONDS
+    return OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else GRACE_SECONDS
 
 
 def _security(options: KubernetesOptions) -> Manifest:

@@ -23,8 +23,6 @@ FAILED_KEY: Final = "batch.kubernetes.io/job-index-failure-count"
 IGNORED_KEY: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
 MAIN, STAGING, HOLDING = "main", "stage", "hold"
 GRACE_SECONDS: Final = 30
-OUTPUT_SECONDS: Final = 3600
-"""In place of that, for output that goes to the store once the command has ended."""
 OUT: Final = "/dsv/out"
 """The output folder of a run whose pool has none, in the pod."""
 KEPT_SECONDS: Final = 7 * 86_400

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
-from dsv.engines.slurm.left import Left, last_attempt, read_left
+from dsv.engines.slurm.left import Left, last_attempt
 from dsv.engines.slurm.program import Queued
 from dsv.model.run import RunState
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
@@ -66,14 +65,15 @@ def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | N
     return replace(done, parts=(*earlier, *last))
 
 
-def left_here(folder: Path) -> Ended | None:
+def left_here(left: Left) -> Ended | None:
     """How the job ended, told on its own node while Slurm still has it: None if that can't be told there."""
-    left = read_left(folder)
     done = None if left.end is None else ended(None, left, settled=True)
     return done if done is not None and done.seen else None
 
 
 def _ended(job: Queued | None, left: Left) -> Ended | None:
+    if job is not None and job.waits:
+        return None  # what it left is of the attempts before
     if (
         job is not None
         and job.lives

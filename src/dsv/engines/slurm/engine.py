@@ -30,16 +30,17 @@ from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.slurm.capacity import read_capacity
 from dsv.engines.slurm.end import left_here, status, status_of
-from dsv.engines.slurm.left import SCRIPT, quiet_for, read_left
+from dsv.engines.slurm.left import SCRIPT, Left, quiet_for, read_left
 from dsv.engines.slurm.options import SlurmOptions, contained
 from dsv.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
 from dsv.engines.slurm.run import SlurmRun, read_logs, send, tell_stopped
-from dsv.engines.slurm.script import MEETING, Batch, passing, render
+from dsv.engines.slurm.script import CLOSE_SECONDS, MEETING, Batch, passing, render
 from dsv.errors import LaunchError, Unreachable, UsageError
 from dsv.fs.files import replace_file
 from dsv.model.capacity import Capacity
 from dsv.model.json_values import Json
 from dsv.model.node_env import meeting_port
+from dsv.model.node_order import OUTPUT_SECONDS, NodeOrder
 from dsv.model.resources import ALL_GPUS, Resources
 from dsv.model.run import JobRef, RunState
 
@@ -153,6 +154,8 @@ class Slurm:
             job = None  # a controller that was set up anew numbers from 1, and a record may name any number
         if answer.problem is not None:
             return None if left.end is None else JobStatus(RunState.ENDED, left.end)
+        if job is not None and job.lives:
+            left = self._of_this_start(number, left)
         now = status(job, left)
         return now if now.lives else replace(now, quiet_for=quiet_for(ref))
 
@@ -174,7 +177,7 @@ class Slurm:
         return read_logs(self._program, ref, follow) if job_id(ref) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        before = _over(ref) or self.status(ref)
+        before = self._over(ref) or self.status(ref)
         number, folder = job_id(ref), job_folder(ref)
         if before is None and ref.engine == self.name and number and not self._elsewhere(ref):
             tell_stopped(folder, "dsv stop")
@@ -226,18 +229,27 @@ class Slurm:
         deadline = monotonic() + seconds
         while monotonic() < deadline:
             self._program.forget()
-            now = _over(ref) or self.status(ref)
+            now = self._over(ref) or self.status(ref)
             if now is not None and not now.lives:
                 return now
             sleep(_PAUSE)
         return None
 
+    def _over(self, ref: JobRef) -> JobStatus | None:
+        """The end of a job whose commands are over, as it left it: its last step may still send the record of the run,
+        and then removes what it left. None if nothing says so."""
+        number = job_id(ref)
+        if ref.engine != NAME or not number:
+            return None
+        done = left_here(self._of_this_start(number, read_left(job_folder(ref))))
+        return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
-def _over(ref: JobRef) -> JobStatus | None:
-    """The end of a job whose commands are over, as it left it: its last step may still send the record of the run, and
-    then removes what it left. None if nothing says so."""
-    done = left_here(job_folder(ref)) if ref.engine == NAME and job_id(ref) else None
-    return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
+    def _of_this_start(self, number: str, left: Left) -> Left:
+        """Without the end of an attempt after which Slurm has queued the job again, as an administrator may have it do:
+        the job takes that away only once it begins."""
+        if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
+            return left
+        return replace(left, end=None)
 
 
 def batch_of(job: Job, options: SlurmOptions) -> Batch:
@@ -276,6 +288,7 @@ def batch_of(job: Job, options: SlurmOptions) -> Batch:
         workdir=workdir,
         hold=(options.dsv, *job.hold) if job.hold else (),
         close=(options.dsv, *job.close) if job.close and job.order else (),
+        close_seconds=OUTPUT_SECONDS if NodeOrder.sends_output(job.order, job.run) else CLOSE_SECONDS,
         order=job.order,
         typed=job.command,
         known=known,

@@ -54,9 +54,14 @@ class Left:
     @property
     def was_to_go_on(self) -> bool:
         """Whether Slurm had ended the last attempt so as to begin another."""
-        attempts = [int(each) for each in _ATTEMPT.findall(self.log)]
         told = self.end is None and _REQUEUED.search(last_attempt(self.log)) is not None
-        return told and max(attempts, default=1) <= self.retries
+        return told and self.attempt <= self.retries
+
+    @property
+    def attempt(self) -> int:
+        """The last that began, as far as is seen."""
+        logged = [int(each) for each in _ATTEMPT.findall(self.log)]
+        return max([*logged, *(part.attempt for part in self.parts)], default=1)
 
     @property
     def begun(self) -> bool:
@@ -83,7 +88,7 @@ def read_left(folder: Path) -> Left:
     parts = []
     with suppress(OSError):
         for path in folder.glob("node.*.*"):
-            part = _part(path.name, _text(path))
+            part = _part(path)
             staged = _text(path.with_name(path.name.replace("node", "stage", 1)))
             parts += [] if part is None else [replace(part, **_late(part, folder), **stage_facts(staged))]
     parts.sort(key=lambda part: (part.attempt, part.node))
@@ -139,9 +144,10 @@ def quiet_for(ref: JobRef) -> float | None:
     return max(0.0, time.time() - newest) if own else None
 
 
-def _part(name: str, text: str) -> RunPart | None:
+def _part(path: Path) -> RunPart | None:
     """From `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended."""
-    numbers = re.fullmatch(r"node\.([0-9]{1,6})\.([0-9]{1,6})", name)
+    text, written_ms = _read(path)
+    numbers = re.fullmatch(r"node\.([0-9]{1,6})\.([0-9]{1,6})", path.name)
     fields = re.fullmatch(r"(\S+) ([0-9]{1,12})(?: ([0-9]{1,3}) ([0-9]{1,12}))?\n", text)
     if numbers is None or fields is None:
         return None
@@ -151,11 +157,17 @@ def _part(name: str, text: str) -> RunPart | None:
         attempt=int(numbers[1]),
         host=host,
         started_ms=int(begun) * 1000,
-        ended_ms=None if over is None else int(over) * 1000,
+        ended_ms=None if over is None else _within(int(over), written_ms),
         end=None if code is None else EndCause.EXITED,
         exit_code=None if code is None else int(code),
         exit_signal=None if code is None else exit_signal(int(code)),
     )
+
+
+def _within(second: int, written_ms: int) -> int:
+    """The moment in this second that fits best. A node tells the second alone; which of several nodes was the first
+    within it, the file server's clock tells."""
+    return min(max(second * 1000, written_ms), second * 1000 + 999)
 
 
 def _is_late(folder: Path, part: RunPart) -> bool:
@@ -173,10 +185,15 @@ def last_attempt(log: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """The last part of a file; nothing of one that isn't there."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[str, int]:
+    """The last part of a file, and when it was written, in milliseconds; nothing of one that isn't there."""
     try:
         with open_plain(path) as file:
             file.seek(max(file.seek(0, 2) - _LAST, 0))
-            return file.read(_LAST).decode("utf-8", "replace")
+            text = file.read(_LAST).decode("utf-8", "replace")
+            return text, os.fstat(file.fileno()).st_mtime_ns // 1_000_000
     except OSError:
-        return ""
+        return "", 0

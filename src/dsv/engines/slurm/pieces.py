@@ -17,7 +17,7 @@ complete() {{
   # Whatever happens to the node from here on, the job is over.
   [ "$retries" -eq 0 ] || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0
   printf '%s\\0' {argv} >"$folder/argv"
-  {close} --left "$folder" <<<{order} >"$folder/complete.log" 2>&1
+  timeout --kill-after=10 {seconds} {close} --left "$folder" <<<{order} >"$folder/complete.log" 2>&1
 }} 2>/dev/null
 """
 PREPARE: Final = """\
@@ -30,9 +30,16 @@ echo "attempt $attempt on $SLURM_JOB_NODELIST"
 told=
 trap 'told=yes' TERM
 
+# A file server or a store that hangs holds the job for this long at most, and changes nothing in how it ended.
 finish() { # EXIT-CODE
-  echo "$1 $SLURM_JOB_NUM_NODES" >"$folder/end"
-  complete
+  local last
+  exec {last}< <(
+    trap : TERM
+    exec 3>&1 >&2
+    echo "$1 $SLURM_JOB_NUM_NODES" >"$folder/end"
+    complete
+  )
+  read -r -t "$patience" -u "$last" _
   exit "$1"
 }
 

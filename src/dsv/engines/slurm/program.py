@@ -72,6 +72,11 @@ class Queued:
         return self.state in _QUEUED or self.state in _RUNNING
 
     @property
+    def waits(self) -> bool:
+        """Whether Slurm is to begin it, for the first time or again."""
+        return self.state in _QUEUED
+
+    @property
     def run_state(self) -> RunState:
         """Of one that lives."""
         if self.state in _RUNNING:
@@ -216,6 +221,12 @@ class SlurmProgram:
         if answer.problem is not None and "Invalid job id" in answer.problem:
             return None, Answer()
         return read_queue(answer.text).get(number), answer
+
+    def restarts(self, number: str) -> int | None:
+        """How often Slurm has queued a job again. None if it doesn't know the job any more, or gives no answer."""
+        said = self.call("scontrol", "--oneliner", "show", "job", number).text
+        found = re.search(r" Restarts=([0-9]{1,6}) ", said)
+        return None if found is None else int(found[1])
 
     def squeue(self, which: str) -> Answer:
         return self.call("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", which)

@@ -46,6 +46,10 @@ GRACE: Final = 30
 """Seconds that a command has to end once its time is over; as long as Slurm itself gives it in most places."""
 STAGE_SECONDS: Final = 1800
 """What Slurm's time limit has room for besides the command's own time and its grace, if the pool says nothing."""
+CLOSE_SECONDS: Final = 120
+"""Seconds for the last step of the job, which completes the record of the run, if it sends no output to the store."""
+_HUNG: Final = 30
+"""Seconds after which that step is left behind, once its time is over and it was told to end."""
 _SIGNAL: Final = re.compile(r"--signal[= ](?:R:)?(?:SIG)?([A-Z]+[0-9]*|[0-9]+)(?:@([0-9]{1,5}))?")
 _WARNED: Final = 60
 """Seconds before the end at which Slurm sends the signal of --signal if that names none."""
@@ -62,7 +66,7 @@ class Batch:
     that is; typed: the command of the job as it was typed, without what runs its image.
     known: variables that may stand in the script; passed: the names of those whose values come with the environment of
     sbatch. seconds: the time of the command itself; stage_seconds: how long making sure of the data may take besides.
-    options: of sbatch, as `--partition=gpu`.
+    close_seconds: how long completing the record may take. options: of sbatch, as `--partition=gpu`.
     """
 
     run: str
@@ -72,6 +76,7 @@ class Batch:
     workdir: Path | None = None
     hold: tuple[str, ...] = ()
     close: tuple[str, ...] = ()
+    close_seconds: int = CLOSE_SECONDS
     order: str = ""
     typed: tuple[str, ...] = ()
     known: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +113,7 @@ def render(batch: Batch) -> str:
         f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
         f"folder={shlex.quote(str(batch.folder))}",
         f"retries={batch.retries}",
+        f"patience={batch.close_seconds + _HUNG}",
         _complete(batch),
         pieces.PREPARE,
         pieces.PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
@@ -205,7 +211,10 @@ def _complete(batch: Batch) -> str:
     if not batch.close:
         return "complete() { :; }\n"
     return pieces.COMPLETE.format(
-        argv=shlex.join(batch.typed), order=shlex.quote(batch.order), close=shlex.join(batch.close)
+        argv=shlex.join(batch.typed),
+        order=shlex.quote(batch.order),
+        close=shlex.join(batch.close),
+        seconds=batch.close_seconds,
     )
 
 

@@ -97,6 +97,41 @@ def test_a_node_of_an_earlier_attempt_ends_and_one_of_a_later_waits() -> None:
     assert attempt.report(0, 2, None, 1.0) == (AGAIN, "attempt 3 of node 1 has begun")
 
 
+def test_pods_of_one_attempt_take_no_word_from_those_of_another_with_its_number() -> None:
+    """After a queue took the place of a job away, the cluster counts anew, and a pod may still be ending."""
+    old = Attempt(2, 1, "a0")
+    old.report(0, 1, None, 0.0, "a0")
+    old.report(1, 1, None, 0.0, "a1")
+    old.look(0.0)
+    assert old.report(1, 1, None, 0.0, "a1") == (GO, "a0")
+    assert old.report(1, 1, None, 1.0, "b1") == (WAIT, "")
+    assert old.report(0, 1, None, 1.0, "a0") == (AGAIN, "node 1 has begun again")
+    assert old.may_leave(1.0)
+    new = Attempt(2, 1, "b0")
+    assert new.report(1, 1, None, 1.0, "a1", "a0") == (AGAIN, "node 0 has begun again")
+    assert not new.heard and new.reason is None
+    assert new.report(1, 1, None, 1.0, "b1") == (WAIT, "")
+
+
+def test_the_failure_of_an_attempt_is_not_told_to_the_one_that_has_its_number() -> None:
+    old = Attempt(2, 1, "a0")
+    for node in (0, 1):
+        old.report(node, 1, None, 0.0, f"a{node}")
+    old.look(0.0)
+    old.report(1, 1, 143, 1.0, "a1", "a0")
+    assert old.report(1, 1, None, 2.0, "b1") == (WAIT, "")
+    assert old.report(1, 1, 143, 2.0, "a1", "a0")[0] == FIRST
+
+
+def test_a_pod_that_took_the_place_of_one_before_the_beginning_counts_in_its_stead() -> None:
+    attempt = Attempt(2, 1, "a0")
+    attempt.report(0, 1, None, 0.0, "a0")
+    attempt.report(1, 1, None, 0.0, "a1")
+    assert attempt.report(1, 1, None, 1.0, "b1") == (WAIT, "")
+    attempt.look(1.0)
+    assert attempt.report(1, 1, None, 1.0, "b1") == (GO, "a0")
+
+
 class Node:
     """One node's part, in a thread."""
 
@@ -138,6 +173,28 @@ def test_two_nodes_over_the_network(seat: Seat, tmp_path: Path, monkeypatch: pyt
     assert (first.own / "verdict").read_text() == "again node 1 failed first, with exit code 137\n"
     first.leave()
     other.leave()
+
+
+def test_a_node_that_began_with_a_pod_that_is_gone_begins_again(
+    seat: Seat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the network: the first node has another pod by then, and its attempt the same number."""
+    monkeypatch.setattr(gang, "_PERIOD", 0.02)
+    first = FirstNode(replace(seat, pod="a0"))
+    other = Node(replace(seat, node=1, pod="a1"), tmp_path)
+    until(lambda: first.ask(None)[0] == GO, "the beginning")
+    until(lambda: other.has("held"), "the other's beginning")
+    first._seat = replace(seat, pod="b0")
+    first._attempt = Attempt(2, 1, "b0")
+    until(lambda: other.has("verdict"), "the end")
+    assert (other.own / "verdict").read_text() == "again node 0 has begun again\n"
+    assert first.ask(None) == (WAIT, "")
+    other.leave()
+
+
+def test_a_container_that_is_started_again_in_its_pod_is_the_same_pod(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    assert gang._pod_id(tmp_path) == gang._pod_id(tmp_path) != gang._pod_id(tmp_path / "other")
 
 
 def test_a_node_that_is_cut_off_ends_by_itself(

@@ -2,7 +2,10 @@
 
 All nodes begin an attempt together, and it ends on all of them: once a command has failed, or once a node has not been
 heard of for a minute. The others ask the first node again and again, so nothing of the cluster has to be asked, and
-each node finds by itself that it is cut off. What it learns stands in files that the scripts of the pod look at:
+each node finds by itself that it is cut off. An attempt has a number, but the cluster counts anew after a queue took
+the place of a job away. So each pod has an id besides, and the pods of one attempt take no word from those of another.
+
+What a node learns stands in files that the scripts of the pod look at:
 
     held      the command may begin: every node holds its data
     end       the command is to be ended, if it still runs
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -48,6 +52,9 @@ class Attempt:
 
     nodes: int
     number: int
+    pod: str = ""
+    """The id of the first node's own pod."""
+    pods: dict[int, str] = field(default_factory=dict)
     heard: dict[int, float] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
@@ -56,14 +63,23 @@ class Attempt:
     reason: str | None = None
     """Why it is over on all nodes, if it is."""
 
-    def report(self, node: int, attempt: int, code: int | None, now: float) -> tuple[str, str]:
-        """What a node is told that says so of its attempt and of its command."""
+    def report(
+        self, node: int, attempt: int, code: int | None, now: float, pod: str = "", begun_with: str = ""
+    ) -> tuple[str, str]:
+        """What a node is told that says so of its attempt and of its command.
+
+        begun_with: the pod that let its command begin, if that has begun.
+        """
         if attempt < self.number:
             return AGAIN, f"attempt {self.number} has begun"
+        if begun_with not in ("", self.pod):
+            return AGAIN, "node 0 has begun again"
         if attempt > self.number:
-            self.heard.pop(node, None)  # nobody asks for that one any more
-            self._over(f"attempt {attempt} of node {node} has begun")
-            return WAIT, ""
+            return self._has_left(node, f"attempt {attempt} of node {node} has begun")
+        if pod and self.pods.setdefault(node, pod) != pod:
+            if self.began or self.reason is not None:
+                return self._has_left(node, f"node {node} has begun again")
+            self.pods[node] = pod
         self.heard[node] = now
         if code is not None:
             self.codes.setdefault(node, code)
@@ -97,6 +113,12 @@ class Attempt:
     def _patience(self) -> float:
         return LOST if self.began else _WAITED_FOR
 
+    def _has_left(self, node: int, reason: str) -> tuple[str, str]:
+        """A later pod of a node asks: it waits for a later one of this node, and nobody asks for its own any more."""
+        self.heard.pop(node, None)
+        self._over(reason)
+        return WAIT, ""
+
     def _over(self, reason: str) -> None:
         if self.reason is None and not self.is_done:
             self.reason = reason
@@ -106,12 +128,13 @@ class Attempt:
             return (FIRST if node == self.first else AGAIN), self.reason
         if self.is_done:
             return DONE, ""
-        return (GO if self.began else WAIT), ""
+        return (GO, self.pod) if self.began else (WAIT, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Which node this is, and where the first is. token: what only those who may read the Job can know."""
+    """Which node this is, and where the first is. token: what only those who may read the Job can know. pod: the id of
+    this one."""
 
     node: int
     attempt: int
@@ -119,9 +142,10 @@ class Seat:
     first: str
     port: int
     token: str
+    pod: str = ""
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Self:
+    def of(cls, environ: Mapping[str, str], pod: str) -> Self:
         addresses = environ["DSV_NODES"].split()
         failed, ignored = (int(environ.get(each) or 0) for each in ("DSV_FAILED", "DSV_IGNORED"))
         return cls(
@@ -131,6 +155,7 @@ class Seat:
             first=addresses[0],
             port=int(environ["DSV_GANG_PORT"]),
             token=environ["DSV_GANG_TOKEN"],
+            pod=pod,
         )
 
 
@@ -139,7 +164,7 @@ class FirstNode:
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
-        self._attempt = Attempt(seat.nodes, seat.attempt)
+        self._attempt = Attempt(seat.nodes, seat.attempt, seat.pod)
         self._lock = Lock()
         if socket.has_dualstack_ipv6():
             self._server = socket.create_server(("", seat.port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -151,7 +176,7 @@ class FirstNode:
         with self._lock:
             now = monotonic()
             self._attempt.look(now)
-            return self._attempt.report(self._seat.node, self._seat.attempt, code, now)
+            return self._attempt.report(self._seat.node, self._seat.attempt, code, now, self._seat.pod)
 
     def may_leave(self) -> bool:
         with self._lock:
@@ -163,13 +188,15 @@ class FirstNode:
                 connection, _ = self._server.accept()
                 with connection:
                     connection.settimeout(_ANSWERS_WITHIN)
-                    token, node, attempt, code = _line(connection).split()
+                    token, node, attempt, code, *of_pods = _line(connection).split()
                     if not hmac.compare_digest(token.encode(), self._seat.token.encode()):
                         continue
                     with self._lock:
                         self._attempt.look(monotonic())
+                        exit_code = None if code == "-" else int(code)
+                        pods = (each.strip("-") for each in of_pods[:2])
                         word, reason = self._attempt.report(
-                            int(node), int(attempt), None if code == "-" else int(code), monotonic()
+                            int(node), int(attempt), exit_code, monotonic(), *pods
                         )
                     connection.sendall(f"{word} {reason}\n".encode())
 
@@ -179,6 +206,7 @@ class OtherNode:
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
+        self._begun_with = ""
 
     def ask(self, code: int | None) -> tuple[str, str] | None:
         """None without an answer."""
@@ -186,8 +214,11 @@ class OtherNode:
         with suppress(OSError):
             with socket.create_connection((seat.first, seat.port), _ANSWERS_WITHIN) as connection:
                 said = "-" if code is None else str(code)
-                connection.sendall(f"{seat.token} {seat.node} {seat.attempt} {said}\n".encode())
+                pods = f"{seat.pod or '-'} {self._begun_with or '-'}"
+                connection.sendall(f"{seat.token} {seat.node} {seat.attempt} {said} {pods}\n".encode())
                 word, _, reason = _line(connection).partition(" ")
+            if word == GO and not self._begun_with:
+                self._begun_with = reason
             if word in (WAIT, GO, *_FINAL):
                 return word, reason
         return None
@@ -238,9 +269,17 @@ def main() -> int:
         told.over = True
 
     signal.signal(signal.SIGTERM, tell)
-    seat = Seat.of(os.environ)
+    seat = Seat.of(os.environ, _pod_id(Path(OWN)))
     keep_together(FirstNode(seat) if seat.node == 0 else OtherNode(seat), Path(OWN), told)
     return 0
+
+
+def _pod_id(own: Path) -> str:
+    """A container that is started again in the same pod keeps it."""
+    path = own / "pod"
+    if not path.exists():
+        _write(path, secrets.token_hex(8))
+    return path.read_text().strip()
 
 
 def _read_code(own: Path) -> int | None:

@@ -9,15 +9,16 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsv.engines.signals import Signals
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
-from dsv.model.names import Target
+from dsv.model.names import DatasetName, Target
 from dsv.model.run import LOG, RECORD, START, RunState
-from dsv.runs.listing import list_runs, run_log, show_run
+from dsv.runs.listing import ended_here, list_runs, run_log, show_run
 from dsv.store.base import Put
 from tests.run.shop import SCANS, Shop
 from tests.waiting import until
@@ -274,6 +275,37 @@ def test_runs_are_listed_newest_first_and_found_by_part_of_their_id(shop: Shop) 
     item = show_run(shop.runs, None, first.run, [SCANS]).item()
     assert json.loads(json.dumps(item))["commit"] == first.commit.hex()
     assert item["started"].endswith("Z") and item["sent"] is True and "started_ms" not in item
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_runs_of_one_id_on_two_datasets_hide_nothing_from_each_other(shop: Shop, sent: bool) -> None:
+    first = replace(shop.run("true").record, name="baseline")
+    copies = [replace(first, dataset=DatasetName.parse(name)) for name in ("copies/one", "copies/two")]
+    for each in copies:
+        if sent:
+            shop.runs.write(each.dataset, each.run, RECORD, each.encode())
+        else:
+            shop.spool.keep(each.dataset, each.run, RECORD, each.encode())
+    places = [SCANS, *(each.dataset for each in copies)]
+    listed = [view.record.dataset for view in list_runs(shop.runs, shop.spool, None)]
+    assert sorted(listed) == sorted(places)
+    assert [view.record for view in list_runs(shop.runs, shop.spool, places[1])] == copies[:1]
+    for text in (first.run, first.run[-8:], first.run[:8]):
+        with pytest.raises(
+            UsageError, match=r"means 3 runs: .* on team/scans, .* on copies/two, .* on copies/one"
+        ):
+            show_run(shop.runs, shop.spool, text, places)
+        for each in copies:
+            found = show_run(shop.runs, shop.spool, text, [each.dataset], only=each.dataset)
+            assert found.record == each
+    with pytest.raises(UsageError, match="means 2 runs") as caught:
+        show_run(shop.runs, shop.spool, "baseline", places)
+    assert caught.value.hint == f"dsv runs {first.run} --dataset copies/two"
+    if not sent:
+        with pytest.raises(UsageError, match="means 2 runs"):
+            ended_here(shop.place.spool, first.run)
+        one = ended_here(shop.place.spool, first.run, "copies/one")
+        assert one is not None and one[0] == copies[0]
 
 
 class Away:

@@ -42,7 +42,7 @@ class Runs:
     def show(self, text: str, dataset: DatasetName | None = None) -> RunView:
         """One run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
-        return show_run(self.runs, self.spool, text, places, self.marks.known())
+        return show_run(self.runs, self.spool, text, places, self.marks.known(), only=dataset)
 
     def sweep(self, text: str) -> SweepView:
         """A sweep, by its id, four characters or more of its end, or its name. Raises `NotFound` and `UsageError`."""

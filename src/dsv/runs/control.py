@@ -13,7 +13,7 @@ from typing import Final
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.fs.files import replace_file, write_once
 from dsv.fs.process import Process, Watched
-from dsv.runs.listing import matches, only_one
+from dsv.runs.listing import RunKey, matches, only_one
 from dsv.runs.marks import UnderWay, stop_request, under_way
 
 _TICK: Final = 0.2
@@ -26,11 +26,15 @@ def find_under_way(state: Path, text: str) -> UnderWay | None:
     Raises `UsageError` for a text that means several.
     """
     there = under_way(state)
-    found = {each.run: each for each in there if matches(each.run, text)}
+    found = {_key(each): each for each in there if matches(each.run, text)}
     if text and not found:
         named = ((each, each.mark.known()) for each in there)
-        found = {each.run: each for each, record in named if record is not None and record.name == text}
-    return found[only_one(text, set(found))] if found else None
+        found = {_key(each): each for each, record in named if record is not None and record.name == text}
+    return found[only_one(text, found.keys())] if found else None
+
+
+def _key(one: UnderWay) -> RunKey:
+    return RunKey(one.run, one.mark.dataset)
 
 
 def is_here(one: UnderWay) -> bool:

@@ -113,7 +113,7 @@ def _what_became_of(
 
 def _begun(dataset: DatasetName, run: RunId, spool: Spool, runs: RunStore) -> RunRecord | None:
     """What is known of a run: what waits here is never older than what the store has."""
-    for record in spool.records(lambda part: part.run == run, lambda _: None):
+    for record in spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None):
         return record
     for stored in runs.listing(dataset, run):
         return runs.read(stored)

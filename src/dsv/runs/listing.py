@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.model.ids import StoreId
@@ -20,7 +20,20 @@ from dsv.repo.runs import RunStore, StoredRun
 
 _DAY = re.compile(r"[0-9]{8}-", re.ASCII)
 _SHORTEST: Final = 4
+_NAMED: Final = 3
+"""Runs that a message names of those that a text may mean."""
 _PART = re.compile(rf"[0-9a-f-]{{{_SHORTEST},}}", re.ASCII)
+
+
+class RunKey(NamedTuple):
+    """What tells a run from every other one of a store: records may have been copied to another dataset."""
+
+    run: RunId
+    dataset: str
+
+    @classmethod
+    def of(cls, each: RunRecord | StoredRun) -> RunKey:
+        return cls(each.run, str(each.dataset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +92,17 @@ def list_runs(
     is damaged or is of a newer dsv; it hides no other.
     """
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
-    waiting = {each.run: each for each in early if dataset in (None, each.dataset)}
-    waiting |= {each.run: each for each in kept}
+    waiting = {RunKey.of(each): each for each in early if dataset in (None, each.dataset)}
+    waiting |= {RunKey.of(each): each for each in kept}
     stored = [] if runs is None else runs.listing(dataset)
-    known = {each.run for each in stored} | set(waiting)
-    newest = sorted((run for run in known if run >= since), reverse=True)[:limit]
+    known = {RunKey.of(each) for each in stored} | set(waiting)
+    newest = sorted((key for key in known if key.run >= since), reverse=True)[:limit]
     wanted = frozenset(newest)
-    chosen = [each for each in stored if each.run in wanted]
-    views = {run: RunView(waiting[run], sent=False) for run in wanted & waiting.keys()}
+    chosen = [each for each in stored if RunKey.of(each) in wanted]
+    views = {key: RunView(waiting[key], sent=False) for key in wanted & waiting.keys()}
     for record in () if runs is None else runs.read_all(chosen, skipped):
-        views[record.run] = _view(record, waiting)
-    return [views[run] for run in newest if run in views]
+        views[RunKey.of(record)] = _view(record, waiting)
+    return [views[key] for key in newest if key in views]
 
 
 def show_run(
@@ -98,27 +111,30 @@ def show_run(
     text: str,
     datasets: Iterable[DatasetName],
     early: Iterable[RunRecord] = (),
+    *,
+    only: DatasetName | None = None,
 ) -> RunView:
     """One run: by its id, by four characters or more that only its id begins or ends with, or by its name.
 
-    An id goes before a name. early: runs that may have no record yet. Raises `NotFound`, and `UsageError` for what
-    means several runs or is too short.
+    An id goes before a name. datasets: those of which the store is asked. early: runs that may have no record yet.
+    only: the dataset of the run, if it is known. Raises `NotFound`, and `UsageError` for what means several runs or is
+    too short.
     """
     places = tuple(datasets)
     spools = [] if spool is None else [spool]
-    waiting, problems = _waiting(spools, text)
-    early = tuple(early)
-    waiting = {each.run: each for each in early if matches(each.run, text)} | waiting
+    early = [each for each in early if only in (None, each.dataset)]
+    waiting, problems = _waiting(spools, text, only)
+    waiting = {RunKey.of(each): each for each in early if matches(each.run, text)} | waiting
     stored = {} if runs is None else _matching(runs, text, places)
     if text and not (waiting or stored):
         if problems:
             raise problems[0]
-        waiting, stored = _waiting_by_name(spools, text), _stored_by_name(runs, text, places)
-        waiting = {each.run: each for each in early if each.name == text} | waiting
-    run = only_one(text, waiting.keys() | stored.keys())
-    if runs is not None and run in stored:
-        return _view(runs.read(stored[run]), waiting)
-    return RunView(waiting[run], sent=False)
+        waiting, stored = _waiting_by_name(spools, text, only), _stored_by_name(runs, text, places)
+        waiting = {RunKey.of(each): each for each in early if each.name == text} | waiting
+    key = only_one(text, waiting.keys() | stored.keys())
+    if runs is not None and key in stored:
+        return _view(runs.read(stored[key]), waiting)
+    return RunView(waiting[key], sent=False)
 
 
 def waiting_run(folder: Path, text: str) -> RunRecord:
@@ -135,19 +151,27 @@ def waiting_run(folder: Path, text: str) -> RunRecord:
             subject=text,
             hint=f"dsv run --again {text}",
         )
-    return waiting[only_one(text, set(waiting))]
+    return waiting[only_one(text, waiting.keys())]
 
 
-def ended_here(folder: Path, text: str) -> tuple[RunRecord, bytes | None] | None:
+def ended_here(folder: Path, text: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
     """The record and the log of a run that has ended, if they wait in this folder of spools. No store is asked.
 
-    text: a whole id; any other might mean runs that only a store knows.
+    text: a whole id; any other might mean runs that only a store knows. dataset: that of the run, if it is known.
+    Raises `UsageError` if several runs that wait have this id.
     """
-    for spool in _spools(folder):
-        for record in spool.records(lambda part: part.run == text, lambda _: None):
-            if record.state.is_terminal:
-                return record, spool.log(record.dataset, record.run)
-    return None
+    found = {
+        RunKey.of(record): (record, spool)
+        for spool in _spools(folder)
+        for record in spool.records(
+            lambda part: part.run == text and dataset in (None, str(part.dataset)), lambda _: None
+        )
+        if record.state.is_terminal
+    }
+    if not found:
+        return None
+    record, spool = found[only_one(text, found.keys())]
+    return record, spool.log(record.dataset, record.run)
 
 
 def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
@@ -160,48 +184,58 @@ def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
     return None
 
 
-def _view(record: RunRecord, waiting: Mapping[RunId, RunRecord]) -> RunView:
+def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
     """What waits here is newer than what the store has of the same run."""
-    here = waiting.get(record.run)
+    here = waiting.get(RunKey.of(record))
     if here is not None and here.state.is_terminal and not record.state.is_terminal:
         return RunView(here, sent=False)
     return RunView(record, sent=True)
 
 
-def _waiting(spools: Iterable[Spool], text: str) -> tuple[dict[RunId, RunRecord], list[DsvError]]:
+def _waiting(
+    spools: Iterable[Spool], text: str, only: DatasetName | None = None
+) -> tuple[dict[RunKey, RunRecord], list[DsvError]]:
     """The runs that wait and that a text may mean by their ids, and why others of them can't be read."""
     problems: list[DsvError] = []
     found = {
-        record.run: record
+        RunKey.of(record): record
         for spool in spools
-        for record in spool.records(lambda part: matches(part.run, text), problems.append)
+        for record in spool.records(
+            lambda part: matches(part.run, text) and only in (None, part.dataset), problems.append
+        )
     }
     return found, problems
 
 
-def _waiting_by_name(spools: Iterable[Spool], name: str) -> dict[RunId, RunRecord]:
-    records = [record for spool in spools for record in spool.records(lambda _: True, lambda _: None)]
-    return {record.run: record for record in records if record.name == name}
+def _waiting_by_name(
+    spools: Iterable[Spool], name: str, only: DatasetName | None = None
+) -> dict[RunKey, RunRecord]:
+    records = (
+        record
+        for spool in spools
+        for record in spool.records(lambda part: only in (None, part.dataset), lambda _: None)
+    )
+    return {RunKey.of(record): record for record in records if record.name == name}
 
 
-def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> dict[RunId, StoredRun]:
+def _matching(runs: RunStore, text: str, datasets: tuple[DatasetName, ...]) -> dict[RunKey, StoredRun]:
     """The runs that a text may mean by their ids. A whole id, or the beginning of one, is found without listing all."""
     if _PART.fullmatch(text) is None:
         return {}
     prefix = text if _DAY.match(text) else ""
     found = [each for dataset in datasets for each in runs.listing(dataset, prefix)]
-    return {each.run: each for each in found if matches(each.run, text)}
+    return {RunKey.of(each): each for each in found if matches(each.run, text)}
 
 
 def _stored_by_name(
     runs: RunStore | None, name: str, datasets: tuple[DatasetName, ...]
-) -> dict[RunId, StoredRun]:
+) -> dict[RunKey, StoredRun]:
     """The runs of these datasets that have this name, which only their records tell."""
     if runs is None:
         return {}
-    stored = {each.run: each for dataset in datasets for each in runs.listing(dataset)}
+    stored = {RunKey.of(each): each for dataset in datasets for each in runs.listing(dataset)}
     records = runs.read_all(list(stored.values()), lambda _: None)
-    return {record.run: stored[record.run] for record in records if record.name == name}
+    return {key: stored[key] for record in records if record.name == name and (key := RunKey.of(record))}
 
 
 def _spools(folder: Path) -> Iterator[Spool]:
@@ -218,7 +252,7 @@ def matches(run: RunId, text: str) -> bool:
     return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
 
 
-def only_one(text: str, found: set[RunId]) -> RunId:
+def only_one(text: str, found: Collection[RunKey]) -> RunKey:
     """The one run that a text means. Raises `NotFound` and `UsageError`."""
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
@@ -231,10 +265,20 @@ def only_one(text: str, found: set[RunId]) -> RunId:
     if not found:
         raise NotFound(f"there is no run {text}", subject=text, hint="dsv runs lists them")
     if len(found) > 1:
-        some = ", ".join(sorted(found, reverse=True)[:3])
-        raise UsageError(
-            f"{text} means {len(found)} runs",
-            subject=text,
-            hint=f"name one of them by its id: {some}{', …' if len(found) > 3 else ''}",
+        raise _several(text, sorted(found, reverse=True))
+    return next(iter(found))
+
+
+def _several(text: str, found: list[RunKey]) -> UsageError:
+    more = ", …" if len(found) > _NAMED else ""
+    if len({each.run for each in found}) == len(found):
+        some = ", ".join(each.run for each in found[:_NAMED])
+        return UsageError(
+            f"{text} means {len(found)} runs", subject=text, hint=f"name one of them by its id: {some}{more}"
         )
-    return found.pop()
+    some = ", ".join(f"{each.run} on {each.dataset}" for each in found[:_NAMED])
+    return UsageError(
+        f"{text} means {len(found)} runs: {some}{more}",
+        subject=text,
+        hint=f"dsv runs {found[0].run} --dataset {found[0].dataset}",
+    )

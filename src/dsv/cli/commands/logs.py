@@ -64,13 +64,14 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
         and _write_engines(call, record, follow, alive=True)
     ):
         return
-    kept = ended_here(call.settings.state / SPOOLS, run if one is None else one.run)
+    run, dataset = (run, None) if one is None else (one.run, one.mark.dataset)
+    kept = ended_here(call.settings.state / SPOOLS, run, dataset)
     if kept is not None and kept[1] is not None:
         call.out.write(kept[1])
         return
     with call.context() as context, open_runs(context) as found:
         warn_of_cut_off(call, found)
-        _write_kept(call, found, run if one is None else one.run, follow)
+        _write_kept(call, found, run, follow)
 
 
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:

@@ -91,7 +91,7 @@ def _end(call: Call, run: str, one: UnderWay | None, seconds: float) -> tuple[Ru
             wait_for_end(one, _told_of_silence(call, one.mark.known()))
         except NotFound:  # its supervisor is gone
             pass
-        kept = ended_here(call.settings.state / SPOOLS, one.run)
+        kept = ended_here(call.settings.state / SPOOLS, one.run, one.mark.dataset)
         if kept is not None:
             return kept[0], asked
     with call.context() as context, open_runs(context) as found:

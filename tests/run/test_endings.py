@@ -74,6 +74,10 @@ def test_a_job_whose_end_another_dsv_has_seen_ends_as_that_tells(
     [
         ('could not select device driver "" with capabilities: [[gpu]]', "install the NVIDIA"),
         ("the store's folder /lake is not there", "dsv runs "),
+        (
+            'Conflict. The container name "/grid-1" is already in use by container "5c3".',
+            "choose another --name; docker ps --all --filter name=grid-1 shows",
+        ),
     ],
 )
 def test_the_gpus_are_pointed_to_only_if_they_are_why_a_job_did_not_start(

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
-from dsv.errors import LaunchError
+from dsv.errors import DsvError, LaunchError
 from dsv.model.capacity import Capacity
 from dsv.model.json_values import Json
 from dsv.model.resources import Resources
@@ -115,9 +115,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class NoEngine:
-    """Why an engine can't be used here: half a sentence."""
+    """Why an engine can't be used here: half a sentence. error: the same, if more is known than that it doesn't
+    answer: what to do about it."""
 
     reason: str
+    error: DsvError | None = None
+
+    @classmethod
+    def of(cls, error: DsvError) -> NoEngine:
+        return cls(error.message, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +174,12 @@ class ImageIdentity:
 class Ended:
     """How a job ended. exit_code: the command's own, 128 + n after signal n; 125 to 127 if it never began.
 
-    reason: for people, if the exit code alone doesn't say it. cause: why it ended, if the engine knows of another cause
-    than the command itself. seen: False if nobody knows how it ended, nor even whether it did, because the engine
-    doesn't tell any more. stopped: who asked dsv on any machine to end it. taken: False if the engine did not take the
-    job at all. parts: of each node and attempt, if the engine saw to them itself. may_live: it could not be ended, so
-    it may still begin or run. metrics: what it left in `metrics.json`, of an engine whose folders can't be seen here.
+    reason: for people, if the exit code alone doesn't say it; hint: what they can do about it. cause: why it ended,
+    if the engine knows of another cause than the command itself. seen: False if nobody knows how it ended, nor even
+    whether it did, because the engine doesn't tell any more. stopped: who asked dsv on any machine to end it.
+    taken: False if the engine did not take the job at all. parts: of each node and attempt, if the engine saw to
+    them itself. may_live: it could not be ended, so it may still begin or run. metrics: what it left in
+    `metrics.json`, of an engine whose folders can't be seen here.
     """
 
     exit_code: int
@@ -180,6 +187,7 @@ class Ended:
     seen: bool = True
     taken: bool = True
     reason: str | None = None
+    hint: str | None = None
     cause: EndCause | None = None
     stopped: str | None = None
     image: ImageIdentity | None = None

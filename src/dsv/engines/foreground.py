@@ -63,7 +63,7 @@ class Foreground:
                 self._attached.kill()
 
     def _begin(self, plan: Plan) -> None:
-        ref, cause = None, None
+        ref, cause, hint = None, None, None
         try:
             ref = self._engine.submit(plan, self._output, self._cancelled)
             self._known(ref)
@@ -73,12 +73,17 @@ class Foreground:
                     return
             reason = "it was ended before it began"
         except LaunchError as error:
-            reason = error.message
+            reason, hint = error.message, error.hint
             cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
         except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
             self._problem, reason = error, str(error)
         ended = Ended(
-            exit_code=CANNOT_LAUNCH, launched=False, taken=ref is not None, reason=reason, cause=cause
+            exit_code=CANNOT_LAUNCH,
+            launched=False,
+            taken=ref is not None,
+            reason=reason,
+            hint=hint,
+            cause=cause,
         )
         if ref is not None and not self._is_gone(ref):
             ended = replace(ended, seen=False, may_live=True)

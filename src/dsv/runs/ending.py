@@ -169,7 +169,8 @@ def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:
     return LaunchError(
         f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
         subject=launch.run,
-        hint=engine.gpu_hint if about_gpus else f"dsv runs {launch.run}",
+        hint=_masked(launch, outcome.ended.hint)
+        or (engine.gpu_hint if about_gpus else f"dsv runs {launch.run}"),
     )
 
 

@@ -14,8 +14,6 @@ _SHARED = {
     "kubernetes": re.compile(r"tests/\w+/test_kubernetes"),
     "nfs_hosts, which stay up": re.compile(r"tests/nfs/"),
     "nfs_hosts": re.compile(r"tests/(labs/|\w+/test_nfs)"),
-    # Each has many processes and containers; two at once were seen to wait for the engine for minutes.
-    "sweeps": re.compile(r"tests/run/test_sweep_containers"),
 }
 EXCLUSIVE = {
     "nfs_hosts": "test_nfs*.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ class Yard:
 
     def __init__(self, folder: Path, lab: ContainerEngine) -> None:
         self.lab, self.home = lab, folder / "home"
+        self.sweep = (
+            f"grid-{os.urandom(4).hex()}"  # containers have it, and others use this engine at the same time
+        )
         (folder / "work").mkdir()
         self.home.mkdir()
         environ = {**plain_environment(self.home), **lab.env, "DSV_CACHE": str(folder / "cache")}
@@ -38,7 +42,7 @@ class Yard:
             self.dsv.ok(*words)
 
     def start(self, out: Path) -> subprocess.Popen[bytes]:
-        options = ("--engine", "docker", "--image", self.lab.busybox, "--out", str(out), "--name", "grid")
+        options = ("--engine", "docker", "--image", self.lab.busybox, "--out", str(out), "--name", self.sweep)
         sweep = ("-p", "lr=0.1,0.01,0.001", "--sweep", "--parallel", "2")
         terminal = self.dsv.start("run", "pets@v1", *options, *sweep, "--", "sh", "-c", SCRIPT)
         until(lambda: ready(out) == ["1", "2"] or terminal.poll() is not None, "two runs")
@@ -53,7 +57,7 @@ class Yard:
         return sum(run in own for run in shown.stdout.split())
 
     def items(self, *options: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.dsv.ok("runs", "grid", "--json", *options).json["items"]
+        found: list[dict[str, Any]] = self.dsv.ok("runs", self.sweep, "--json", *options).json["items"]
         return found
 
 
@@ -77,7 +81,7 @@ def test_a_sweep_whose_terminal_is_killed_is_continued(yard: Yard, tmp_path: Pat
     assert yard.containers() == 2 and not (out / "3").exists()
     terminal.send_signal(signal.SIGKILL)
     terminal.communicate()
-    assert "2 running, 1 not begun" in yard.dsv.ok("runs", "grid").out
+    assert "2 running, 1 not begun" in yard.dsv.ok("runs", yard.sweep).out
     name = yard.items()[0]["sweep"]["id"]
     again = yard.dsv.start("run", "--again", name, "--parallel", "2")
     until((yard.home / ".local/state/dsv/sweeps" / name / "driver").exists, "the second dsv")
@@ -90,7 +94,7 @@ def test_a_sweep_whose_terminal_is_killed_is_continued(yard: Yard, tmp_path: Pat
     assert again.returncode == 3, err
     best_first = [(each["params"]["lr"], each["exit_code"]) for each in yard.items("--sort", "metrics.acc")]
     assert best_first == [(0.001, 0), (0.1, 0), (0.01, 3)]
-    assert "2 ok, 1 failed" in yard.dsv.ok("runs").out and yard.dsv.process("wait", "grid").code == 3
+    assert "2 ok, 1 failed" in yard.dsv.ok("runs").out and yard.dsv.process("wait", yard.sweep).code == 3
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "dsv stop"])
@@ -99,7 +103,7 @@ def test_a_sweep_that_is_ended_leaves_no_container(yard: Yard, tmp_path: Path, h
     if how == "Ctrl-C":
         terminal.send_signal(signal.SIGINT)
     else:
-        yard.dsv.ok("stop", "grid")
+        yard.dsv.ok("stop", yard.sweep)
     _, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 7, err
     assert yard.containers() == 0 and [each["exit_code"] for each in yard.items()] == [7, 7]

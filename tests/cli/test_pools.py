@@ -110,9 +110,11 @@ def test_a_pool_that_is_wrong_is_refused_before_anything_is_asked(
         dsv.ok("config", f"pools.a.{key}", value)
     refused = dsv("run", "pets", "--on", "a", "--", "true")
     assert refused.code in (2, 125) and words in refused.err and "hint: dsv config" in refused.err
-    shown = dsv.ok("pools", "--json").json["items"]
+    shown = dsv("pools", "--json")
     if settings:
-        assert words in shown[-1]["problem"]
+        (item,) = (each for each in shown.json["items"] if each["pool"] == "a")
+        assert words in item["problem"] and item["hint"].startswith("dsv config")
+        assert shown.code == 2 and item["problem"] in shown.err
 
 
 def test_a_setting_of_a_pool_that_there_is_none_of_is_refused(dsv: Dsv) -> None:
@@ -122,7 +124,8 @@ def test_a_setting_of_a_pool_that_there_is_none_of_is_refused(dsv: Dsv) -> None:
     refused = dsv("run", "pets", "--on", "a", "--", "true")
     assert refused.code == 2 and "there is no setting pools.a.cahce" in refused.err
     assert "hint: dsv config pools.NAME.cache" in refused.err
-    assert "pools.a.cahce" in dsv.ok("pools", "--json").json["items"][-1]["problem"]
+    shown = dsv("pools", "--json")
+    assert shown.code == 2 and "pools.a.cahce" in shown.json["items"][0]["problem"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,8 @@ def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "devices", lambda: devices)
     say(pets, "a", "down")
     pets.ok("run", "pets@v1", "--on", "b", "--", "true")
-    document = pets.ok("pools", "pets@v1", "--json").json
+    shown = pets("pools", "pets@v1", "--json")
+    document = shown.json
     assert_documented("pools", document)
     items = {item["pool"]: item for item in document["items"]}
     assert list(items) == ["a", "b", "here"]
@@ -240,9 +244,26 @@ def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     assert items["b"]["cache"] == str(pets.home / "cache-b") and items["b"]["free_bytes"] > 0
     assert items["here"]["gpus"] == [{"kind": "NVIDIA A100", "free": 1, "total": 2}]
     assert items["here"]["cached"] is False
-    table = pets.ok("pools", "pets@v1").lines
-    assert any("unreachable: it is down" in line for line in table)
-    assert any("1 of 2 NVIDIA A100" in line for line in table)
+    assert shown.code == 6
+    table = pets("pools", "pets@v1")
+    assert table.code == 6 and "error: the pool a: it is down\nhint: dsv config" in table.err
+    assert any("unreachable" in line for line in table.lines) and "it is down" not in table.out
+    assert any("1 of 2 NVIDIA A100" in line for line in table.lines)
+
+
+def test_what_is_wrong_with_pools_is_told_in_full_below_the_table(pets: Dsv) -> None:
+    """A pool that is away may answer later; wrong settings stay wrong, so the exit code is theirs."""
+    say(pets, "a", f"down {'and out ' * 40}")
+    pets.ok("config", "pools.b.cache", "gpu-nfs")
+    shown = pets("pools")
+    assert shown.code == 3 and [line.split()[0] for line in shown.lines[1:]] == ["a", "b", "here"]
+    assert "error: the pool a: it is down" in shown.err
+    assert "gpu-nfs" in shown.err and "pools.b.cache" in shown.err
+    assert max(map(len, shown.lines)) < 200
+    pets.ok("config", "pools.b.cache", str(pets.home / "cache-b"))
+    assert pets("pools").code == 6
+    (pets.home / "busy-a").unlink()
+    assert pets("pools").code == 0
 
 
 def test_what_may_not_be_seen_of_a_pool_is_said(pets: Dsv) -> None:

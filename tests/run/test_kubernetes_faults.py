@@ -73,7 +73,7 @@ def test_an_api_server_that_is_away_costs_nothing(site: Site) -> None:
     site.pod()  # a job that the cluster doesn't know to run yet would be taken back
     site.cluster.stop_api()
     assert site.held()
-    assert "Kubernetes does not answer" in site.dsv("pools")
+    assert "Kubernetes does not answer" in site.dsv("pools", code=6)
     stop = site.start("stop", "--grace", "10m", site.out().name)
     assert stop.stderr is not None
     said = stop.stderr.readline()

@@ -15,7 +15,7 @@ from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.engines.base import Engine, NoEngine
 from dsv.engines.limits import check_given
-from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.errors import DsvError, Unreachable, UsageError
 from dsv.model.capacity import Capacity
 from dsv.model.names import Target
 from dsv.model.pool import Pool
@@ -37,13 +37,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """cache: its folder, if this machine can tell; room: of that, if it can be read here. engine: its name."""
+    """cache: its folder, if this machine can tell; room: of that, if it can be read here. engine: its name. problem:
+    why it is not known what the pool has."""
 
     pool: Pool
     engine: str | None
     facts: PoolFacts
     cache: Path | None = None
     room: RoomItem | None = None
+    problem: DsvError | None = None
 
 
 def report_pools(
@@ -58,13 +60,16 @@ def report_pools(
     found: dict[str, PoolReport] = {}
 
     def ask(name: str) -> PoolFacts:
-        found[name] = _report(context, environ, by_name[name], wanted)
+        try:
+            found[name] = _report(context, environ, by_name[name], wanted)
+        except DsvError as error:
+            found[name] = unknown(by_name[name], error)
         return found[name].facts
 
     facts = ask_all(list(by_name), ask, seconds)
     return [
-        found[each.pool] if each.unreachable is None and each.pool in found
-        else PoolReport(by_name[each.pool], by_name[each.pool].engine, each)
+        found[each.pool] if each.pool in found and found[each.pool].facts is each
+        else unknown(by_name[each.pool], _unreachable(each.pool, each.unreachable or ""))
         for each in facts
     ]  # fmt: skip
 
@@ -81,13 +86,10 @@ def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline:
 
 def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> PoolReport:
     refused = _refusal(pool, wanted)
-    try:
-        engine = _engine(environ, pool, wanted)
-    except LaunchError as error:
-        return PoolReport(pool, pool.engine, PoolFacts(pool=pool.name, unreachable=error.message))
+    engine = _engine(environ, pool, wanted)
     answer = engine.capacity(wanted.resources)
     if isinstance(answer, NoEngine):
-        return PoolReport(pool, engine.name, PoolFacts(pool=pool.name, unreachable=answer.reason))
+        return unknown(pool, answer.error or _unreachable(pool.name, answer.reason))
     folder = cache_folder(context.settings, pool)
     there, room, no_room = None, None, None
     if folder is not None and folder.is_dir():
@@ -103,6 +105,16 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
         no_room=no_room,
     )
     return PoolReport(pool, engine.name, facts, folder, room)
+
+
+def unknown(pool: Pool, problem: DsvError) -> PoolReport:
+    """A pool that can't tell what it has."""
+    facts = PoolFacts(pool=pool.name, unreachable=problem.message)
+    return PoolReport(pool, pool.engine, facts, problem=problem)
+
+
+def _unreachable(pool: str, reason: str) -> Unreachable:
+    return Unreachable(reason, hint=f"dsv config shows the settings of pools.{pool}")
 
 
 def _refusal(pool: Pool, wanted: Wanted) -> str | None:
@@ -145,4 +157,4 @@ def _room(folder: Path, wanted: Wanted) -> tuple[RoomItem | None, str | None]:
     return room, f"{format_bytes(needed)} are needed, and {format_bytes(most)} can be made free"
 
 
-__all__ = ["Capacity", "PoolReport", "Wanted", "locate", "report_pools"]
+__all__ = ["Capacity", "PoolReport", "Wanted", "locate", "report_pools", "unknown"]

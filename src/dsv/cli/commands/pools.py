@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from dsv.api.pool_settings import all_pools, load_pool
-from dsv.api.pools import PoolReport, Wanted, locate, report_pools
+from dsv.api.pools import PoolReport, Wanted, locate, report_pools, unknown
 from dsv.cli.call import Call
 from dsv.cli.declare import command
+from dsv.cli.failure import Failure, of_error
 from dsv.cli.table import Column
 from dsv.errors import DsvError
 from dsv.model.capacity import GpuCount
@@ -30,6 +33,7 @@ from dsv.model.units import format_bytes
         "items.engine": "what runs jobs there",
         "items.reachable": "false if it gave no answer in time",
         "items.problem": "why it is not reachable, or can't be used",
+        "items.hint": "what to do about that; null if nothing is known",
         "items.unseen": "what you may not see there, so that less is known of it, each with the reason",
         "items.gpus": "kind, free and total of each kind of GPU; null if it was not reached",
         "items.nodes": "how many machines it has; null if it was not reached",
@@ -42,22 +46,56 @@ from dsv.model.units import format_bytes
 def pools(
     call: Call,
     target: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
-) -> None:
+) -> int:
     """Show the pools that runs may go to, and what is free there.
 
-    All pools are asked at the same time, for 10 seconds at most; one that doesn't answer is shown as such. The pool
-    'here' is this machine with the cache in effect, which needs no configuration; 'dsv config pools.NAME.engine ENGINE'
-    makes another one.
+    All pools are asked at the same time, for 10 seconds at most. One that doesn't answer, or whose settings are wrong,
+    keeps no other from being shown; what is wrong is told below, and makes the exit code: that of wrong settings, else
+    6. The pool 'here' is this machine with the cache in effect, which needs no configuration; 'dsv config
+    pools.NAME.engine ENGINE' makes another one.
     """
     with call.context() as context:
         wanted = Wanted()
         if target is not None:
             wanted = locate(context, call.settings.cache().path, [Target.parse(target)])
-        checked, broken = _configured(call)
-        reports = report_pools(context, call.around.environ, checked, wanted)
+        checked, wrong = _configured(call)
+        asked = report_pools(context, call.around.environ, checked, wanted)
+    found = {report.pool.name: report for report in (*asked, *wrong)}
+    reports = [found[name] for name in (*all_pools(call.settings), HERE)]
     if call.json:
-        call.items([*(_item(report) for report in reports), *(_broken_item(*each) for each in broken)])
-        return
+        call.items(_item(report) for report in reports)
+    else:
+        _write_table(call, reports, with_target=target is not None)
+    failures = [_failure(report.pool, report.problem) for report in reports if report.problem is not None]
+    if failures:
+        call.out.publish()  # they are read below the table
+    for failure in failures:
+        call.complain(failure)
+    failures.sort(key=lambda failure: failure.retryable)  # asking again helps only if all else is right
+    return failures[0].exit_code if failures else 0
+
+
+def _configured(call: Call) -> tuple[list[Pool], list[PoolReport]]:
+    """Those that can be asked, and those whose settings are wrong."""
+    checked, wrong = [], []
+    for name, pool in all_pools(call.settings).items():
+        try:
+            checked.append(load_pool(call.settings, name, "dsv pools"))
+        except DsvError as error:
+            wrong.append(unknown(pool, error))
+    return [*checked, load_pool(call.settings, HERE, "dsv pools")], wrong
+
+
+def _failure(pool: Pool, problem: DsvError) -> Failure:
+    found = of_error(problem)
+    return (
+        found
+        if pool.name in (problem.subject or "").split(".")
+        else replace(found, message=f"the pool {pool.name}: {found.message}")
+    )
+
+
+def _write_table(call: Call, reports: Sequence[PoolReport], *, with_target: bool) -> None:
     columns = [
         Column("pool", keep=True),
         Column("engine"),
@@ -66,35 +104,21 @@ def pools(
         Column("cache"),
         Column("room", right=True),
     ]
-    if target is not None:
+    if with_target:
         columns.append(Column("cached", keep=True))
-    rows = [_row(report, target is not None) for report in reports]
-    rows += [
-        [pool.name, pool.engine or "-", error.message, "-", "-", "-", "-"][: len(columns)]
-        for pool, error in broken
-    ]
-    call.table(columns, rows)
+    call.table(columns, [_row(report, with_target) for report in reports])
     for report in reports:
         for what in () if report.facts.capacity is None else report.facts.capacity.unseen:
             call.warn(f"{report.pool.name} does not let you see its {what}")
 
 
-def _configured(call: Call) -> tuple[list[Pool], list[tuple[Pool, DsvError]]]:
-    """Those that can be asked, and those whose settings are wrong."""
-    checked, broken = [], []
-    for name, pool in all_pools(call.settings).items():
-        try:
-            checked.append(load_pool(call.settings, name, "dsv pools"))
-        except DsvError as error:
-            broken.append((pool, error))
-    return [*checked, load_pool(call.settings, HERE, "dsv pools")], broken
-
-
 def _row(report: PoolReport, with_target: bool) -> list[str]:
+    """What is wrong with a pool has a line of its own below the table, as it may be long."""
     facts = report.facts
     known = facts.capacity
     if known is None:
-        free, waiting = f"unreachable: {facts.unreachable}", "-"
+        away = report.problem is not None and report.problem.retryable
+        free, waiting = "unreachable" if away else "not usable", "-"
     else:
         nothing = "not known" if known.unseen else "none"
         free = ", ".join(_gpus(each) for each in known.gpus()) or nothing
@@ -121,6 +145,7 @@ def _item(report: PoolReport) -> dict[str, object]:
         "engine": report.engine,
         "reachable": facts.unreachable is None,
         "problem": facts.unreachable or facts.refused,
+        "hint": None if report.problem is None else report.problem.hint,
         "unseen": [] if known is None else list(known.unseen),
         "gpus": None
         if known is None
@@ -130,17 +155,4 @@ def _item(report: PoolReport) -> dict[str, object]:
         "cache": report.pool.cache or (None if report.cache is None else str(report.cache)),
         "free_bytes": None if report.room is None else report.room.free_bytes,
         "cached": facts.cached,
-    }
-
-
-def _broken_item(pool: Pool, error: DsvError) -> dict[str, object]:
-    nothing = dict.fromkeys(("gpus", "nodes", "waiting", "free_bytes", "cached"))
-    return {
-        "pool": pool.name,
-        "engine": pool.engine,
-        "reachable": False,
-        "problem": error.message,
-        "unseen": [],
-        **nothing,
-        "cache": pool.cache,
     }

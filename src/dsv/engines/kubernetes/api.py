@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dsv.engines.kubernetes.options import NAME, KubernetesOptions
-from dsv.errors import Conflict, Denied, DsvError, LaunchError, NotFound, Unreachable, UsageError
+from dsv.errors import Conflict, Denied, DsvError, LaunchError, NotFound, Unreachable, Unsupported, UsageError
 
 if TYPE_CHECKING:
     from httpx2 import Client, Response
@@ -43,8 +43,12 @@ def is_installed() -> bool:
     return all(find_spec(each) is not None for each in ("lightkube", "httpx2", "yaml"))
 
 
-def not_installed() -> str:
-    return f"the kubernetes engine needs a library: pip install '{EXTRA}'"
+def not_installed() -> DsvError:
+    return Unsupported(
+        f"the kubernetes engine needs a library: pip install '{EXTRA}'",
+        subject=NAME,
+        hint=f"pip install '{EXTRA}'",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +104,18 @@ class KubernetesApi:
 
     @property
     def namespace(self) -> str:
-        """Raises `UsageError` and `LaunchError` as `connect`."""
+        """Raises `UsageError` and `Unsupported` as `connect`."""
         self.connect()
         assert self._namespace is not None  # connect finds it
         return self._namespace
 
     def connect(self) -> Client:
-        """Asks nothing of the cluster yet. Raises `LaunchError` if the library is missing, `UsageError` if no cluster
+        """Asks nothing of the cluster yet. Raises `Unsupported` if the library is missing, `UsageError` if no cluster
         is configured."""
         if self._client is not None:
             return self._client
         if not is_installed():
-            raise LaunchError(not_installed(), subject=NAME, hint=f"pip install '{EXTRA}'")
+            raise not_installed()
         from lightkube.config import client_adapter
         from lightkube.core.exceptions import ConfigError
 

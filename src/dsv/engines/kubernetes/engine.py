@@ -103,20 +103,20 @@ class Kubernetes:
 
     def capacity(self, wanted: Resources) -> Capacity | NoEngine:
         if not is_installed():
-            return NoEngine(not_installed())
+            return NoEngine.of(not_installed())
         try:
             found = ask_capacity(self._api, self._options, wanted)
         except DsvError as error:
-            return NoEngine(error.message)
-        return found if isinstance(found, Capacity) else NoEngine(_no_answer(found))
+            return NoEngine.of(error)
+        return found if isinstance(found, Capacity) else NoEngine.of(_unreachable(found))
 
     def probe(self) -> Facts | NoEngine:
         if not is_installed():
-            return NoEngine(not_installed())
+            return NoEngine.of(not_installed())
         try:
             version = self._api.get("/version", PROBE_SECONDS)
             if isinstance(version, Refusal):
-                return NoEngine(_no_answer(version))
+                return NoEngine.of(_unreachable(version))
             if (reason := too_old(version)) is not None:
                 return NoEngine(reason)
             where = self._identity()
@@ -124,7 +124,7 @@ class Kubernetes:
             which = f"{MANAGED[0]}={MANAGED[1]}"
             pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=which)
         except DsvError as error:
-            return NoEngine(error.message)
+            return NoEngine.of(error)
         return Facts(
             Machine.read(self.environ),
             where,

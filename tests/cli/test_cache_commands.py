@@ -204,6 +204,19 @@ def test_evict_is_quiet_when_nothing_is_due(pets: Dsv) -> None:
     assert (report["evicted"], report["freed_bytes"]) == ([], 0)
 
 
+@pytest.mark.parametrize("option", ["--all", "--dry-run"])
+def test_a_person_who_evicts_is_told_that_there_is_nothing_to_evict(pets: Dsv, option: str) -> None:
+    nothing = pets.ok("evict", option)
+    assert (nothing.out, nothing.err) == ("", f"nothing to evict in {pets.cwd.parent / 'cache'}\n")
+    assert pets.ok("evict", option, "--json").err == pets.ok("evict", option, "--quiet").err == ""
+    name = name_of(pets.ok("cache", "pets@v1").lines[0])
+    pets.ok("pin", "pets@v1")
+    kept = pets.ok("evict", "--all").err
+    assert "nothing to evict" in kept and f"kept {name}" in kept
+    pets.ok("unpin", "pets@v1")
+    assert "nothing to evict" not in pets.ok("evict", "--all").err
+
+
 def test_evict_by_age_says_what_it_does(pets: Dsv) -> None:
     path = pets.ok("cache", "pets@v1").lines[0]
     time.sleep(1.1)

@@ -336,9 +336,8 @@ def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
             continue
         answer = engine_of(pool)(environ, pool.options).probe()
         if isinstance(answer, NoEngine):
-            yield Finding(
-                check, State.WARN, answer.reason, f"dsv pools; dsv config lists the settings of pools.{name}"
-            )
+            settings = f"dsv pools; dsv config lists the settings of pools.{name}"
+            yield Finding(check, State.WARN, answer.reason, answer.hint or settings)
         else:
             version = f" {answer.version}" if answer.version else ""
             yield _ok(check, f"{pool.engine}{version} answers")

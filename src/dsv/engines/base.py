@@ -125,6 +125,10 @@ class NoEngine:
     def of(cls, error: DsvError) -> NoEngine:
         return cls(error.message, error)
 
+    @property
+    def hint(self) -> str | None:
+        return None if self.error is None else self.error.hint
+
 
 @dataclass(frozen=True, slots=True)
 class PrivateFile:

@@ -160,8 +160,9 @@ def _named(
     engine = make(environ, options)
     answer = engine.probe()
     if isinstance(answer, NoEngine):
-        known = None if answer.error is None else answer.error.hint
         raise LaunchError(
-            answer.reason, subject=name, hint=known or "dsv run chooses one that answers, without --engine"
+            answer.reason,
+            subject=name,
+            hint=answer.hint or "dsv run chooses one that answers, without --engine",
         )
     return Chosen(engine, answer)

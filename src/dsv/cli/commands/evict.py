@@ -80,8 +80,9 @@ def evict(
 
     Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
     run or a hold uses, what is pinned and what the owner protects stays. The store is never touched. Prints a
-    line for each commit that went, and nothing when nothing was due; exit code 7 says that a limit is still
-    exceeded. A commit that can't be removed keeps no other from going; the exit code is then that of the failure.
+    line for each commit that went, and nothing when nothing was due (--all and --dry-run say so); exit code 7 says
+    that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
+    that of the failure.
     """
     gone: list[EvictedItem] = []
     wanted = [Target.parse(text) for text in targets or ()]
@@ -104,6 +105,8 @@ def evict(
                 call.say(_line(item, dry_run=False))
             raise
     _tell(call, report, say_kept=everything or dry_run)
+    if (everything or dry_run) and not (call.json or report.evicted or report.failed):
+        call.say(f"nothing to evict in {call.settings.cache().path}")
     return report.exit_code
 
 

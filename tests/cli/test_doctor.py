@@ -44,7 +44,7 @@ def test_pools_are_asked_and_clusters_without_one_are_not(pets: Dsv) -> None:
     pets.ok("config", "pools.gpus.engine", "kubernetes")
     found = findings(pets)
     assert (found["pool desk"]["state"], found["pool gpus"]["state"]) == ("ok", "warn")
-    assert "pools.gpus" in found["pool gpus"]["hint"]
+    assert "kubernetes.context" in found["pool gpus"]["hint"]
     pets.ok("config", "pools.odd.engine", "abacus")
     odd = findings(pets, code=1)["pool odd"]
     assert odd["state"] == "fail" and "abacus" in odd["text"] and "dsv config pools.odd.engine" in odd["hint"]

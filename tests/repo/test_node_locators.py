@@ -18,7 +18,8 @@ from dsv.model.path_set import PathSet
 from dsv.model.records import FormatEntry
 from dsv.repo import tree_levels
 from dsv.repo.find_paths import find_paths
-from dsv.repo.layout import NAMED_RECORDS, features, make_layout
+from dsv.repo.layout import NAMED_RECORDS, features
+from dsv.repo.making import make_layout
 from dsv.repo.path_history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session

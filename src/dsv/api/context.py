@@ -66,7 +66,7 @@ class Context:
     def store(self, text: str | None = None, *, create: bool = False) -> Iterator[Counting]:
         """The store that `text` names (None: the one in effect), opened, counted, and closed at the end.
 
-        `create` makes the folder of a directory store.
+        `create` makes the folder of a directory store, but not that of its names.
         """
         if self.offline:
             raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")

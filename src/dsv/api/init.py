@@ -17,8 +17,9 @@ from dsv.repo.naming import check_new_dataset
 from dsv.repo.refs import Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
-from dsv.store.probe import Proof, prove, prove_data
-from dsv.store.split import split_of
+from dsv.store.open import open_names
+from dsv.store.probe import Proof, prove, prove_data, same_place
+from dsv.store.split import SplitStore, split_of
 from dsv.worktree.workspace import Workspace
 
 
@@ -92,8 +93,16 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
         raise UsageError(
             "names that are elsewhere are there for several writers", hint="leave out --single-writer"
         )
+    if split is not None:
+        make_place(context, split)
     proof = prove_names(store if split is None else split.names, single_writer=single_writer)
     if split is not None:
+        if same_place(split.names, split.data):
+            raise UsageError(
+                f"{split.names.url} is the place of the data itself",
+                subject=split.names.url,
+                hint="leave out --names, or name another place: a folder, or another bucket's URL",
+            )
         split.data.conditional = prove(split.data).put_if_absent_ok
         findings = prove_data(split.data)
         if findings:
@@ -111,6 +120,15 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
         ordered=proof.ordered,
         clock=context.clock,
     )
+
+
+def make_place(context: Context, split: SplitStore) -> None:
+    """Makes the folder that is to have the names, if it is not there. Only for names that are about to be made: if
+    there are some already, a folder that is absent is a mount that is missing."""
+    choice = context.settings.store()
+    assert choice.names is not None
+    split.names.close()
+    split.names = open_names(choice.names, context.store_options(choice), create=True)
 
 
 def prove_names(store: Store, *, single_writer: bool = False) -> Proof:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dsv.api.context import Context
-from dsv.api.init import prove_names
+from dsv.api.init import make_place, prove_names
 from dsv.errors import Conflict, DsvError, UsageError
 from dsv.model import keys
 from dsv.model.commit import Commit
@@ -42,7 +42,7 @@ def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
     The place must be empty, or hold what an interrupted call has made: it becomes usable by the last write. Raises
     `UsageError` if no place is configured, `Conflict` if there are names already, `Unsupported` if it can't hold any.
     """
-    with context.store(create=not dry_run) as store:
+    with context.store() as store:
         split = split_of(store)
         if split is None:
             raise UsageError(
@@ -71,6 +71,7 @@ def _commits(data: Store, objects: Objects) -> list[tuple[CommitId, Commit]]:
 
 
 def _make(context: Context, split: SplitStore, layout: Format, found: list[FoundCommit]) -> None:
+    make_place(context, split)
     if _is_taken(split.names):
         raise Conflict(
             f"{split.names.url} has names already",

@@ -153,31 +153,6 @@ def has_layout(store: Store) -> bool:
     )
 
 
-def make_layout(store: Store, first: FormatEntry) -> None:
-    """Makes the store, or adopts what another made at the same moment.
-
-    Of a store in two places the names come first: their winner decides the store's id. Interrupted after that, the
-    same call makes the other half.
-    """
-    split = split_of(store)
-    if split is None:
-        conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
-        whole = replace(first, features=with_features(first, *conditional))
-        store.put_if_absent(keys.format_key(0), whole.encode())
-        store.put_if_absent(keys.README_KEY, readme_text().encode())  # the winner may have died before it
-        return
-    names = replace(first, features=with_features(first, DATA_ELSEWHERE))
-    split.names.put_if_absent(keys.format_key(0), names.encode())
-    split.names.put_if_absent(keys.README_KEY, readme_text().encode())
-    (made, *_) = read_format(split.names)
-    further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
-    data = replace(
-        first, store_id=made.store_id, nonce=Nonce.random(), features=with_features(first, *further)
-    )
-    split.data.put_if_absent(keys.format_key(0), data.encode())
-    split.data.put_if_absent(keys.README_KEY, readme_text().encode())
-
-
 def read_data_layout(data: Store) -> Format:
     """The format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if it is a
     whole store."""

@@ -25,9 +25,9 @@ from dsv.repo.layout import (
     Format,
     features,
     has_layout,
-    make_layout,
     read_layout,
 )
+from dsv.repo.making import make_layout
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.names_place import NamesPlace
 from dsv.repo.objects import Objects, get_commit

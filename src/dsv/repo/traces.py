@@ -27,10 +27,16 @@ _LOOKED_AT = 1000
 def has_data(store: Store) -> bool:
     """Whether there is what only a store can have, though its format may be gone."""
 
-    def any_of(prefix: str, parse: Callable[[str], object | None]) -> bool:
-        return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
+    return any(together([partial(_any_of, store, prefix, parse) for prefix, parse in _DATA]))
 
-    return any(together([partial(any_of, prefix, parse) for prefix, parse in _DATA]))
+
+def has_names(store: Store) -> bool:
+    """Whether there is a branch."""
+    return _any_of(store, keys.REFS_PREFIX, keys.parse_branch_key)
+
+
+def _any_of(store: Store, prefix: str, parse: Callable[[str], object | None]) -> bool:
+    return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
 
 
 def lost_format(store: Store) -> NoReturn:

@@ -25,7 +25,8 @@ def open_store(
     names: where its names are kept, if elsewhere; a URL or folder like the other.
 
     `url` is an absolute path, `file:///path`, `s3://bucket/prefix`, `gs://…`, `az://container/prefix` or
-    `memory://name`. `create` makes a directory store's folder; buckets are never made. No request is sent.
+    `memory://name`. `create` makes a directory store's folder, but not that of its names; buckets are never made. No
+    request is sent.
     Raises UsageError for any other URL, Denied without credentials, Unreachable for a folder that is absent.
     """
     known = options or StoreOptions()
@@ -34,7 +35,7 @@ def open_store(
     if names is None:
         return SplitStore(None, data, later)
     try:
-        return SplitStore(open_names(names, known, create=create), data, later)
+        return SplitStore(open_names(names, known), data, later)
     except BaseException:
         data.close()
         raise

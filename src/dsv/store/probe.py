@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from dsv.errors import Denied, Unsupported
+from dsv.errors import Denied, NotFound, Unsupported
 from dsv.model.keys import PROBE_PREFIX
-from dsv.store.base import Put, Store
+from dsv.store.base import Put, Store, StoreMissing
 from dsv.store.together import together
 
 WRITERS: Final = 16
@@ -89,6 +89,21 @@ def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
             seen = list(pool.map(write_and_read, written, values))
         _, _, listed = _list(store, folder, written)
     return tuple(dict.fromkeys(finding for finding in [*seen, *listed] if finding))
+
+
+def same_place(one: Store, other: Store) -> bool:
+    """Whether what is written to one store is there in the other, whatever both are called."""
+    with _probe_folder(one) as (folder, written):
+        key = f"{folder}same"
+        written.append(key)
+        one.put_if_absent(key, b"same")
+        try:
+            other.get(key)
+        except StoreMissing:
+            raise
+        except NotFound:
+            return False
+    return True
 
 
 @contextmanager

@@ -63,6 +63,12 @@ def a_pod(number: int = 0, failed: int = 0, *, phase: str = "Failed", **more: An
     )
 
 
+GANG = {
+    "template": {
+        "spec": {"initContainers": [{"name": "hold", "env": [{"name": "DSV_GANG_PORT", "value": "1"}]}]}
+    }
+}
+"""Of a job whose nodes begin and end together."""
 OOM = {"code": 137, "reason": "OOMKilled"}
 STAGE_FAILED = {
     "initContainerStatuses": [
@@ -265,3 +271,29 @@ def test_whether_another_attempt_follows_what_its_nodes_left(ends: str, over: bo
         for attempt, nodes in enumerate(attempts, 1) for node, end in enumerate(nodes) if end != "-"
     ]  # fmt: skip
     assert is_over(parts, len(attempts[0]), retries=1) is over
+
+
+@pytest.mark.parametrize("nodes_agree", [True, False])
+@pytest.mark.parametrize(
+    ("killed", "job", "waits"),
+    [
+        ((a_pod(0, 0, code=137, deleted=True), a_pod(0, 1, phase="Pending")), {"backoffLimit": 3}, True),
+        ((a_pod(0, 0, code=137, condition="EvictionByEvictionAPI"),), {"conditions": ["Failed"]}, False),
+    ],
+)
+def test_a_node_that_is_killed_once_all_are_done_does_not_undo_that(
+    killed: tuple[Pod, ...], job: dict[str, Any], waits: bool, nodes_agree: bool
+) -> None:
+    """Of nodes that know nothing of each other, each has to succeed itself."""
+    raw = a_job(completions=2, **(GANG if nodes_agree else {}), **job)
+    facts = JobFacts(raw, (*killed, a_pod(1, 0, phase="Succeeded", code=0)))
+    found = ended(facts)
+    assert (found is not None and found.exit_code == 0) == nodes_agree
+    assert facts.waits_in_vain == (waits and nodes_agree)
+
+
+def test_the_others_may_still_have_to_send_what_they_left() -> None:
+    facts = JobFacts(
+        a_job(completions=2, **GANG), (a_pod(0, phase="Running"), a_pod(1, phase="Succeeded", code=0))
+    )
+    assert ended(facts) is None and not facts.waits_in_vain

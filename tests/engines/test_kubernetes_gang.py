@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from dsv.engines.base import Ended
 from dsv.engines.kubernetes import gang
+from dsv.engines.kubernetes.end import JobFacts, ended
 from dsv.engines.kubernetes.gang import (
     AGAIN,
     DONE,
@@ -24,6 +29,7 @@ from dsv.engines.kubernetes.gang import (
     Told,
     keep_together,
 )
+from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
 from tests.waiting import until
 
 
@@ -197,6 +203,53 @@ def test_a_container_that_is_started_again_in_its_pod_is_the_same_pod(tmp_path: 
     assert gang._pod_id(tmp_path) == gang._pod_id(tmp_path) != gang._pod_id(tmp_path / "other")
 
 
+def test_those_that_say_nothing_or_too_much_keep_no_node_waiting(
+    seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "_ANSWERS_WITHIN", 10_000.0)
+    FirstNode(seat)
+    with ExitStack() as strangers:
+        silent = [
+            strangers.enter_context(socket.create_connection(("127.0.0.1", seat.port))) for _ in range(9)
+        ]
+        silent[0].sendall(b"half a line")
+        asked = Event()
+
+        def ask() -> None:
+            if OtherNode(replace(seat, node=1)).ask(None) is not None:
+                asked.set()
+
+        Thread(target=ask, daemon=True).start()
+        until(asked.is_set, "the answer")
+        endless = strangers.enter_context(socket.create_connection(("127.0.0.1", seat.port)))
+        with pytest.raises(OSError, match=r"(?i)reset|broken pipe"):
+            for _ in range(1024):
+                endless.sendall(bytes(1 << 16))
+
+
+def test_a_connection_is_not_listened_to_for_longer_than_an_answer_takes(
+    seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it says something again and again."""
+    now = [0.0]
+    monkeypatch.setattr(gang, "monotonic", lambda: now[0])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"a")
+
+        class Dripping:
+            def settimeout(self, seconds: float) -> None:
+                ours.settimeout(seconds)
+
+            def recv(self, size: int) -> bytes:
+                now[0] += 2.0
+                theirs.sendall(b"a")
+                return ours.recv(1)
+
+        with pytest.raises(TimeoutError):
+            gang._line(Dripping())  # type: ignore[arg-type]
+
+
 def test_a_node_that_is_cut_off_ends_by_itself(
     seat: Seat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,3 +275,110 @@ def test_a_node_that_is_cut_off_ends_by_itself(
     assert (tmp_path / "verdict").read_text().startswith("again nothing was heard of node 0")
     told.over = True
     thread.join()
+
+
+@dataclass
+class ModelPod:
+    """One pod of a node, as `keep_together` goes through it."""
+
+    number: int
+    attempt: int
+    heard: float
+    began: bool = False
+    code: int | None = None
+    verdict: tuple[str, str] | None = None
+    end: int | None = None
+    """The exit code of its container, once that has ended."""
+
+
+@dataclass
+class Model:
+    """A job of two nodes on a cluster that replaces each pod that has failed. The command succeeds whenever it ends."""
+
+    now: float = 0.0
+    pods: list[ModelPod] = field(default_factory=list)
+    attempt: Attempt = field(default_factory=lambda: Attempt(2, 1))
+
+    def last(self, number: int) -> ModelPod | None:
+        return next((each for each in reversed(self.pods) if each.number == number), None)
+
+    def make(self, number: int) -> None:
+        """A pod for a node that has none, or in place of one that failed."""
+        before = self.last(number)
+        if before is None or before.end not in (None, 0):
+            attempt = 1 if before is None else before.attempt + 1
+            self.pods.append(ModelPod(number, attempt, self.now))
+            if number == 0:
+                self.attempt = Attempt(2, attempt)
+
+    def finish(self, number: int) -> None:
+        pod = self.last(number)
+        if pod is not None and pod.began and pod.code is None:
+            pod.code = 0
+
+    def kill(self, number: int) -> None:
+        pod = self.last(number)
+        if pod is not None and pod.end is None:
+            pod.end = gang.KILLED
+
+    def turn(self, number: int) -> None:
+        pod, first = self.last(number), self.last(0)
+        if pod is None or pod.end is not None:
+            return
+        answer = pod.verdict
+        if answer is None and first is not None and first.end is None:
+            self.attempt.look(self.now)
+            answer = self.attempt.report(number, pod.attempt, pod.code, self.now)
+        if answer is not None:
+            pod.heard = self.now
+            pod.began = pod.began or answer[0] == GO
+        elif pod.began and self.now - pod.heard > LOST:
+            answer = (AGAIN, "")
+        if answer is not None and answer[0] in (DONE, FIRST, AGAIN):
+            pod.verdict = answer
+            if number != 0 or self.attempt.may_leave(self.now):
+                pod.end = 0 if answer[0] == DONE else 190
+
+    def ended(self) -> Ended | None:
+        """What a dsv that looks says of it."""
+        seen = [
+            a_pod(each.number, each.attempt - 1, phase="Running" if each.began else "Pending")
+            if each.end is None
+            else a_pod(
+                each.number, each.attempt - 1, phase="Failed" if each.end else "Succeeded", code=each.end
+            )
+            for each in self.pods
+        ]
+        return ended(JobFacts(a_job(**GANG, completions=2, backoffLimit=9), tuple(seen)))
+
+    def go_on(self) -> None:
+        """Each node has its turn, and its command ends; a pod that has failed is replaced after a while."""
+        for number in (0, 1):
+            if int(self.now) % 7 == 0:
+                self.make(number)
+            self.turn(number)
+            self.finish(number)
+        self.now += 1.0
+
+
+STEPS = st.sampled_from(["make", "turn", "turn", "finish", "kill"])
+DONE_BY_BOTH = [(step, number) for step in ("make", "turn", "turn") for number in (0, 1)] + [
+    ("turn", 0), ("turn", 1), ("finish", 0), ("finish", 1), ("turn", 0), ("turn", 1)
+]  # fmt: skip
+
+
+@given(st.lists(st.tuples(STEPS, st.sampled_from([0, 1])), max_size=40))
+@example([*DONE_BY_BOTH, ("kill", 0)])
+@example([*DONE_BY_BOTH[:-1], ("kill", 1), ("turn", 0)])
+def test_the_end_is_known_whichever_node_is_killed_at_whatever_moment(steps: list[tuple[str, int]]) -> None:
+    """Of a job whose command succeeds wherever it ends. A node that is killed once all are done has nobody to begin
+    again with."""
+    model = Model()
+    for step, number in steps:
+        getattr(model, step)(number)
+        model.now += 0.5
+    for _ in range(400):
+        if (found := model.ended()) is not None:
+            break
+        model.go_on()
+    assert found is not None and found.exit_code == 0, model

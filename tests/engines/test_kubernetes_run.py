@@ -25,17 +25,19 @@ JOB = "/apis/batch/v1/namespaces/training/jobs/job"
 
 
 class Cluster:
-    """Stands for the API: one Job and its pod. begun: whether the pod's command has begun."""
+    """Stands for the API: one Job and its pod. begun: whether the pod's command has begun; stays: whether the pod is
+    still there while the Job is suspended."""
 
     def __init__(self, *, begun: bool) -> None:
         self.begun = begun
         self.suspended = False
+        self.stays = False
         self.deleted = False
         self.labels: dict[str, str] = {}
         self.told: list[str] = []
 
     def items(self, path: str, **query: str) -> list[Any]:
-        if not path.endswith("/pods") or self.suspended:
+        if not path.endswith("/pods") or (self.suspended and not self.stays):
             return []
         pod = dict(a_pod(phase="Running" if self.begun else "Pending").raw)
         pod["metadata"] = {**pod["metadata"], "ownerReferences": [{"uid": "u0"}]}
@@ -90,6 +92,44 @@ def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() 
     until(lambda: run.ended is not None)
     assert cluster.suspended and cluster.deleted and cluster.told == []
     assert run.ended is not None and not run.ended.launched
+
+
+def test_a_job_that_is_taken_back_is_asked_about_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as its cluster doesn't let go of it, as of a pod on a machine that is lost."""
+    pauses: list[float] = []
+
+    class Wake:
+        """Nothing wakes it; after a while the cluster has let the job go."""
+
+        def wait(self, seconds: float) -> bool:
+            pauses.append(seconds)
+            cluster.deleted = len(pauses) > 5
+            return self.woken
+
+        def set(self) -> None:
+            self.woken = True
+
+        def clear(self) -> None:
+            self.woken = False
+
+        woken = False
+
+    cluster = Cluster(begun=False)
+    cluster.stays = True
+    monkeypatch.setattr("dsv.engines.kubernetes.run.Event", Wake)
+    run = KubernetesRun.__new__(KubernetesRun)
+    with monkeypatch.context() as unwatched:
+        unwatched.setattr("dsv.engines.kubernetes.run.Thread.start", lambda _: None)
+        KubernetesRun.__init__(
+            run,
+            KubernetesJob(cluster, Address("training", "job", "u0")),  # type: ignore[arg-type]
+            Output(None, None),
+            lambda: None,
+            autoscaling=False,
+        )
+    run._untold.append("SIGTERM")
+    run._until_end()
+    assert pauses == [0.3] * 6 and not Wake.woken
 
 
 def test_a_job_of_a_queue_is_not_suspended_as_the_queue_would_let_it_begin_again() -> None:

@@ -11,6 +11,7 @@ from pathlib import PurePath, PurePosixPath
 from dsv.engines.base import Job
 from dsv.engines.kubernetes.names import (
     FAILED_KEY,
+    GANG_PORT,
     GRACE_SECONDS,
     HOLDING,
     IGNORED_KEY,
@@ -86,7 +87,7 @@ def _environment(job: Job, name: str) -> list[Manifest]:
         found += [{"name": each, "value": value} for each, value in meeting.items() if each not in ranks]
         found += [_from_pod(each, f"metadata.annotations['{INDEX_KEY}']") for each in ranks]
     if is_gang(job):
-        found.append({"name": "DSV_GANG_PORT", "value": str(_port(job.run) + 1)})
+        found.append({"name": GANG_PORT, "value": str(_port(job.run) + 1)})
     return found
 
 
@@ -99,7 +100,7 @@ def _gang(job: Job, name: str) -> list[Manifest]:
     """What gang.py has to know."""
     if not is_gang(job):
         return []
-    wanted = ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", "DSV_GANG_PORT")
+    wanted = ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", GANG_PORT)
     token = _from_pod("DSV_GANG_TOKEN", f"metadata.labels['{JOB_UID_LABEL}']")
     return [*(each for each in _environment(job, name) if each["name"] in wanted), token]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.engines.kubernetes.api import passes
-from dsv.engines.kubernetes.names import QUEUE_LABEL, RUN_KEY, STOPPED_KEY
+from dsv.engines.kubernetes.names import GANG_PORT, HOLDING, QUEUE_LABEL, RUN_KEY, STOPPED_KEY
 from dsv.engines.kubernetes.pods import Pod
 from dsv.model.run import RunState, Usage, joint_usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
@@ -96,6 +96,19 @@ class JobFacts:
         return int(self._spec.get("backoffLimit") or 0) > 0
 
     @property
+    def is_gang(self) -> bool:
+        """Whether its nodes end together, so that one succeeds only once the command has succeeded on all of them."""
+        pod = (self._spec.get("template") or {}).get("spec") or {}
+        holding = [each for each in pod.get("initContainers") or () if each.get("name") == HOLDING]
+        return any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether a node has begun again, and waits for nodes that are done and will not come back."""
+        done = _done_in(self)
+        return done is not None and any(each.attempt > done and not each.is_over for each in self.last)
+
+    @property
     def _spec(self) -> Mapping[str, Any]:
         return self.raw.get("spec") or {}
 
@@ -114,7 +127,7 @@ def ended(job: JobFacts) -> Ended | None:
     failed = job.condition("Failed") or job.condition("FailureTarget")
     all_over = len(last) == job.nodes and all(each.is_over for each in last)
     parts = parts_of(job)
-    if job.condition("Complete") or (all_over and all(_succeeded(each) for each in last)):
+    if job.condition("Complete") or (all_over and all(_succeeded(each) for each in last)) or _were_done(job):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
     taken = any(each.put_back is not None for each in last)  # begun, and told to end by its queue
     held_back = job.suspended and job.stopped is None and not taken  # or while it is taken back: it may go on
@@ -160,6 +173,23 @@ def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
             before = max((each.attempt for each in found if each.node == part.node), default=0)
             found.append(replace(part, attempt=max(part.attempt, before + 1)))
     return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
+
+
+def _done_in(job: JobFacts) -> int | None:
+    """The attempt in which the command has succeeded on all nodes, as one of them tells that has ended with that."""
+    attempts = [each.attempt for each in job.last if each.is_over and _succeeded(each)]
+    return max(attempts) if job.is_gang and attempts else None
+
+
+def _were_done(job: JobFacts) -> bool:
+    """Whether the command has succeeded on all nodes though not every pod has: one may be killed once all are done, or
+    its machine may be lost while it sends the output. The others are gone then, so a new pod of it waits in vain."""
+    done = _done_in(job)
+    if done is None:
+        return False
+    return job.condition("Failed") is not None or (
+        len(job.last) == job.nodes and all(each.is_over or each.attempt > done for each in job.last)
+    )
 
 
 def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:

@@ -231,6 +231,7 @@ class Kubernetes:
         if isinstance(facts, Refusal):
             return None
         now = status(facts)
+        job.end_what_waits(facts)
         if now.state is RunState.QUEUED:
             return replace(now, reason=job.why_queued(facts))
         if now.ended is None or not now.ended.launched:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock, Thread
+from threading import BoundedSemaphore, Lock, Thread
 from time import monotonic, sleep
 from types import FrameType
 from typing import Final, Self
@@ -41,6 +41,10 @@ _WAITED_FOR: Final = 10.0
 _LAST_WORDS: Final = 20.0
 """Seconds to tell the others after the pod was told to end: less than Kubernetes gives it."""
 _ANSWERS_WITHIN: Final = 5.0
+_LONGEST: Final = 1024
+"""Bytes of a line: what nodes say to each other is much shorter."""
+_AT_ONCE: Final = 64
+"""How many are listened to at a time: one that says nothing, such as a scan of ports, must not keep a node waiting."""
 KILLED: Final = 137
 WAIT, GO, DONE, FIRST, AGAIN = "wait", "go", "done", "first", "again"
 _FINAL: Final = (DONE, FIRST, AGAIN)
@@ -183,22 +187,34 @@ class FirstNode:
             return self._attempt.may_leave(monotonic())
 
     def _serve(self) -> None:
+        free = BoundedSemaphore(_AT_ONCE)
+
+        def listen(connection: socket.socket) -> None:
+            try:
+                with connection, suppress(OSError, ValueError):
+                    self._answer(connection)
+            finally:
+                free.release()
+
         while True:
-            with suppress(OSError, ValueError):
+            free.acquire()
+            try:
                 connection, _ = self._server.accept()
-                with connection:
-                    connection.settimeout(_ANSWERS_WITHIN)
-                    token, node, attempt, code, *of_pods = _line(connection).split()
-                    if not hmac.compare_digest(token.encode(), self._seat.token.encode()):
-                        continue
-                    with self._lock:
-                        self._attempt.look(monotonic())
-                        exit_code = None if code == "-" else int(code)
-                        pods = (each.strip("-") for each in of_pods[:2])
-                        word, reason = self._attempt.report(
-                            int(node), int(attempt), exit_code, monotonic(), *pods
-                        )
-                    connection.sendall(f"{word} {reason}\n".encode())
+                Thread(target=listen, args=(connection,), name="dsv-gang-node", daemon=True).start()
+            except (OSError, RuntimeError):  # no room for a socket or a thread, for the moment
+                free.release()
+                sleep(_PERIOD)
+
+    def _answer(self, connection: socket.socket) -> None:
+        token, node, attempt, code, *of_pods = _line(connection).split()
+        if not hmac.compare_digest(token.encode(), self._seat.token.encode()):
+            return
+        exit_code = None if code == "-" else int(code)
+        pods = (each.strip("-") for each in of_pods[:2])
+        with self._lock:
+            self._attempt.look(monotonic())
+            word, reason = self._attempt.report(int(node), int(attempt), exit_code, monotonic(), *pods)
+        connection.sendall(f"{word} {reason}\n".encode())
 
 
 class OtherNode:
@@ -296,8 +312,16 @@ def _write(path: Path, text: str) -> None:
 
 
 def _line(connection: socket.socket) -> str:
+    """What the other side says, within a bounded time. Raises `OSError` if it says nothing, or too much."""
+    deadline = monotonic() + _ANSWERS_WITHIN
     data = b""
-    while not data.endswith(b"\n") and (piece := connection.recv(4096)):
+    while not data.endswith(b"\n"):
+        if len(data) > _LONGEST or (left := deadline - monotonic()) <= 0:
+            raise TimeoutError("no line came")
+        connection.settimeout(left)
+        piece = connection.recv(_LONGEST)
+        if not piece:
+            break
         data += piece
     return data.decode("utf-8", "replace").strip()
 

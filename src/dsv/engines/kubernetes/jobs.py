@@ -171,6 +171,11 @@ class KubernetesJob:
         answer = self.api.delete(self.at.path)
         return answer if isinstance(answer, Refusal) and answer.status != 404 else None
 
+    def end_what_waits(self, facts: JobFacts) -> None:
+        """Gives back the places of nodes that wait in vain: the cluster ends them, and keeps the pods of the others."""
+        if facts.waits_in_vain:
+            self.api.patch(self.at.path, {"spec": {"activeDeadlineSeconds": 1}})
+
     def take_back(self, facts: JobFacts) -> bool:
         """A step towards the end of a job that doesn't seem to have begun. Whether it was the last one.
 

@@ -22,6 +22,8 @@ JOB_UID_LABEL: Final = "batch.kubernetes.io/controller-uid"
 FAILED_KEY: Final = "batch.kubernetes.io/job-index-failure-count"
 IGNORED_KEY: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
 MAIN, STAGING, HOLDING = "main", "stage", "hold"
+GANG_PORT: Final = "DSV_GANG_PORT"
+"""The variable that tells the nodes of a job where they agree to begin and end together."""
 GRACE_SECONDS: Final = 30
 OUT: Final = "/dsv/out"
 """The output folder of a run whose pool has none, in the pod."""

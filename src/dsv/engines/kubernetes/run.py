@@ -106,6 +106,7 @@ class KubernetesRun:
                 if (done := ended(facts)) is not None:
                     if facts.put_back or (facts.suspended and facts.stopped is not None):
                         self._job.delete()  # the cluster keeps it for ever, or its queue lets it begin again
+                    self._job.end_what_waits(facts)
                     return self._with_metrics(done, facts)
                 if (problem := self._job.give_up_lost_pods()) is not None:
                     self._say(
@@ -114,7 +115,8 @@ class KubernetesRun:
                 if (stuck := self._stuck(facts)) is not None:
                     self._job.delete()
                     return stuck
-                self._tell_again()
+                if self._tell_again():
+                    pause = _ASK[0]  # how a command ended that began just now is not seen for long
             woken = self._wake.wait(pause)
             self._wake.clear()
             pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
@@ -177,19 +179,20 @@ class KubernetesRun:
     def _since(self, key: str) -> float:
         return monotonic() - self._waits.setdefault(key, monotonic())
 
-    def _tell_again(self) -> None:
-        """A job whose command has not begun is taken back; one that has begun since then gets the signals."""
+    def _tell_again(self) -> bool:
+        """Takes a job back whose command has not begun; one that has begun since then gets the signals. Returns
+        whether something is left to tell."""
         with self._lock:
             facts = self._job.look() if self._untold else None
             if not isinstance(facts, JobFacts):
-                return
+                return False
             if not facts.begun:
                 if self._job.take_back(facts):
                     self._untold.clear()
-                self._wake.set()  # how a command ended that began just now is not seen for long
-                return
+                return True
             while self._untold and self._job.signal(self._untold[0].removeprefix("SIG")) is None:
                 del self._untold[0]
+            return bool(self._untold)
 
     def _say(self, text: str) -> None:
         """Among what the job writes to stderr, once; numbers in it, such as a port, may differ each time."""

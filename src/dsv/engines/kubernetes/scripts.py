@@ -221,6 +221,8 @@ if [ -n "${{DSV_GANG_PORT:-}}" ]; then
 fi
 why=
 read -r why <{OWN}/why
+# One that ended well, and then lost its data before the others were done, has not ended well for them.
+[ -z "${{DSV_GANG_PORT:-}}" ] || [ -n "$verdict$why" ] || [ ! -e {OWN}/not-held ] || why={NOT_HELD}
 [ "$why" != {TOGETHER} ] || [ "$verdict" = again ] || why=
 case $why in
   {NOT_HELD}) code=125 ;;

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.api.config_file import lasting, read_config, with_value
+from dsv.api.config_file import edited, lasting, read_config, with_value
 from dsv.api.settings import (
     ENVIRONMENT_KEYS,
     PLAIN_KEYS,
@@ -19,6 +19,7 @@ from dsv.api.settings import (
     read_workspace,
 )
 from dsv.errors import NotFound, UsageError
+from dsv.model.toml import read_toml
 
 HOME, CWD = Path("/home/ann"), Path("/work/xrays")
 USER = "/home/ann/.config/dsv/config.toml"
@@ -225,6 +226,49 @@ def test_setting_a_value_keeps_the_others_and_unsetting_takes_empty_tables_along
     assert with_value(before, "stores.lake.url", None) == {"author": "a", "mine": {"x": 1}}
 
 
+FILES = {
+    "tables": '# mine\nauthor = "Ann" # me\n\n# the lake\n[stores.lake]\nurl = "s3://lake"\n\n[x]\ny = 1 # odd\n',
+    "keys with dots": 'stores.lake.url = "s3://lake"\n# the end\n',
+    "tables within a line": 'stores = { lake = { url = "s3://lake" } } # mine\n',
+    "tables apart": '[stores.lake] # mine\nurl="s3://a"\n[caches.b] # b\npath="/x"\n[stores.c] # c\nurl = "s3://c"\n',
+    "a list over lines": "# mine\n[pools.a.docker]\nx = [ 1, # one\n  2 ]\n",
+    "the lines of Windows": '# mine\r\nauthor = "Ann" # me\r\n',
+    "nothing else": "# mine\n",
+}
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("store", "lake"),
+        ("author", "Bo"),
+        ("stores.lake.url", "s3://new"),
+        ("stores.lake.names", "/names"),
+        ("stores.other.url", "s3://other"),
+        ("caches.b.path", "/y"),
+        ("pools.a.engine", "docker"),
+        ("pools.a.kubernetes.labels", '{"a": [1, 2], "b": {"c": "d"}}'),
+    ],
+)
+def test_what_is_written_into_a_file_leaves_its_comments(text: str, key: str, value: str) -> None:
+    changed = with_value(read_toml(text.encode()), key, value)
+    after = edited(text, key, changed)
+    assert after is not None and read_toml(after.encode()) == changed
+    assert [line.partition("#")[2] for line in after.splitlines() if "#" in line] == [
+        line.partition("#")[2] for line in text.splitlines() if "#" in line
+    ]
+
+
+def test_what_is_taken_out_of_a_file_takes_its_own_comments_along() -> None:
+    text = FILES["tables"]
+    for key, lost in (
+        ("author", 'author = "Ann" # me\n'),
+        ("stores.lake.url", '[stores.lake]\nurl = "s3://lake"\n\n'),
+    ):
+        assert edited(text, key, with_value(read_toml(text.encode()), key, None)) == text.replace(lost, "")
+
+
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=8)
 
 
@@ -235,3 +279,6 @@ def test_what_is_set_is_read_back(name: str, value: str) -> None:
     document = with_value({}, f"stores.{name}.url", value)
     source = read_config(tomli_w.dumps(document).encode(), USER)
     assert source.values == {f"stores.{name}.url": value}
+    kept = edited("# mine\n", f"stores.{name}.url", document)
+    assert kept is not None and kept.startswith("# mine\n")
+    assert read_config(kept.encode(), USER).values == source.values

@@ -46,12 +46,12 @@ def test_where_the_names_of_the_store_in_effect_are(dsv: Dsv) -> None:
 def test_setting_keeps_what_is_there_and_its_mode(dsv: Dsv) -> None:
     path = dsv.home / ".config/dsv/config.toml"
     path.parent.mkdir(parents=True)
-    path.write_text('author = "Ann"\n[future]\nx = 1\n')
+    path.write_text('# the group\nauthor = "Ann"  # me\n[future]\nx = 1\n')
     path.chmod(0o600)
     result = dsv.ok("config", "store", "s3://b")
     assert result.out == f"store set in {path}\n"
     assert dsv.ok("config", "author").out == "Ann\n"
-    assert "[future]\nx = 1" in path.read_text()
+    assert path.read_text() == '# the group\nauthor = "Ann"  # me\nstore = "s3://b"\n\n[future]\nx = 1\n'
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
     shown = dsv.ok("config")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os.path
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from dsv.api.settings import (
     PLAIN_KEYS,
@@ -107,6 +108,46 @@ def with_value(document: dict[str, object], key: str, value: Json) -> dict[str, 
     if isinstance(value, str) and is_engines_key(key):
         value = json_or_text(value)
     return _placed(document, key.split("."), value)
+
+
+def edited(text: str, key: str, changed: Mapping[str, object]) -> str | None:
+    """A config file in which `key` has the value, or the absence, that `changed` says. Comments, the order of the
+    tables and how values are written stay; only comments within what is removed go with it. None if the file is
+    written in a way that can't be kept.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    wanted: object = changed
+    for part in (parts := key.split(".")):
+        wanted = wanted.get(part) if isinstance(wanted, Mapping) else None
+    try:
+        document = tomlkit.parse(text)
+        _edit(document, parts, wanted)
+        found = tomlkit.dumps(document)
+        if read_toml(found.encode()) == changed:
+            return found
+    except (TOMLKitError, ValueError, TypeError, KeyError):
+        pass
+    return None
+
+
+def _edit(table: MutableMapping[str, Any], parts: list[str], value: object) -> None:
+    import tomlkit
+
+    name, *below = parts
+    if not below:
+        if value is None:
+            table.pop(name)
+        else:
+            table[name] = value
+        return
+    if not isinstance(table.get(name), MutableMapping):
+        inline = isinstance(table, tomlkit.items.InlineTable)
+        table[name] = tomlkit.inline_table() if inline else tomlkit.table(is_super_table=len(below) > 1)
+    _edit(table[name], below, value)
+    if not table[name]:
+        table.pop(name)
 
 
 def _placed(document: dict[str, object], parts: list[str], value: Json) -> dict[str, object]:

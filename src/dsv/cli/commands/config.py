@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dsv.api import environment
-from dsv.api.config_file import lasting, parse_toml, with_value
+from dsv.api.config_file import edited, lasting, parse_toml, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
 from dsv.cli.declare import command, text
@@ -53,7 +53,7 @@ def config(
 
     A value is looked for on the command line, in the workspace (.dsv/config.toml), in the environment
     (DSV_STORE, DSV_CACHE, DSV_AUTHOR), in the user's config.toml (DSV_CONFIG names another file) and in
-    /etc/dsv/config.toml. VALUE is written to the user's file; what else is in it stays, comments aside.
+    /etc/dsv/config.toml. VALUE is written to the user's file; what else is in it stays as it is, comments included.
 
     names is where the store in effect keeps its names, if that is elsewhere.
     """
@@ -127,13 +127,20 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
             call.say(
                 f"{hide_in_urls(typed)} is {hide_in_urls(value)}: a config file means the same in every folder"
             )
-    document = parse_toml(environment.read_settings(path) or b"", str(path))
+    before = environment.read_settings(path) or b""
+    document = parse_toml(before, str(path))
     changed = with_value(document, key, value)
     if unset and changed == document:
         raise NotFound(
             f"{key} is not set in {path}", subject=key, hint="dsv config shows where values come from"
         )
-    _write(path, changed)
+    after = edited(before.decode(), key, changed)
+    if after is None:
+        import tomli_w
+
+        after = tomli_w.dumps(changed)
+        call.warn(f"{path} was written anew, and its comments are gone")
+    _write(path, after)
     if call.json:
         call.items([] if value is None else [_item(Setting(key, value, str(path)))])
     else:
@@ -166,10 +173,8 @@ def _item(setting: Setting) -> dict[str, object]:
     return {"key": setting.key, "value": hide_in_urls(setting.value), "origin": setting.origin}
 
 
-def _write(path: Path, document: dict[str, object]) -> None:
+def _write(path: Path, text: str) -> None:
     """Replaces the file as a whole, through a symlink to where it really lies, with the mode it had."""
-    import tomli_w
-
     real = path.resolve()
     if real.exists() and not real.is_file():
         raise UsageError(
@@ -179,4 +184,4 @@ def _write(path: Path, document: dict[str, object]) -> None:
         )
     real.parent.mkdir(parents=True, exist_ok=True)
     mode = real.stat().st_mode & 0o7777 if real.exists() else None
-    replace_file(real, tomli_w.dumps(document).encode(), mode=mode)
+    replace_file(real, text.encode(), mode=mode)

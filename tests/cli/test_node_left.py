@@ -206,6 +206,82 @@ def test_an_attempt_that_the_cluster_does_not_count_takes_no_retry_away(dsv: Dsv
     assert ("is complete" in said) is counted and left.record().state.is_terminal is counted
 
 
+@pytest.fixture
+def queued(dsv: Dsv) -> Left:
+    left = Left(dsv, "kubernetes")
+    left.dsv = left.dsv.at(dsv.cwd, DSV_JOB_KEY="secret-of-the-job", DSV_QUEUED="yes")
+    return left
+
+
+def stop(left: Left, rank: int, found: str = "stopped") -> None:
+    """The cluster tells the pod of a node to end."""
+    write_files(left.dsv.home / f"pod.{rank}.1", {found: b""})
+
+
+def test_a_queue_that_took_a_place_away_does_not_take_the_attempt_out_of_the_record(queued: Left) -> None:
+    """The cluster counts anew, so the pods of the next attempt are told that they are the first."""
+    queued.begin()
+    stop(queued, 0)
+    assert "left to others" in leave(queued, 0, 1, "code=143 why= begun=10 over=12", log="a hunter2hunter2\n")
+    assert not queued.record().state.is_terminal
+    shutil.rmtree(queued.dsv.home / "pod.0.1")
+    assert "is complete" in leave(queued, 0, 1, WELL, log="b\n")
+    whole = queued.record()
+    assert (whole.state, whole.exit_code, whole.end, whole.started_ms) == (
+        RunState.ENDED,
+        0,
+        EndCause.EXITED,
+        10_000,
+    )
+    assert [(part.attempt, part.end, part.exit_code) for part in whole.parts] == [
+        (1, EndCause.EVICTED, 143),
+        (2, EndCause.EXITED, 0),
+    ]
+    assert whole.parts[0].error == "the cluster took its place away"
+    assert queued.log() == b"a ***\nb\n"
+
+
+def test_each_of_several_nodes_goes_on_counting_after_a_queue_took_their_places_away(queued: Left) -> None:
+    queued.begin(nodes=2, retries=1)
+    for rank in (0, 1):
+        stop(queued, rank)
+        leave(queued, rank, 1, "code=0 why= begun=10 over=12", "done")  # which had time to end well
+        shutil.rmtree(queued.dsv.home / f"pod.{rank}.1")
+    assert "left to others" in leave(queued, 0, 1, WELL, "done")
+    assert "is complete" in leave(queued, 1, 1, WELL, "done")
+    parts = [(part.attempt, part.node, part.end) for part in queued.record().parts]
+    evicted, well = EndCause.EVICTED, EndCause.EXITED
+    assert parts == [(1, 0, evicted), (1, 1, evicted), (2, 0, well), (2, 1, well)]
+
+
+def test_a_failure_after_a_queue_took_the_place_away_is_left_to_the_cluster(queued: Left) -> None:
+    """It alone knows which of the attempts it counts."""
+    queued.begin(retries=1)
+    stop(queued, 0)
+    leave(queued, 0, 1, "code=143 why= begun=10 over=12")
+    shutil.rmtree(queued.dsv.home / "pod.0.1")
+    assert "left to others" in leave(queued, 0, 1, "code=3 why= begun=20 over=22")
+    told = queued.record()
+    assert not told.state.is_terminal and told.output is not None
+
+
+def test_a_pod_that_tells_its_part_twice_tells_it_under_one_number(queued: Left) -> None:
+    queued.begin(retries=1)
+    for _ in range(2):
+        assert "left to others" in leave(queued, 0, 1, FAILED)
+    (stored,) = queued.runs.listing(PETS, RUN)
+    assert [each for each in stored.parts if each.startswith("part")] == ["part-0-1"]
+
+
+def test_a_command_that_dsv_ended_was_not_evicted_from_its_queue(queued: Left) -> None:
+    queued.begin()
+    stop(queued, 0)
+    stop(queued, 0, "told")
+    leave(queued, 0, 1, "code=143 why= begun=10 over=12")
+    (stored,) = queued.runs.listing(PETS, RUN)
+    assert not any(each.startswith("part") for each in stored.parts)
+
+
 @pytest.mark.parametrize("lacking", ["ended", "log.0"])
 def test_a_pod_that_did_not_leave_all_leaves_it_to_others(dsv: Dsv, lacking: str) -> None:
     left = Left(dsv, "kubernetes")

@@ -257,16 +257,20 @@ def test_a_pod_whose_command_succeeded_is_over_once_nothing_runs_in_it(
         ("c,c 3,c c,3", True),
         ("3,c -,0", None),
         ("3,124", True),
+        ("e 0", True),
+        ("e 3", None),
+        ("e,e 0,-", None),
     ],
 )
 def test_whether_another_attempt_follows_what_its_nodes_left(ends: str, over: bool | None) -> None:
     """As the cluster counts them, with one retry: an attempt counts in which a node failed by itself. By attempts, then
-    by nodes; c: ended with the others; -: nothing is known."""
+    by nodes; c: ended with the others; e: stopped by a queue; -: nothing is known."""
     attempts = [each.split(",") for each in ends.split()]
+    causes = {"c": EndCause.CANCELLED, "e": EndCause.EVICTED, "124": EndCause.TIME_LIMIT}
     parts = [
         RunPart(
-            node=node, attempt=attempt, ended_ms=1, exit_code=143 if end == "c" else int(end),
-            end=EndCause.CANCELLED if end == "c" else EndCause.TIME_LIMIT if end == "124" else EndCause.EXITED,
+            node=node, attempt=attempt, ended_ms=1, exit_code=int(end) if end.isdecimal() else 143,
+            end=causes.get(end, EndCause.EXITED),
         )
         for attempt, nodes in enumerate(attempts, 1) for node, end in enumerate(nodes) if end != "-"
     ]  # fmt: skip

@@ -21,7 +21,9 @@ from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.capacity import Capacity
+from dsv.model.node_order import NodeOrder, OrderedData
 from dsv.model.resources import Resources
+from dsv.model.run import RunId
 from dsv.model.store_access import StoreAccess
 from dsv.runs.plan import _output as output_of
 
@@ -198,6 +200,11 @@ def test_a_queue_decides_when_its_jobs_begin() -> None:
     job = planned(queue="gpu")["Job"]
     assert job["spec"]["suspend"] is True and job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert planned()["Job"]["spec"]["suspend"] is False
+    data = (OrderedData(dataset="xray", commit="ab" * 32),)
+    order = NodeOrder(run=RunId.parse(RUN), data=data).encode().decode()
+    for options in ({"queue": "gpu"}, {}):
+        hold = pod_of(replace(JOB, close=("node", "-"), order=order), **options)["initContainers"][0]
+        assert any(each["name"] == "DSV_QUEUED" for each in hold["env"]) is bool(options)
 
 
 def test_an_overlay_is_merged_by_name() -> None:

@@ -190,6 +190,7 @@ def _closing(job: Job, options: KubernetesOptions) -> list[Manifest]:
         _from_pod("DSV_FAILED", f"metadata.annotations['{FAILED_KEY}']"),
         _from_pod("DSV_IGNORED", f"metadata.annotations['{IGNORED_KEY}']"),
         _from_pod("DSV_HOST", "spec.nodeName"),
+        *([{"name": "DSV_QUEUED", "value": "yes"}] if options.queue is not None else []),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,11 +30,16 @@ CAUSES: Final = {
 @dataclass(frozen=True, slots=True)
 class LeftInPod:
     """part: of this node, in this attempt. is_clear: whether the end can be told here; only the cluster knows why it
-    stopped or killed a command."""
+    stopped or killed a command. was_stopped: whether the cluster ended the pod, and not dsv the command."""
 
     part: RunPart
     usage: Usage | None
     is_clear: bool
+    was_stopped: bool = False
+
+    def put_back(self) -> RunPart:
+        """The part of a job in a queue, which may begin again after the cluster has stopped it."""
+        return replace(self.part, end=EndCause.EVICTED, error="the cluster took its place away")
 
 
 def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> LeftInPod | None:
@@ -58,7 +63,9 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Lef
         error=error,
         **stage_facts(_text(folder / "staged.json")),
     )
-    return LeftInPod(part, _usage(said), why in CAUSES or not _was_ended(folder, code, why))
+    is_clear = why in CAUSES or not _was_ended(folder, code, why)
+    was_stopped = not is_clear and (folder / "stopped").exists() and not (folder / "told").exists()
+    return LeftInPod(part, _usage(said), is_clear, was_stopped)
 
 
 def _was_ended(folder: Path, code: int, why: str) -> bool:
@@ -83,7 +90,7 @@ def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
         return None
     if decided.succeeded:
         return True
-    if decided.end is EndCause.CANCELLED:
+    if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
         return None
     failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
     if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):

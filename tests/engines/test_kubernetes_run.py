@@ -16,8 +16,10 @@ from dsv.engines.kubernetes.api import Refusal
 from dsv.engines.kubernetes.end import JobFacts
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
 from dsv.engines.kubernetes.logs import PodLog
+from dsv.engines.kubernetes.pods import Pod
 from dsv.engines.kubernetes.run import KubernetesRun
 from dsv.engines.output import Output
+from dsv.model.run_end import EndCause
 from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
 
@@ -151,7 +153,7 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     cluster.suspended, cluster.labels = True, {"kueue.x-k8s.io/queue-name": "gpus"}
     run = KubernetesRun.__new__(KubernetesRun)
     job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
-    run._job, run._waits, run._asked = job, {}, 0.0
+    run._job, run._waits, run._asked, run._put_back = job, {}, 0.0, set()
     monkeypatch.setattr(run, "_say", lambda _: None)
     facts = job.look()
     assert isinstance(facts, JobFacts)
@@ -166,6 +168,39 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     assert asked_at(7200, gone) is None and asked_at(7230, gone) is None
     ended = asked_at(7270, gone)
     assert ended is not None and not ended.launched
+
+
+def test_that_a_queue_took_the_place_of_a_job_away_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what it waits for, though it has waited for that before."""
+    now, full = [0.0], "insufficient unused quota, 1 more needed"
+    monkeypatch.setattr("dsv.engines.kubernetes.run.monotonic", lambda: now[0])
+    monkeypatch.setattr(KubernetesJob, "queue_says", lambda _: _pending(full))
+    run = KubernetesRun.__new__(KubernetesRun)
+    run._waits, run._asked, run._put_back, run._said = {}, 0.0, set(), set()
+    run._job = KubernetesJob(Cluster(begun=False), Address("training", "job", "u0"))  # type: ignore[arg-type]
+    said: list[str] = []
+    monkeypatch.setattr("os.write", lambda _, data: said.append(data.decode()))
+    run._err = 2
+    raw = {
+        "metadata": {"name": "job", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
+        "spec": {"suspend": True},
+    }
+    pods: list[Pod] = []
+    for turn in range(3):
+        facts = JobFacts(raw, tuple(pods))
+        for _ in range(3):
+            now[0] += 10
+            assert run._queued(facts) is None
+        one = dict(a_pod().raw)
+        one["metadata"] = {**one["metadata"], "uid": f"u{turn}"}
+        pods.append(Pod(one, gone=True, put_back=(EndCause.PREEMPTED, f"Preempted by {turn}")))
+    waits = f"[dsv] the job waits: the queue gpus has not admitted it: {full}\n"
+    taken = [f"[dsv] the queue gpus took the job's place away: Preempted by {each}\n" for each in (0, 1)]
+    assert said == [waits, taken[0], waits, taken[1], waits]
+
+
+def _pending(message: str) -> list[Any]:
+    return [{"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": message}]}}]
 
 
 def test_no_signal_comes_after_the_one_that_kills() -> None:

@@ -46,6 +46,7 @@ class KubernetesRun:
         self._untold: list[str] = []  # signals that have not reached the command, in their order
         self._waits: dict[str, float] = {}  # since when a reason is there for which the job doesn't begin
         self._said: set[str] = set()
+        self._put_back: set[str] = set()  # pods of which it was told that the queue took their place away
         self._asked = 0.0  # when its queue was asked why it waits
         streams = (os.pipe(), os.pipe())
         output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
@@ -150,6 +151,7 @@ class KubernetesRun:
 
     def _queued(self, facts: JobFacts) -> Ended | None:
         """The same of one that its queue has not admitted, or not again."""
+        self._tell_put_back(facts)
         waits = self._since("queued")
         if facts.queue is None or waits < 1.0 or monotonic() - self._asked < _EVENTS:
             return None
@@ -162,6 +164,14 @@ class KubernetesRun:
         if self._since("for good") < found.patience:
             return None
         return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, cause=found.cause)
+
+    def _tell_put_back(self, facts: JobFacts) -> None:
+        found = {each.uid: each.put_back[1] for each in facts.pods if each.put_back is not None}
+        new = found.keys() - self._put_back
+        if new:
+            self._put_back |= new
+            self._said.clear()  # it waits anew
+            self._say(f"the queue {facts.queue} took the job's place away: {found[min(new)]}")
 
     def _obstacle(self, facts: JobFacts, pod: Pod) -> Obstacle | None:
         if pod.begun or pod.is_over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -90,6 +91,37 @@ def test_values_of_the_job_are_in_the_environment_of_sbatch_alone() -> None:
     assert passing({"TOKEN": "hunter2"}) == {"DSV_JOB_TOKEN": "hunter2"}
     with pytest.raises(UsageError, match="can't pass a variable named a-b"):
         passing({"a-b": "1"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (
+            {"command": ("train", *["x" * 120_000] * 12)},
+            r"the command is too long .* 1,440,0\d\d bytes, and 12\d,",
+        ),
+        ({"env": {"KEY": "x" * 131_072}}, "the value of KEY is too long .* 131,072 bytes, and 131,059 fit"),
+        ({"env": {"DSV_PARAMS": "x" * 131_072}}, "the value of DSV_PARAMS is too long"),
+    ],
+)
+def test_what_is_too_long_for_a_job_is_said(asked: dict[str, object], what: str) -> None:
+    engine = Slurm({})
+    with pytest.raises(UsageError, match=what):
+        engine.plan(job(**asked), Facts(Machine.read({})))
+
+
+def test_the_longest_value_and_the_longest_command_are_passed_on() -> None:
+    longest = "x" * ((1 << 17) - 1 - len("DSV_JOB_KEY="))
+    env = {**passing({"KEY": longest}), "PATH": os.environ["PATH"]}
+    assert subprocess.run(["true"], env=env, check=True)
+    with pytest.raises(UsageError) as told:
+        render(batch_of(job(command=("t", "x" * 131_072)), SlurmOptions()))
+    most = int(re.findall(r"([\d,]+) fit", told.value.message)[0].replace(",", "")) - len("t ")
+    with pytest.raises(UsageError):
+        render(batch_of(job(command=("t", "x" * (most + 1))), SlurmOptions()))
+    text = render(batch_of(job(command=("t", "x" * most)), SlurmOptions()))
+    (task,) = re.findall(r"^read -r -d '' task <<'(\w+)'\n(.*?)\n\1$", text, re.MULTILINE | re.DOTALL)
+    assert subprocess.run(["true", task[1]], check=True)
 
 
 def test_several_nodes_are_told_where_to_meet() -> None:

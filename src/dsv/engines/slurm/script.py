@@ -50,6 +50,8 @@ CLOSE_SECONDS: Final = 120
 """Seconds for the last step of the job, which completes the record of the run, if it sends no output to the store."""
 _HUNG: Final = 30
 """Seconds after which that step is left behind, once its time is over and it was told to end."""
+_LONGEST: Final = (1 << 17) - 1
+"""Bytes of one argument, or of one variable with its name, that Linux takes."""
 _SIGNAL: Final = re.compile(r"--signal[= ](?:R:)?(?:SIG)?([A-Z]+[0-9]*|[0-9]+)(?:@([0-9]{1,5}))?")
 _WARNED: Final = 60
 """Seconds before the end at which Slurm sends the signal of --signal if that names none."""
@@ -98,15 +100,19 @@ def comment(run: str, folder: Path) -> str:
 
 
 def passing(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment that sbatch gets for these variables of the job. Raises `UsageError` for an odd name."""
-    for name in variables:
+    """The environment that sbatch gets for these variables of the job. Raises `UsageError` for an odd name, and for a
+    value that is too long."""
+    for name, value in variables.items():
         if _NAME.fullmatch(name) is None:
             raise UsageError(f"Slurm can't pass a variable named {name} to a job", subject=name)
+        left = _LONGEST - len(f"{PASSED}{name}=")
+        if (size := _bytes(value)) > left:
+            raise _too_long(f"the value of {name}", size, left, name, "pass the name of a file that holds it")
     return {f"{PASSED}{name}": value for name, value in variables.items()}
 
 
 def render(batch: Batch) -> str:
-    """The script. Raises `UsageError` for what a line of #SBATCH can't say."""
+    """The script. Raises `UsageError` for what a line of #SBATCH can't say, and for a command that is too long."""
     head = ["#!/bin/bash", *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch))]
     parts = [
         "\n".join(head) + "\n",
@@ -118,16 +124,7 @@ def render(batch: Batch) -> str:
         pieces.PREPARE,
         pieces.PASSING.format(names=" ".join(sorted(batch.passed))) if batch.passed else "",
         pieces.MEETING.format(port=batch.port) if batch.nodes > 1 else "",
-        pieces.TASK.format(
-            end=_delimiter(batch),
-            wait=pieces.WAIT if _waits(batch) else "",
-            variables=_exports(batch),
-            workdir="" if batch.workdir is None else f"cd {shlex.quote(str(batch.workdir))} || exit 125",
-            program=shlex.quote(batch.command[0]),
-            command=shlex.join(batch.command),
-            clock=_clock(batch),
-            stop_clock="" if batch.seconds is None else pieces.STOP_CLOCK,
-        ),
+        _task(batch),
         _steps(batch),
         pieces.FINISH,
     ]
@@ -154,6 +151,38 @@ def sbatch_options(batch: Batch) -> list[str]:
     }
     found += [f"--{name}={value}" for name, value in limits.items() if value is not None]
     return [*found, *batch.options]
+
+
+def _task(batch: Batch) -> str:
+    """What each node runs; srun gets it as one argument."""
+    command = shlex.join(batch.command)
+    text = pieces.TASK.format(
+        end=_delimiter(batch),
+        wait=pieces.WAIT if _waits(batch) else "",
+        variables=_exports(batch),
+        workdir="" if batch.workdir is None else f"cd {shlex.quote(str(batch.workdir))} || exit 125",
+        program=shlex.quote(batch.command[0]),
+        command=command,
+        clock=_clock(batch),
+        stop_clock="" if batch.seconds is None else pieces.STOP_CLOCK,
+    )
+    size = _bytes(command)
+    if (over := _bytes(text) - _LONGEST) > 0:
+        hint = "put it into a script, for instance in the folder of --code, or its arguments into a file"
+        raise _too_long("the command", size, max(size - over, 0), batch.run, hint)
+    return text
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+def _too_long(what: str, size: int, most: int, subject: str, hint: str) -> UsageError:
+    return UsageError(
+        f"{what} is too long for a job on Slurm: it has {size:,} bytes, and {most:,} fit",
+        subject=subject,
+        hint=hint,
+    )
 
 
 def _line(option: str) -> str:

@@ -167,6 +167,14 @@ def test_an_output_folder_in_a_workspace_is_refused(shop: Shop) -> None:
     assert not (shop.place.cwd / "deep").exists()
 
 
+def test_an_output_folder_that_cannot_be_made_says_what_helps(shop: Shop) -> None:
+    shop.place.cwd.mkdir(exist_ok=True)
+    (shop.place.cwd / "file").touch()
+    with pytest.raises(LaunchError, match="file/out can't be made: Not a directory") as caught:
+        shop.run("true", out=Path("file/out"))
+    assert caught.value.hint is not None and "--out FOLDER" in caught.value.hint
+
+
 def test_metrics_that_do_not_count(shop: Shop) -> None:
     out = shop.home / "out"
     secret = shop.home / "secret"

@@ -39,7 +39,7 @@ def execute(
     """
     may_live = False
     try:
-        make_folder(launch.scratch)
+        make_folder(launch.scratch, launch.other_folder)
         before = _make_output(launch) if launch.chosen.engine.shares_folders else None
         early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
         begun = _Begun(early, records, launch.chosen.engine, supervision.patience)
@@ -71,7 +71,7 @@ def execute(
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:
     """What the job finds there. Returns what tells its metrics from older ones."""
-    make_folder(launch.out)
+    make_folder(launch.out, launch.other_folder)
     if launch.skeleton is not None:
         make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)
     write_params(launch.out, launch.spec.params)

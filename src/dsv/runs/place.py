@@ -121,12 +121,16 @@ def code_folder(place: RunPlace, asked: Path) -> Path:
     return folder
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, hint: str | None = None) -> None:
     """Raises `LaunchError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LaunchError(f"{folder} can't be made: {error.strerror}", subject=str(folder)) from error
+        raise LaunchError(
+            f"{folder} can't be made: {error.strerror}",
+            subject=str(folder),
+            hint=hint,
+        ) from error
 
 
 def write_params(out: Path, params: Mapping[str, Json]) -> None:

@@ -89,6 +89,14 @@ class Launch:
         return self.own / "scratch"
 
     @property
+    def other_folder(self) -> str:
+        """What helps if the folders of the run can't be made."""
+        pool = self.spec.pool
+        if pool is None or pool.out is None or self.spec.out is not None:
+            return "--out FOLDER, one that you may write to"
+        return f"dsv config pools.{pool.name}.out FOLDER, one that you may write to"
+
+    @property
     def keeps_output(self) -> bool:
         """Whether the output goes to the store: if that was asked for, and of a cluster if nobody named a place for
         it, neither for the run nor for its pool."""

@@ -52,6 +52,7 @@ _AWAY: Final = (
 )
 _NEVER: Final = re.compile(
     r"BadConstraints|Invalid(?:Account|QOS)|PartitionTimeLimit|PartitionNodeLimit|DependencyNeverSatisfied"
+    r"|Job's (?:account|QOS|group) not (?:known|permitted).*"
     r"|(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w*PerJob\w*|QOSMax\w*PerNodeLimit|QOSMin\w+"
 )
 """Reasons for which a job waits that no other job's end takes away."""
@@ -90,7 +91,10 @@ class Queued:
     @property
     def why_never(self) -> str:
         """The reason for people, of one that never begins."""
-        said = "--time and the pool's stage_time together are more than its partition permits"
+        said = (
+            "--time and the pool's stage_time together are more than its partition permits, "
+            "as sinfo --Format=partition,time shows"
+        )
         return f"{self.reason}: {said}" if self.reason == "PartitionTimeLimit" else self.reason
 
     @property

@@ -115,6 +115,32 @@ exit $code
     assert site.queued() == [] and not (site.folder / "began").exists()
 
 
+def test_a_run_that_is_taken_back_while_it_begins_runs_once(site: Site) -> None:
+    """At the one pool or at the other, and its record tells at which."""
+    two_queues(site)
+    site.dsv("cache", "digits")
+    shims, real = site.folder / "shims", shutil.which("scontrol")
+    shims.mkdir()
+    # What keeps the job from beginning goes just before dsv has the job held.
+    hold = f'scancel "$(cat {shims}/blocker)"; sleep "$(cat {shims}/pause)"'
+    (shims / "scontrol").write_text(f'#!/bin/sh\n[ "$1" != hold ] || {{ {hold}; }}\nexec {real} "$@"\n')
+    (shims / "scontrol").chmod(0o755)
+    for number, pause in enumerate(("0", "0.2", "1.5")):
+        (shims / "blocker").write_text(fill(site))
+        (shims / "pause").write_text(pause)
+        began = site.folder / f"began.{number}"
+        script = f'echo "$SLURM_JOB_PARTITION" >>{began}'
+        words = ("run", "digits", "--on", "a,c", "--wait", "1s", "--gpus", "1", "--", "sh", "-c", script)
+        terminal = site.start(*words, path=f"{shims}:{os.environ['PATH']}")
+        _, err = terminal.communicate(timeout=PATIENCE)
+        assert terminal.returncode == 0, err
+        record = site.last()
+        assert (record["state"], record["exit_code"], len(record["parts"])) == ("ended", 0, 1), record
+        assert began.read_text() == {"a": "debug\n", "c": "urgent\n"}[record["pool"]]
+        assert [each["pool"] for each in record["passed_over"]] == ["a"] * (record["pool"] == "c")
+        until(lambda: site.queued() == [], "the end of all jobs of the run")
+
+
 def test_data_without_room_in_the_pools_cache_ends_the_run(site: Site) -> None:
     """The cache became too small while the job waited: its node says so, and the command never begins."""
     blocker = fill(site)

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.capacity import ask_capacity
 from dsv.engines.kubernetes.end import JobFacts, ended, status
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
 from dsv.engines.kubernetes.names import LABEL, QUEUE_LABEL
+from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.kubernetes.queue import put_back, waiting
+from dsv.model.capacity import Capacity
+from dsv.model.resources import Resources
 from dsv.model.run import RunState
 from dsv.model.run_end import EndCause
 from tests.engines.test_kubernetes_end import a_job, a_pod
@@ -37,7 +41,15 @@ RESERVED = a_condition("QuotaReserved", "True", "QuotaReserved", "")
     ("answer", "words", "patience"),
     [
         (pending("insufficient unused quota for nvidia.com/gpu, 1 more needed"), "1 more needed", None),
-        (pending("request > maximum capacity (4)"), "maximum capacity", 5.0),
+        (
+            pending(
+                "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor any, "
+                "previously considered podsets requests (0) + current podset request (4) > maximum capacity (2)"
+            ),
+            "maximum capacity (2)",
+            5.0,
+        ),
+        (pending("ClusterQueue team is inactive"), "ClusterQueue team is inactive", None),
         (
             pending(
                 "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor old, request "
@@ -64,6 +76,57 @@ def test_why_a_job_waits(answer: Any, words: str, patience: float | None) -> Non
     assert (found.cause, found.patience) == (EndCause.UNSCHEDULABLE, patience)
 
 
+class Queues:
+    """Stands for the API: what it says of one queue, to somebody who may see everything else."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def path(self, kind: str, name: str | None = None) -> str:
+        return f"{kind}/{name}"
+
+    def items(self, path: str, *_: Any, **__: Any) -> list[Any]:
+        waits = {"metadata": {"name": "p"}, "status": {"phase": "Pending"}, "spec": {}}
+        return [waits] if path == "/api/v1/pods" else []
+
+    def get(self, path: str, *_: Any) -> Any:
+        if path == "/apis/kueue.x-k8s.io":
+            there = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
+            return self.answer if self.answer == NO_KUEUE else there
+        assert path == "kueue.x-k8s.io/v1beta2/localqueues/gpu"
+        return self.answer
+
+
+NO_KUEUE = Refusal("the server could not find the requested resource", 404)
+ACTIVE = a_condition("Active", "True", "Ready", "Can submit new workloads to localQueue")
+STOPPED = a_condition(
+    "Active", "False", "ClusterQueueIsInactive", "Can't submit new workloads to clusterQueue"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "waiting", "closed"),
+    [
+        (a_workload(pendingWorkloads=2, conditions=[ACTIVE]), 3, None),
+        (
+            a_workload(pendingWorkloads=2, conditions=[STOPPED]),
+            3,
+            "gpu is closed: Can't submit new workloads",
+        ),
+        (Refusal("localqueues gpu not found", 404), 1, "has no queue gpu"),
+        (Refusal("localqueues is forbidden", 403), None, None),
+        (NO_KUEUE, 1, "the cluster has no Kueue"),
+    ],
+)
+def test_a_pool_counts_the_jobs_that_wait_in_its_queue(
+    answer: Any, waiting: int | None, closed: str | None
+) -> None:
+    """They have no pods, so nothing else tells of them."""
+    found = ask_capacity(Queues(answer), KubernetesOptions(queue="gpu"), Resources())  # type: ignore[arg-type]
+    assert isinstance(found, Capacity) and found.waiting == waiting
+    assert (found.not_now is None) if closed is None else (closed in (found.not_now or ""))
+
+
 @pytest.mark.parametrize(
     ("reason", "cause"), [("Preempted", EndCause.PREEMPTED), ("ClusterQueueStopped", EndCause.EVICTED)]
 )
@@ -80,9 +143,9 @@ class Cluster:
         self.job = job
         self.pods: list[Any] = []
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, *_: Any) -> Any:
         if path == "/apis/kueue.x-k8s.io":
-            return {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta1"}}
+            return {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
         return self.job
 
     def items(self, path: str, **_: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from dsv.engines.kubernetes.end import quantity
 from dsv.engines.kubernetes.names import COMMIT_KEY
 from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.queue import Line, ask_line
 from dsv.engines.kubernetes.resources import GPU_LABELS
 from dsv.model.capacity import Capacity, GpuCount, NodeRoom
 from dsv.model.resources import ALL_GPUS, Resources
@@ -27,14 +28,16 @@ def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resourc
     live = "status.phase!=Succeeded,status.phase!=Failed"
     pods = api.items("/api/v1/pods", _SECONDS, fieldSelector=live)
     not_now, never = quota_says(quotas if isinstance(quotas, list) else [], options, wanted)
+    line = Line(0) if options.queue is None else ask_line(api, options.queue, _SECONDS)
     asked = (("nodes", nodes), ("pods of all namespaces", pods), ("quotas", quotas))
     unseen = tuple(f"{what}: {answer.message}" for what, answer in asked if isinstance(answer, Refusal))
     seen = None if isinstance(pods, Refusal) else pods
+    waiting = None if seen is None else sum(_waits(each) for each in seen)
     return Capacity(
         nodes=_unseen(wanted) if isinstance(nodes, Refusal) else tuple(rooms(nodes, seen, options)),
-        waiting=None if seen is None else sum(_waits(each) for each in seen),
+        waiting=None if waiting is None or line.waiting is None else waiting + line.waiting,
         grows=options.autoscaling or isinstance(nodes, Refusal),
-        not_now=not_now,
+        not_now=not_now or line.closed,
         never=never,
         unseen=unseen,
     )

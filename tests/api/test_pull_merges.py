@@ -249,6 +249,43 @@ def test_a_choice_for_a_path_without_a_conflict_is_told(ann: Person) -> None:
     assert bring(ann, theirs=PathSet.of([b"both"])).without_effect == (b"both",)
 
 
+@pytest.mark.parametrize(
+    ("mine", "there"),
+    [({"both": b"mine"}, "both/x"), ({"d/x": b"mine"}, "d")],
+    ids=["a file of mine where a folder is to be", "a file of mine in a folder that became a file"],
+)
+def test_a_change_that_is_kept_is_in_the_way_of_what_the_branch_has_there(
+    ann: Person, mine: Files, there: str
+) -> None:
+    ben = ben_of(ann)
+    [name] = mine
+    remove(ben, name.partition("/")[0])
+    ben.write({there: b"theirs", "new": b"n"})
+    ben.sync("theirs", allow_removals=True)
+    ann.write(mine)
+    before = ann.files()
+    for refused in ({}, {"both": PathSet()}, {"both": PathSet.of([name.encode()])}):
+        with pytest.raises(MergeConflict):
+            bring(ann, **refused)
+        assert ann.files() == before
+    bring(ann, ours=PathSet.of([name.encode()]))
+    assert ann.files() == {**before, "new": b"n"}
+    told = status(ann.context()).differences
+    assert ([*told.added], [*told.removed]) == ([name.encode()], [there.encode()])
+    assert published(ann) == ann.files()
+
+
+def test_theirs_takes_an_empty_folder_away_that_took_the_place_of_a_file(ann: Person) -> None:
+    ben = ben_of(ann)
+    remove(ben, "both")
+    ben.sync("theirs")
+    remove(ann, "both")
+    ann.write({"both": None})
+    bring(ann, theirs=PathSet())
+    assert ann.files() == ben.files()
+    assert status(ann.context()).is_clean
+
+
 def test_what_dsvignore_leaves_out_is_in_the_way_whatever_was_chosen(ann: Person) -> None:
     ben = ben_of(ann)
     ben.write({"out/new": b"n"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from msgspec.structs import replace
@@ -63,12 +63,55 @@ class Plan(msgspec.Struct):
 def make_plan(
     changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement = UNSETTLED
 ) -> Plan:
-    """What it takes to make the changes."""
+    """What it takes to make the changes, which are in tree order."""
     plan = Plan()
-    for change in changes:
-        plan.add(decide(change, disk, may_overwrite, settlement))
+    for step in _steps(changes, disk, may_overwrite, settlement):
+        plan.add(step)
     plan.conflicts = list(dict.fromkeys(plan.conflicts))
     return plan
+
+
+def _steps(
+    changes: Iterable[Change], disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement
+) -> Iterator[Step]:
+    """A file that stays here is in the way of what the commit has below it, and of a file in its folder's place.
+
+    What is written later need not look for that: by then the base has no such file.
+    """
+    over: Change | None = None  # puts a file where a folder is, and waits for what becomes of that
+    kept: bytes | None = None  # the last file that stays, and that the commit does not have
+    for change in changes:
+        if over is not None and not change.path.startswith(over.path + b"/"):
+            yield _unless_kept(over, kept, disk, may_overwrite, settlement)
+            over = None
+        if (
+            change.after is not None
+            and change.after.kind is not Kind.EMPTY_DIRECTORY
+            and disk.is_folder(change.path)
+        ):
+            over = change
+            continue
+        if kept is not None and change.after is not None and change.path.startswith(kept + b"/"):
+            yield _unless_kept(change, kept, disk, may_overwrite, settlement)
+            continue
+        step = decide(change, disk, may_overwrite, settlement)
+        if step.act is Act.STAY and change.after is None:
+            kept = change.path
+        yield step
+    if over is not None:
+        yield _unless_kept(over, kept, disk, may_overwrite, settlement)
+
+
+def _unless_kept(
+    change: Change, kept: bytes | None, disk: Disk, may_overwrite: OverwritePolicy, settlement: Settlement
+) -> Step:
+    """What becomes of the change, unless the file that is kept lies above or below its path."""
+    step = decide(change, disk, may_overwrite, settlement)
+    if kept is None or step.act in (Act.CONFLICT, Act.STAY):
+        return step
+    if not (kept.startswith(change.path + b"/") or change.path.startswith(kept + b"/")):
+        return step
+    return settle(_in_the_way(change, kept, disk), None, disk, settlement)
 
 
 def decide(

@@ -152,7 +152,8 @@ class TreeWriter:
             if step.act is not Act.REMOVE:
                 continue
             path, before = step.change.path, step.change.before
-            if before is not None and before.kind is Kind.EMPTY_DIRECTORY and step.row is None:
+            was_folder = before is not None and before.kind is Kind.EMPTY_DIRECTORY
+            if step.row is None and (was_folder or self._disk.is_folder(path)):
                 folders.add(path)
             elif self._writer.remove(path, step.row):
                 self._removed.append(path)

@@ -138,6 +138,20 @@ def test_a_protected_branch_is_told_with_the_way_around(pets: Dsv, other: Dsv) -
     assert told(pets, "--fetch")["protected"] is None
 
 
+def test_who_may_move_a_protected_branch_is_the_author_that_a_sync_signs_with(pets: Dsv) -> None:
+    pets.ok("config", "author", "Ann Lee <ann@example.org>")
+    pets.ok("branch", "--protect", "main", "--who", "Ann Lee")
+    write_files(pets.cwd, {"mine": b"mine"})
+    found = told(pets, "--fetch")
+    assert (found["sync"], found["reason"], found["next"]) == ("publish", None, ["dsv sync"])
+    pets.ok("sync")
+    pets.ok("config", "author", "Ben <ben@example.org>")
+    write_files(pets.cwd, {"mine": b"other"})
+    reason = told(pets)["reason"]
+    assert reason == "main is protected: Ben <ben@example.org> is not among those who may move it, Ann Lee"
+    assert reason.removeprefix("main is protected: ") in pets("sync").err
+
+
 def test_what_a_sync_would_refuse_to_publish_names_its_options(pets: Dsv) -> None:
     (pets.cwd / "train/1.png").unlink()
     (pets.cwd / "train/2.png").unlink()

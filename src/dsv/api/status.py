@@ -54,13 +54,19 @@ class Status:
 
 
 def status(
-    context: Context, paths: tuple[bytes, ...] = (), *, rehash: bool = False, fetch: bool = False
+    context: Context,
+    paths: tuple[bytes, ...] = (),
+    *,
+    rehash: bool = False,
+    fetch: bool = False,
+    author: Callable[[], str] | None = None,
 ) -> Status:
     """Compares the workspace (or these paths of it) with its base.
 
     The store is asked only for what is not kept locally, so mostly it need not be reachable. Where the branch is, is
     told as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
-    only if their stats can't tell, or, with `rehash`, always.
+    only if their stats can't tell, or, with `rehash`, always. `author`: who would sign a sync, if that is not the
+    context's writer; asked only if the branch's rule names who may move it.
     """
     workspace = context.workspace()
     base = workspace.base()
@@ -77,11 +83,12 @@ def status(
     note_let_go(scan, context.progress)
     save_news(workspace, scan.state)
     branch = branch_position(context, workspace, base)
+    names_movers = branch.limits is not None and bool(branch.limits.who)
     findings = Findings(
         workspace.dataset,
         workspace.branch,
         base,
-        context.writer.author,
+        author() if author is not None and names_movers else context.writer.author,
         len(differences),
         len(problems),
         suspicious,

@@ -185,6 +185,12 @@ class Call(typer.Context):
             )
             yield replace(made, override=override, moved=self._tell_moved)
 
+    def author(self) -> str:
+        """Who signs what is written; git may be asked for the name."""
+        from dsv.api import environment
+
+        return environment.author(self.settings, None).value
+
     def _tell_moved(self, url: str, before: str, names: str) -> None:
         """Once, though a command may open its store several times."""
         if url in self.session.told_moved:

@@ -90,7 +90,9 @@ def status(
     typed = paths or ()
     with call.context() as context:
         chosen = workspace_paths(context.workspace(), typed)
-        found = compare(context, () if b"" in chosen else chosen, rehash=rehash, fetch=fetch)
+        found = compare(
+            context, () if b"" in chosen else chosen, rehash=rehash, fetch=fetch, author=call.author
+        )
     if call.json:
         call.document(_document(found, typed))
     else:

@@ -11,6 +11,7 @@ from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName
 from dsv.model.records import RefEntry, TagDeleted, TagValue
 from dsv.repo import listed as listed_module
+from dsv.repo.denied import denial_named
 from dsv.repo.refs import LostRace, Moved, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
@@ -222,3 +223,21 @@ def test_the_head_of_a_long_branch_takes_one_listing_of_few_rows() -> None:
     assert Refs(store).head(DATASET, MAIN).number == 2999
     asked = store.counts - before
     assert (asked.lists, asked.listed, asked.gets) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("refused", "place"),
+    [
+        ("refs/scans/1 in s3://names/dsv", "s3://names/dsv"),
+        ("/nfs/names/refs/scans/1", "/nfs/names"),
+        ("refs/scans/1", "s3://lake/dsv"),
+    ],
+)
+def test_a_refusal_names_the_place_that_refused(refused: str, place: str) -> None:
+    """Also if it is not that of the data."""
+    with (
+        pytest.raises(Denied) as told,
+        denial_named("s3://lake/dsv", "refs/scans/1", "branch main of scans"),
+    ):
+        raise Denied(f"{refused} was refused: 403", subject=refused)
+    assert told.value.message == f"branch main of scans was not changed: {place} was refused: 403"

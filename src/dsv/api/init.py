@@ -9,10 +9,11 @@ from msgspec import structs
 
 from dsv.api.context import Context
 from dsv.api.workspaces import check_no_cache
-from dsv.errors import Conflict, Unsupported, UsageError
+from dsv.errors import Conflict, Denied, Unsupported, UsageError
 from dsv.model.ids import Nonce
 from dsv.model.names import MAIN, DatasetName
 from dsv.model.records import RefEntry
+from dsv.repo.denied import may_write
 from dsv.repo.naming import check_new_dataset
 from dsv.repo.refs import Moved
 from dsv.repo.repository import Repository
@@ -168,7 +169,14 @@ def _create_dataset(
         author=context.writer.author,
         action="init",
     )
-    if isinstance(repository.refs.move(dataset, MAIN, None, entry), Moved):
+    try:
+        with may_write(repository.store.url):
+            made = repository.refs.move(dataset, MAIN, None, entry)
+    except Denied:
+        if not resumed:
+            workspace.unbind()
+        raise
+    if isinstance(made, Moved):
         return
     if resumed:  # an earlier, interrupted init of this folder had come this far, or somebody else has
         head = repository.refs.head_or_none(dataset, MAIN)

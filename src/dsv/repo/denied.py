@@ -14,9 +14,8 @@ def denial_named(url: str, key: str, what: str) -> Iterator[None]:
     try:
         yield
     except Denied as error:
-        said = error.message
-        for written in (f"{url}/{key}", f"{key} in {url}", key):
-            said = said.replace(written, url)
+        # What was refused is the store's name for it, or that of the other place, which has its names.
+        said = error.message.replace(f"{key} in ", "").replace(f"/{key}", "").replace(key, url)
         raise Denied(f"{what} was not changed: {said}", subject=what, hint=error.hint) from error
 
 

@@ -164,6 +164,32 @@ def test_a_lack_of_room_is_waited_for(message: str, autoscaling: bool, ends: boo
     assert found is not None and found.reason == message and (found.patience is not None) == ends
 
 
+@pytest.mark.parametrize(
+    ("said", "reason", "hint"),
+    [
+        (
+            "error: the pool's image of dsv has no program dsv",
+            "the pool's image of dsv has no program dsv",
+            "image",
+        ),
+        (
+            "/usr/bin/python3: No module named dsv.engines.kubernetes.gang",
+            "the pool's image has a dsv that is too old for this one",
+            "image",
+        ),
+        ("note\nerror: no room\nhint: dsv evict\n", "no room", "dsv evict"),
+        ('{"error": {"message": "no room", "hint": "dsv evict"}}', "no room", "dsv evict"),
+        ("error: no room\n", "no room", None),
+    ],
+)
+def test_what_helps_if_the_data_cannot_be_held(said: str, reason: str, hint: str | None) -> None:
+    stage = {"name": "stage", "state": {"terminated": {"exitCode": 1, "message": said}}}
+    pod = a_pod(status={"initContainerStatuses": [stage], "containerStatuses": []})
+    found = ended(JobFacts(a_job(conditions=["Failed"]), (pod,)))
+    assert found is not None and found.reason == reason
+    assert found.hint == hint or (hint == "image" and "pools.NAME.kubernetes.image" in str(found.hint))
+
+
 def test_refusals_of_pods() -> None:
     quota = 'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods={}, limited: pods={}'
     assert refusal([]) is None

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from dsv.engines.base import NoPlaceYet
 from dsv.engines.kubernetes import jobs
 from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.jobs import Address, KubernetesJob
+from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
 from dsv.engines.kubernetes.pods import Pod
 from dsv.engines.kubernetes.run import without_numbers
+from dsv.errors import Denied, DsvError
 
 GOING = {
     "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -83,3 +85,36 @@ def test_an_image_that_cannot_be_pulled_is_told_of_once() -> None:
     """Each attempt has a port of its own in its message."""
     first, second = (f"dial tcp: read udp 10.0.0.2:{port}->10.0.0.53:53: i/o timeout" for port in (5, 41050))
     assert without_numbers(first) == without_numbers(second) != without_numbers("no such host")
+    first, second = (f'pods "dsv-1-0-{end}" is forbidden: exceeded quota: few' for end in ("95hhj", "p8vkk"))
+    assert without_numbers(first) == without_numbers(second) != without_numbers('pods "dsv-1-0" is forbidden')
+
+
+QUOTA = 'jobs.batch "j" is forbidden: exceeded quota: few, requested: {0}=1, used: {0}={1}, limited: {0}={1}'
+
+
+@pytest.mark.parametrize(
+    ("refused", "former", "kind"),
+    [
+        (Refusal(QUOTA.format("count/jobs.batch", 1), 403), None, NoPlaceYet),
+        (Refusal(QUOTA.format("count/jobs.batch", 0), 403), None, Denied),
+        (Refusal("jobs.batch is forbidden: User ann cannot create", 403), None, Denied),
+        (Refusal("already exists", 409), {"deletionTimestamp": "2026-01-01T00:00:00Z"}, NoPlaceYet),
+    ],
+)
+def test_a_cluster_that_has_no_place_yet_is_told_from_one_that_refuses(
+    refused: Refusal, former: dict[str, Any] | None, kind: type[DsvError]
+) -> None:
+    class Refusing:
+        def path(self, kind: str) -> str:
+            return kind
+
+        def create(self, path: str, body: Any) -> Any:
+            return refused
+
+        def get(self, path: str) -> Any:
+            annotations = {"dsv.run/run": "r"}
+            return {"metadata": {**former, "annotations": annotations}} if former else Refusal("none", 404)
+
+    with pytest.raises(DsvError) as error:
+        make(Refusing(), {"kind": "Job", "metadata": {"name": "j"}}, "r")  # type: ignore[arg-type]
+    assert type(error.value) is kind

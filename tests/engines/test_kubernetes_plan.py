@@ -12,12 +12,12 @@ import yaml
 
 from dsv.engines.base import Facts, Job, Mount
 from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.capacity import ask_capacity, quota_says, requests_of, rooms
-from dsv.engines.kubernetes.end import quantity
+from dsv.engines.kubernetes.capacity import ask_capacity, requests_of, rooms
 from dsv.engines.kubernetes.engine import Kubernetes
 from dsv.engines.kubernetes.manifest import merge
 from dsv.engines.kubernetes.names import object_name
 from dsv.engines.kubernetes.options import KubernetesOptions
+from dsv.engines.kubernetes.quotas import quantity, quota_says
 from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.capacity import Capacity
@@ -118,7 +118,8 @@ def test_no_value_that_may_be_secret_is_printed_and_the_secret_is_named() -> Non
     plan = Kubernetes({"AWS_SECRET_ACCESS_KEY": "hunter2"}, options).plan(replace(JOB, forward=True), FACTS)
     assert "hunter2" not in plan.text() + repr(plan)
     create = f"Secret: kubectl -n training create secret generic dsv-{RUN}"
-    assert f"{create} --from-literal=DSV_PARAMS=VALUE --from-literal=TOKEN=VALUE\n" in plan.text()
+    params = """--from-literal=DSV_PARAMS='{"NAME": VALUE}'"""
+    assert f"{create} {params} --from-literal=TOKEN=VALUE\n" in plan.text()
     assert f"{create}-store --from-literal=AWS_SECRET_ACCESS_KEY=VALUE\n" in plan.text()
     assert b"hunter2" in plan.files[0].content
     main = yaml.safe_load(plan.text())["spec"]["template"]["spec"]["containers"][0]
@@ -353,3 +354,26 @@ def test_a_profile_needs_credentials_of_the_cluster_in_its_place() -> None:
     pod_of(job, secret="lake")
     pod_of(job, service_account="trainer")
     Kubernetes({"AWS_ACCESS_KEY_ID": "key"}, OPTIONS).plan(replace(job, forward=True), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "scopes", "now", "ever"),
+    [
+        ("count/jobs.batch", "1", (), False, True),
+        ("count/pods", "1", (), False, True),
+        ("services", "1", (), False, True),
+        ("count/jobs.batch", "1", ("BestEffort",), True, True),
+        ("pods", "0", (), True, True),
+    ],
+)
+def test_a_quota_counts_jobs_and_pods(
+    hard: str, used: str, scopes: tuple[str, ...], now: bool, ever: bool
+) -> None:
+    """Those of two nodes. One for pods of some kind says nothing before the cluster does."""
+    quota = {
+        "metadata": {"name": "few"},
+        "spec": {"scopes": list(scopes)},
+        "status": {"hard": {hard: "2"}, "used": {hard: "2" if used == "1" else "0"}},
+    }
+    not_now, never = quota_says([quota], KubernetesOptions(), Resources(nodes=2))
+    assert (not_now is None, never is None) == (now, ever)

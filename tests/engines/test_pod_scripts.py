@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsv.engines.kubernetes.left import LeftInPod, read_left, read_log
-from dsv.engines.kubernetes.scripts import OWN, RUN, TOLD
+from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, TOLD
 from dsv.model.run_end import EndCause
 from dsv.model.secrets import Masker
 
@@ -110,3 +110,21 @@ def test_a_command_that_was_killed_is_one_that_the_cluster_tells_of(pod: Pod) ->
     assert pod.run("kill -KILL $$")[0] == 137
     left = pod.left()
     assert left is not None and not left.is_clear
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_an_image_without_dsv_is_told_of(shell: tuple[str, ...], tmp_path: Path) -> None:
+    argv = [
+        *shell,
+        "-c",
+        HOLD.replace(OWN, str(tmp_path)),
+        "hold",
+        f"{tmp_path}/out",
+        "-",
+        "dsv-of-nobody",
+        "with",
+    ]
+    assert subprocess.run(argv, check=False).returncode == 1
+    assert (tmp_path / "not-held").exists()
+    said = "error: the pool's image of dsv has no program dsv-of-nobody\n"
+    assert (tmp_path / "problem").read_text() == said

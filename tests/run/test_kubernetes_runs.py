@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -237,12 +238,26 @@ def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Si
 
 
 def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
-    text = site.dsv(*run_of("--dry-run", script='cp "$DSV_DATA/part0.npy" "$DSV_OUT"'))
-    site.cluster.kubectl("create", "-f", "-", given=text)
+    """Two nodes, of which one fails in the first attempt, with code, a variable and a parameter."""
+    script = """\
+cp "$DSV_DATA/part$NODE_RANK.npy" /code/train.py "$DSV_OUT"
+[ "$DSV_ATTEMPT" = 2 ] || [ "$NODE_RANK" = 0 ] || exit 3
+echo "$TOKEN $DSV_PARAMS" >"$DSV_OUT/told"
+until [ -e "$DSV_OUT/part0.npy" ] && [ -e "$DSV_OUT/part1.npy" ]; do sleep 0.1; done
+"""
+    (site.folder / "code").mkdir()
+    (site.folder / "code" / "train.py").write_text("print()\n")
+    options = ("--nodes", "2", "--retries", "1", "--code", "code", "-e", "TOKEN=hunter2", "-p", "lr=0.1")
+    text = site.dsv(*run_of("--dry-run", *options, script=script))
     name = re.search(r"^  name: (\S+)", text, re.MULTILINE)
-    assert name is not None
+    secret = re.search(r"create secret generic .*", text)
+    assert name is not None and secret is not None and "hunter2" not in text
+    values = secret[0].replace("TOKEN=VALUE", "TOKEN=hunter2").replace('"NAME": VALUE', '"lr": 0.1')
+    site.cluster.kubectl(*shlex.split(values))
+    site.cluster.kubectl("apply", "-f", "-", given=text)
     site.cluster.kubectl("wait", "--for=condition=complete", f"job/{name[1]}", "--timeout=300s", timeout=320)
-    assert site.has("part0.npy")
+    assert site.has("part0.npy", "part1.npy", "train.py")
+    assert (site.out() / "told").read_text() == 'hunter2 {"lr": 0.1}\n'
 
 
 def test_a_run_of_a_killed_terminal_is_finished_by_another_dsv(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from threading import Event
@@ -9,14 +10,17 @@ from typing import cast
 
 import pytest
 
-from dsv.engines.base import Ended, Engine, JobStatus
+from dsv.engines import foreground
+from dsv.engines.base import Ended, Engine, JobStatus, NoPlaceYet, Plan
+from dsv.engines.foreground import Foreground
+from dsv.engines.output import Output
 from dsv.engines.supervise import Outcome
 from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import EndCause
 from dsv.runs.pools import patience
 from dsv.runs.pools.patience import Patience
 from dsv.runs.pools.turns import GaveUp
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 REF = JobRef("slurm", "20261120-132145-1f2e3d4c", "c", "7:/job")
 WAITS = JobStatus(RunState.QUEUED)
@@ -95,3 +99,53 @@ def test_a_job_that_somebody_cancelled_does_not_go_on() -> None:
     assert waiting._thread is not None
     waiting._thread.join(PATIENCE)
     assert waiting.left(CANCELLED) is None and before.asked == 0
+
+
+class Full(Queue):
+    """Has no place for the job until it was asked so often."""
+
+    places_after = 3
+
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+        self.asked += 1
+        if self.asked < self.places_after:
+            raise NoPlaceYet("the quota is used up")
+        return REF
+
+    def attach(self, *given: object) -> object:
+        self.over.set()
+        return object()
+
+
+def submitted(engine: Full, patience: Patience) -> Foreground:
+    plan = cast("Plan", None)
+    return Foreground(
+        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, patience.refused
+    )
+
+
+def test_a_full_engine_is_asked_again_until_it_takes_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreground, "_PAUSES", (0.01, 0.01))
+    engine = Full(iter([]), None)
+    submitted(engine, Patience())
+    assert engine.over.wait(PATIENCE) and engine.asked == 3
+
+
+def test_a_job_goes_on_to_the_next_pool_if_the_engine_stays_full() -> None:
+    waiting = Patience(0.0, "no GPU is free")
+    job = submitted(Full(iter([]), None), waiting)
+    until(lambda: job.ended is not None)
+    assert job.ended is not None and not job.ended.taken
+    assert waiting.left(Outcome(job.ended)) == GaveUp("the quota is used up")
+
+
+def test_a_signal_ends_the_wait_for_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreground, "_PAUSES", (10_000.0, 10_000.0))
+    waiting = Patience(10_000.0)
+    engine = Full(iter([]), None)
+    job = submitted(engine, waiting)
+    until(lambda: engine.asked == 1)
+    job.signal(signal.SIGTERM)
+    until(lambda: job.ended is not None)
+    assert job.ended is not None and not job.ended.launched
+    assert waiting.left(Outcome(job.ended, signal=signal.SIGTERM)) is None

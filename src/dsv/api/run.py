@@ -100,14 +100,23 @@ def dry_run(
     *,
     offline: bool = False,
     placing: Placing | None = None,
+    force: bool = False,
 ) -> Plan:
-    """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
+    """What `run` would have the engine run, but for the id of the run. Fetches and starts nothing.
+
+    Code that the machines of a cluster have from the store is committed: otherwise nobody could submit what is shown.
+    force: however large it is.
+    """
     if placing is not None:
         with as_launch_error():
             placed = placing.choose(spec, context.progress.note)
         spec, cache = placed.spec, placed.cache
-    with as_launch_error(), Stager(context, CacheRoot(cache), offline=offline) as stager:
-        return life.dry_run(spec, place=place, staging=_Fixed(stager, spec))
+    sessions: list[Session] = []
+    with as_launch_error(), ExitStack() as held:
+        stager = held.enter_context(Stager(context, CacheRoot(cache), offline=offline))
+        held.callback(_close, sessions)
+        code = _Code(context, force, offline, sessions)
+        return life.dry_run(spec, place=place, staging=_Fixed(stager, spec, code))
 
 
 @contextmanager

@@ -205,6 +205,10 @@ class ImageNotPulled(LaunchError):
     """The image of a job could not be fetched."""
 
 
+class NoPlaceYet(LaunchError):
+    """The engine takes no further job now, and may take this one later: a quota is used up, for instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """What an engine says of a job.
@@ -308,7 +312,8 @@ class Engine(Protocol):
         """Gives the job to the engine, which holds it: it begins only when somebody attaches.
 
         output: shows what the engine says meanwhile, for instance of an image that it fetches. Once `cancelled` is
-        set this ends soon, as an error. Raises `LaunchError`, and then nothing of the job is left.
+        set this ends soon, as an error. Raises `LaunchError`, and then nothing of the job is left; `NoPlaceYet` if a
+        later call may succeed.
 
         A cluster submits it held (`sbatch --hold`, a Job with `suspend: true`), so that a process killed before the
         reference is written down leaves a job that never begins, and that `list` shows.

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Lock, Thread
+from typing import Final
 
-from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, Plan
+from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, NoPlaceYet, Plan
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
 from dsv.errors import LaunchError
 from dsv.model.run import JobRef
 from dsv.model.run_end import EndCause
+
+_PAUSES: Final = (2.0, 15.0)
+"""Seconds before an engine that has no place for a job is asked again, at first and at most."""
 
 
 class Foreground:
@@ -19,6 +23,7 @@ class Foreground:
 
     known: writes the reference down. The job begins only after that, so that whoever is killed in between leaves
     either nothing that runs or something that can be found. What it raises ends the job, and is raised by `check`.
+    waits: told why the engine has no place for the job yet; whether it is to be asked again after a pause.
     """
 
     def __init__(
@@ -28,11 +33,13 @@ class Foreground:
         output: Output,
         on_end: Callable[[], None],
         known: Callable[[JobRef], None],
+        waits: Callable[[str], bool] = lambda reason: False,
     ) -> None:
         self._engine = engine
         self._output = output
         self._on_end = on_end
         self._known = known
+        self._waits = waits
         self._cancelled = Event()
         self._lock = Lock()  # held while the job begins: a signal comes before that or reaches the job
         self._attached: Handle | None = None
@@ -65,7 +72,7 @@ class Foreground:
     def _begin(self, plan: Plan) -> None:
         ref, cause, hint = None, None, None
         try:
-            ref = self._engine.submit(plan, self._output, self._cancelled)
+            ref = self._submit(plan)
             self._known(ref)
             with self._lock:
                 if not self._cancelled.is_set():
@@ -89,6 +96,18 @@ class Foreground:
             ended = replace(ended, seen=False, may_live=True)
         self._ended = ended
         self._on_end()
+
+    def _submit(self, plan: Plan) -> JobRef:
+        pause, longest = _PAUSES
+        while True:
+            try:
+                return self._engine.submit(plan, self._output, self._cancelled)
+            except NoPlaceYet as error:
+                if not self._waits(error.message):
+                    raise
+            if self._cancelled.wait(pause):
+                raise LaunchError("it was ended before it began")
+            pause = min(pause * 1.5, longest)
 
     def _is_gone(self, ref: JobRef) -> bool:
         """Ends the job. Only one that its engine holds by itself may live on without an answer."""

@@ -111,6 +111,11 @@ class _Begun:
         self.started = None
         self.records.submit(self.record)
 
+    def waits(self, reason: str) -> bool:
+        """The engine has no place for it yet. Whether it goes on waiting there."""
+        self.records.submit(replace(self.record, state=RunState.QUEUED, error=reason))
+        return self.patience.refused(reason)
+
     def note(self, ref: JobRef) -> None:
         self.started_ms, self.started = now_ms(), monotonic()
         if not self.records.begun:
@@ -141,7 +146,15 @@ def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervisi
     plan, engine = launch.plan(), launch.chosen.engine
     begun.submit()
     end.watch = _gpu_watch(launch)
-    job = Foreground(engine, plan, output, supervision.signals.wake, begun.note)
+    said: set[str] = set()
+
+    def waits(reason: str) -> bool:
+        if not said:
+            supervision.note(f"the job waits: {reason}")
+        said.add(reason)
+        return begun.waits(reason)
+
+    job = Foreground(engine, plan, output, supervision.signals.wake, begun.note, waits)
     limit = None if "time_seconds" in engine.gives else launch.spec.time_seconds
     outcome = supervise(
         job,

@@ -223,21 +223,34 @@ def _kept_output(
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
-    """What `run` would have the engine run, but for the id of the run. Fetches, makes and starts nothing."""
+    """What `run` would have the engine run, but for the id of the run. Fetches and starts nothing; code that other
+    machines have from the store is committed, as what is run names its commit."""
     check_spec(spec)
     with as_launch_error():
-        return _decide(spec, place, staging).plan()
+        launch = _decide(spec, place, staging)
+        if not launch.chosen.engine.shares_folders:
+            launch = _located_code(launch, staging)
+        return launch.plan()
+
+
+def _located_code(launch: Launch, staging: Staging) -> Launch:
+    if launch.code is None:
+        return launch
+    return replace(launch, staged_code=staging.locate_code(launch.code, _recorded_tree(launch)))
+
+
+def _recorded_tree(launch: Launch) -> CommitId | None:
+    recorded = launch.spec.recorded_code
+    return None if recorded is None or recorded.tree is None else CommitId.parse(recorded.tree)
 
 
 def _stage_code(launch: Launch, staging: Staging, leases: ExitStack, held: list[Lease]) -> Launch:
     """The code is data like any other: in the cache, and leased."""
+    if not launch.chosen.engine.shares_folders:
+        return _located_code(launch, staging)
     if launch.code is None:
         return launch
-    recorded = launch.spec.recorded_code
-    tree = None if recorded is None or recorded.tree is None else CommitId.parse(recorded.tree)
-    if not launch.chosen.engine.shares_folders:
-        return replace(launch, staged_code=staging.locate_code(launch.code, tree))
-    found = staging.stage_code(launch.code, tree, launch.run)
+    found = staging.stage_code(launch.code, _recorded_tree(launch), launch.run)
     if found is None:
         return launch
     leases.callback(found[1].release)

@@ -35,6 +35,7 @@ _PASSES: Final = re.compile(
     re.IGNORECASE,
 )
 """Refusals that say nothing of what was asked: the quota was just made, another change came first, and so on."""
+_OTHER_NAMESPACE: Final = "kubectl get namespaces; dsv config pools.NAME.kubernetes.namespace NAMESPACE"
 _MERGE: Final = "application/merge-patch+json"
 _EXEC_FORMATS: Final = "client.authentication.k8s.io/"
 
@@ -74,6 +75,15 @@ class Refusal:
     def is_denied(self) -> bool:
         return self.status in (401, 403)
 
+    @property
+    def no_answer(self) -> DsvError:
+        """For anyone who only wants to know what the cluster has."""
+        if self.is_denied:
+            return self.error("Kubernetes refuses", NAME)
+        return Unreachable(
+            f"Kubernetes does not answer: {self.message}", subject=NAME, hint="kubectl cluster-info"
+        )
+
     def error(self, what: str, subject: str) -> DsvError:
         """what: the first half of the sentence."""
         text = f"{what}: {self.message}"
@@ -84,7 +94,8 @@ class Refusal:
         if self.status == 403:
             return Denied(text, subject=subject, hint="kubectl auth can-i --list")
         if self.status == 404:
-            return NotFound(text, subject=subject)
+            hint = None if "namespaces" not in self.message else _OTHER_NAMESPACE
+            return NotFound(text, subject=subject, hint=hint)
         if self.status == 409:
             return Conflict(text, subject=subject)
         return LaunchError(text, subject=subject, hint="dsv run --dry-run prints the manifest")

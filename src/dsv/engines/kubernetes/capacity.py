@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
-from dsv.engines.kubernetes.end import quantity
 from dsv.engines.kubernetes.names import COMMIT_KEY
 from dsv.engines.kubernetes.options import KubernetesOptions
 from dsv.engines.kubernetes.pods import Pod
 from dsv.engines.kubernetes.queue import Line, ask_line
+from dsv.engines.kubernetes.quotas import quantity, quota_says
 from dsv.engines.kubernetes.resources import GPU_LABELS
 from dsv.model.capacity import Capacity, GpuCount, NodeRoom
 from dsv.model.resources import ALL_GPUS, Resources
@@ -73,33 +73,6 @@ def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
     for container in spec.get("containers") or ():
         total = _sum(total, _asked(container))
     return {name: max(total.get(name, 0.0), most.get(name, 0.0)) for name in {*total, *most}}
-
-
-def quota_says(
-    quotas: Sequence[Mapping[str, Any]], options: KubernetesOptions, wanted: Resources
-) -> tuple[str | None, str | None]:
-    """Why a job can't begin now, and why it never can."""
-    asked = {}
-    if wanted.gpus is not None and wanted.gpus != ALL_GPUS:
-        asked[f"requests.{options.gpu}"] = float(wanted.gpus * wanted.nodes)
-    if wanted.cpus is not None:
-        asked["requests.cpu"] = asked["cpu"] = wanted.cpus * wanted.nodes
-    if wanted.memory_bytes is not None:
-        asked["requests.memory"] = asked["memory"] = float(wanted.memory_bytes * wanted.nodes)
-    asked["pods"] = float(wanted.nodes)
-    for each in quotas:
-        status = each.get("status") or {}
-        for name, amount in asked.items():
-            hard = (status.get("hard") or {}).get(name)
-            if hard is None:
-                continue
-            taken = (status.get("used") or {}).get(name, "0")
-            said = f"the quota {each['metadata']['name']} has {name}: {taken} of {hard} in use"
-            if amount > quantity(hard):
-                return None, said
-            if amount > quantity(hard) - quantity(taken):
-                return said, None
-    return None, None
 
 
 def _unseen(wanted: Resources) -> tuple[NodeRoom, ...]:

@@ -14,6 +14,8 @@ from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.engines.kubernetes.api import passes
 from dsv.engines.kubernetes.names import GANG_PORT, HOLDING, QUEUE_LABEL, RUN_KEY, STOPPED_KEY
 from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.quotas import is_beyond_quota
+from dsv.engines.kubernetes.scripts import NO_PROGRAM
 from dsv.model.run import RunState, Usage, joint_usage
 from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, deciding_part
 
@@ -24,7 +26,12 @@ _CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.NODE_LOST: 137,
 }
 """What the exit code is if no command said one."""
-_QUOTA: Final = re.compile(r"exceeded quota: .*?requested: (\S+), used: (\S+), limited: (\S+)")
+_NO_MODULE: Final = re.compile(r"No module named '?dsv")
+_TOO_OLD: Final = re.compile(r"No module named '?dsv|[Nn]o such (?:option|command)", re.ASCII)
+_OTHER_IMAGE: Final = (
+    "dsv config pools.NAME.kubernetes.image REGISTRY/dsv:VERSION names an image of this version of dsv, and "
+    "pools.NAME.kubernetes.dsv the program in it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,20 +240,22 @@ def _never_began(
     job: JobFacts, disruption: tuple[EndCause, str | None] | None, failed: Mapping[str, Any]
 ) -> Ended:
     staged = [each for each in job.last if each.stage_code]
-    reason = failed.get("message")
+    reason, hint = failed.get("message"), None
     cause = EndCause.NOT_STARTED
     if job.stopped is not None:
         cause, reason = EndCause.CANCELLED, f"it was cancelled by {job.stopped}"
     elif staged:
-        reason = last_words(staged[0].stage_message or "") or f"dsv ended with {staged[0].stage_code}"
+        said = staged[0].stage_message or ""
+        reason = last_words(said) or f"dsv ended with {staged[0].stage_code}"
+        hint = _hint(said)
     elif disruption is not None:
         cause, reason = disruption
     else:
         obstacle = next((found for each in job.last if (found := each.obstacle(False))), None)
         if obstacle is not None:
-            cause, reason = obstacle.cause, obstacle.reason
+            cause, reason, hint = obstacle.cause, obstacle.reason, obstacle.hint
     code = TIMED_OUT if cause is EndCause.TIME_LIMIT else CANNOT_LAUNCH
-    return Ended(exit_code=code, launched=False, reason=reason, cause=cause)
+    return Ended(exit_code=code, launched=False, reason=reason, hint=hint, cause=cause)
 
 
 def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
@@ -254,8 +263,8 @@ def refusal(messages: Iterable[str]) -> tuple[str, bool] | None:
     found = None
     for message in messages:
         text = " ".join(message.split()).removeprefix("Error creating: ")
-        quota = _QUOTA.search(text)
-        found = (text, not passes(text) if quota is None else _beyond(quota[1], quota[3]))
+        for_good = is_beyond_quota(text)
+        found = (text, not passes(text) if for_good is None else for_good)
     return found
 
 
@@ -265,30 +274,21 @@ def last_words(log: str) -> str | None:
         return str(json.loads(log)["error"]["message"])
     lines = [line.strip() for line in log.splitlines()]
     said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
+    if any(_NO_MODULE.search(line) for line in said):
+        return "the pool's image has a dsv that is too old for this one"
     errors = [line for line in said if line.startswith("error:")]
     found = errors or said
     return found[-1].removeprefix("error: ") if found else None
 
 
-def _beyond(requested: str, limited: str) -> bool:
-    """Whether what was requested is more than the quota ever gives: `requests.nvidia.com/gpu=8` beyond `…=4`."""
-    limits = dict(each.partition("=")[::2] for each in limited.split(","))
-    asked = dict(each.partition("=")[::2] for each in requested.split(","))
-    return any(quantity(asked[name]) > quantity(limits[name]) for name in asked if name in limits)
-
-
-_UNITS: Final = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
-}  # fmt: skip
-
-
-def quantity(text: str) -> float:
-    """A number as Kubernetes writes it, such as 500m or 2Gi; 0 for anything else."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", text)
-    if found is None or found[2] not in _UNITS:
-        return 0.0
-    return float(found[1]) * _UNITS[found[2]]
+def _hint(log: str) -> str | None:
+    """What helps, as dsv said beside the error; or another image, if this one has no dsv, or an old one."""
+    if NO_PROGRAM in log or _TOO_OLD.search(log):
+        return _OTHER_IMAGE
+    with suppress(ValueError, KeyError, TypeError):
+        return json.loads(log)["error"]["hint"] or None
+    found = re.findall(r"^\s*hint: (.+)$", log, re.MULTILINE)
+    return found[-1].strip() if found else None
 
 
 def _succeeded(pod: Pod) -> bool:

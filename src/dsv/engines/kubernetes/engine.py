@@ -23,6 +23,7 @@ from dsv.engines.base import (
     JobStatus,
     Mount,
     NoEngine,
+    NoPlaceYet,
     Plan,
     PrivateFile,
 )
@@ -54,7 +55,7 @@ from dsv.engines.kubernetes.run import KubernetesRun
 from dsv.engines.kubernetes.secrets import check_credentials, credentials_in, said_first, secrets_of
 from dsv.engines.machine import Machine
 from dsv.engines.output import Output
-from dsv.errors import DsvError, LaunchError, Unreachable, UsageError
+from dsv.errors import DsvError, LaunchError, UsageError
 from dsv.model.capacity import Capacity
 from dsv.model.json_values import Json
 from dsv.model.resources import Resources
@@ -108,7 +109,7 @@ class Kubernetes:
             found = ask_capacity(self._api, self._options, wanted)
         except DsvError as error:
             return NoEngine.of(error)
-        return found if isinstance(found, Capacity) else NoEngine.of(_unreachable(found))
+        return found if isinstance(found, Capacity) else NoEngine.of(found.no_answer)
 
     def probe(self) -> Facts | NoEngine:
         if not is_installed():
@@ -116,7 +117,7 @@ class Kubernetes:
         try:
             version = self._api.get("/version", PROBE_SECONDS)
             if isinstance(version, Refusal):
-                return NoEngine.of(_unreachable(version))
+                return NoEngine.of(version.no_answer)
             if (reason := too_old(version)) is not None:
                 return NoEngine(reason)
             where = self._identity()
@@ -193,6 +194,8 @@ class Kubernetes:
             except DsvError:
                 self._job(made).delete()
                 raise
+        except NoPlaceYet:
+            raise
         except DsvError as error:
             raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
         at = made["metadata"]
@@ -295,7 +298,7 @@ class Kubernetes:
         where = self._identity()
         found = self._api.items(self._api.path("batch/v1/jobs"), labelSelector=which)
         if isinstance(found, Refusal):
-            raise _unreachable(found)
+            raise found.no_answer
         refs = []
         for each in found:
             job = self._job(each)
@@ -336,19 +339,8 @@ class Kubernetes:
             found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
             if isinstance(found, Refusal):
                 if not found.is_denied:
-                    raise _unreachable(found)
+                    raise found.no_answer
                 self._where = str(self._api.connect().base_url)
             else:
                 self._where = str(found["metadata"]["uid"])
         return self._where
-
-
-def _no_answer(refusal: Refusal) -> str:
-    verb = "refuses" if refusal.is_denied else "does not answer"
-    return f"Kubernetes {verb}: {refusal.message}"
-
-
-def _unreachable(refusal: Refusal) -> DsvError:
-    if refusal.is_denied:
-        return refusal.error("Kubernetes refuses", NAME)
-    return Unreachable(_no_answer(refusal), subject=NAME, hint="kubectl cluster-info")

@@ -10,12 +10,13 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Any, Final
 
-from dsv.engines.base import JobStatus
+from dsv.engines.base import JobStatus, NoPlaceYet
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.engines.kubernetes.end import JobFacts, refusal, status
 from dsv.engines.kubernetes.names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
 from dsv.engines.kubernetes.pods import NODE_LOST, Pod
 from dsv.engines.kubernetes.queue import ask_queue, put_back, waiting
+from dsv.engines.kubernetes.quotas import is_beyond_quota
 from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef, RunState
@@ -271,12 +272,16 @@ def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
         # It may have been made although the answer got lost.
         there = api.get(f"{path}/{name}")
         if not isinstance(there, Refusal):
+            if there["metadata"].get("deletionTimestamp") is not None:
+                raise NoPlaceYet(f"the cluster has not deleted its former {kind} {name} yet", subject=name)
             if (there["metadata"].get("annotations") or {}).get(RUN_KEY) == run:
                 return there
             raise LaunchError(
                 f"the cluster has a {kind} {name} already, which is not of this run", subject=name
             )
     if isinstance(answer, Refusal):
+        if is_beyond_quota(answer.message) is False:
+            raise NoPlaceYet(answer.message, subject=name, hint="kubectl describe resourcequota")
         raise answer.error(f"the cluster does not take the {kind} {name}", name)
     return answer
 

@@ -50,6 +50,11 @@ _SURELY_NOT: Final = re.compile(
 _NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 _UNKNOWN: Final = "ContainerStatusUnknown"
 """What a node says of a container that was not there when its pod ended, and of one that never was."""
+_HINTS: Final = {
+    EndCause.IMAGE_NOT_PULLED: "--image names another one; dsv config pools.NAME.kubernetes.image_pull_secrets "
+    """'["SECRET"]' gives the credentials of its registry""",
+    EndCause.UNSCHEDULABLE: "kubectl describe nodes shows what nodes have, their labels and their taints",
+}
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" (?:not found|is being deleted)')
 
 
@@ -60,6 +65,11 @@ class Obstacle:
     reason: str
     cause: EndCause
     patience: float | None
+
+    @property
+    def hint(self) -> str | None:
+        """What helps, if it is the end of it."""
+        return _HINTS.get(self.cause)
 
 
 @dataclass(frozen=True, slots=True)

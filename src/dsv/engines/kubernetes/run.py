@@ -144,9 +144,7 @@ class KubernetesRun:
         for key, obstacle in found.items():
             self._say(f"the job waits: {obstacle.reason}")
             if obstacle.patience is not None and self._since(key) > obstacle.patience:
-                return Ended(
-                    exit_code=CANNOT_LAUNCH, launched=False, reason=obstacle.reason, cause=obstacle.cause
-                )
+                return _never(obstacle)
         return None
 
     def _queued(self, facts: JobFacts) -> Ended | None:
@@ -163,7 +161,7 @@ class KubernetesRun:
             return None
         if self._since("for good") < found.patience:
             return None
-        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, cause=found.cause)
+        return _never(found)
 
     def _tell_put_back(self, facts: JobFacts) -> None:
         found = {each.uid: each.put_back[1] for each in facts.pods if each.put_back is not None}
@@ -213,6 +211,13 @@ class KubernetesRun:
                 os.write(self._err, f"[dsv] {text}\n".encode())
 
 
+def _never(found: Obstacle) -> Ended:
+    """How a job ends that can't begin."""
+    return Ended(
+        exit_code=CANNOT_LAUNCH, launched=False, reason=found.reason, hint=found.hint, cause=found.cause
+    )
+
+
 def without_numbers(text: str) -> str:
-    """What messages have in common that differ in a port or a time alone."""
-    return re.sub(r"\d+", "0", text)
+    """What messages have in common that differ in a port, in a time, or in the letters that end the name of a pod."""
+    return re.sub(r"\d+", "0", re.sub(r'-\d+-[a-z0-9]{5}"', '"', text))

@@ -18,6 +18,8 @@ TOGETHER: Final = "together"
 """Why dsv ended the command, as the script of the job's container tells."""
 AGAIN_CODE: Final = 190
 """The exit code of a container that ended because its attempt was over on another node."""
+NO_PROGRAM: Final = "the pool's image of dsv has no program"
+"""The beginning of the sentence that says so, up to the name of the program."""
 METRICS: Final = "--- metrics.json"
 """The line after which the container that holds the data prints what the command has left."""
 
@@ -41,6 +43,11 @@ while [ "$1" != - ]; do
   shift
 done
 shift
+if ! command -v "$1" >/dev/null; then
+  echo "error: {NO_PROGRAM} $1" >{OWN}/problem
+  : >{OWN}/not-held
+  exit 1
+fi
 [ -z "${{DSV_PARAMS_FILE:-}}" ] || printf '%s\\n' "$DSV_PARAMS" >"$DSV_PARAMS_FILE"
 # The data is held until Kubernetes ends this container, which it does once the job's own has ended.
 exec 3>&2 2>/dev/null

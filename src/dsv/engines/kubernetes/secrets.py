@@ -76,6 +76,11 @@ def said_first(
     lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
     for each, keys in ((name, secret), (credentials_name(name), credentials)):
         if keys:
-            given = " ".join(f"--from-literal={key}=VALUE" for key in sorted(keys))
+            given = " ".join(f"--from-literal={key}={_shown_value(key)}" for key in sorted(keys))
             lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
     return "\n".join(lines) + "\n"
+
+
+def _shown_value(key: str) -> str:
+    """Parameters are one JSON object."""
+    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"

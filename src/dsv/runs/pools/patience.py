@@ -30,6 +30,16 @@ class Patience:
     _unanswered: bool = False
     _over: Event = field(default_factory=Event)
     _thread: Thread | None = None
+    _since: float | None = None
+
+    def refused(self, reason: str) -> bool:
+        """The engine has no place for the job, for this reason. Whether it may be asked again."""
+        if self._since is None:
+            self._since = monotonic()
+        if self.seconds is None or monotonic() - self._since < self.seconds:
+            return True
+        self._left = waited(reason, self.seconds)
+        return False
 
     def begin(self, engine: Engine, ref: JobRef) -> None:
         """The engine has the job, and the time runs."""
@@ -47,6 +57,8 @@ class Patience:
             return None
         if ended.stopped is not None:
             return None  # by somebody on another machine, for instance
+        if not ended.taken and self._left is not None:
+            return self._left
         if not ended.taken or ended.cause is EndCause.UNSCHEDULABLE:
             return GaveUp(ended.reason or "it can't run the job")
         if self._left is None and self._unanswered and ended.cause is EndCause.CANCELLED:
@@ -55,7 +67,7 @@ class Patience:
 
     def _watch(self, engine: Engine, ref: JobRef) -> None:
         assert self.seconds is not None  # else nobody watches
-        deadline = monotonic() + self.seconds
+        deadline = (self._since or monotonic()) + self.seconds
         while not self._over.wait(max(0.0, deadline - monotonic())):
             status = engine.status(ref)
             ours = self._unanswered

@@ -110,6 +110,8 @@ def test_runs_are_sorted_and_filtered(trained: Dsv) -> None:
     [
         (["--filter", "metrics.nope>1"], 3, "no run has metrics.nope"),
         (["--sort", "metrics.ac"], 3, "did you mean metrics.acc?"),
+        (["--sort", "metrics.f1"], 3, "these runs have metrics.acc, metrics.val.loss"),
+        (["--filter", "exit_code=0", "--sort", "params.zz"], 3, "these runs have params.n"),
         (["--filter", "acc>1"], 2, "did you mean metrics.acc?"),
         (["--filter", "acc"], 2, "is no filter"),
         (["--dataset", "nope"], 3, "there is no dataset nope"),

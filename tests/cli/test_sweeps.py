@@ -162,6 +162,18 @@ def test_a_value_that_the_job_gets_as_a_secret_is_no_parameter_of_a_sweep(
     assert refused.code == 2 and "a parameter of the sweep is a secret" in refused.err
 
 
+def test_what_keeps_a_sweep_from_being_launched_has_the_exit_code_of_that(ended: tuple[Dsv, Any]) -> None:
+    """The exit codes below 125 are those of its runs."""
+    here = ended[0]
+    away = here("run", "--store", str(here.home / "nowhere"), *sweep(here, "true")[1:])
+    assert away.code == 125 and "nowhere" in away.err
+    state = here.home.parent / "state"
+    (state / "dsv").mkdir(parents=True)
+    (state / "dsv" / "sweeps").write_text("")
+    refused = here.at(here.cwd, XDG_STATE_HOME=str(state))(*sweep(here, "true"))
+    assert refused.code == 125 and f"{state / 'dsv/sweeps'}" in refused.err
+
+
 def test_a_run_may_have_a_name_that_begins_like_the_id_of_a_sweep(here: Dsv) -> None:
     here.ok("run", "pets@v1", "--name", "sweep-base", "--", "echo", "hello")
     assert [item["name"] for item in shown(here, "sweep-base")] == ["sweep-base"]
@@ -233,6 +245,7 @@ def test_stop_ends_a_whole_sweep(here: Dsv, started: subprocess.Popen[bytes]) ->
     stopped = here.ok("stop", "grid", "--json")
     assert_documented("stop", stopped.json)
     assert (stopped.json["stopped"], stopped.json["exit_code"]) == (True, 7)
+    assert "asked to stop already" not in stopped.err  # that was this command
     assert started.wait(PATIENCE) == 7
     assert {item["cancelled_by"] is not None for item in shown(here, "grid")} == {True}
     assert not (here.cwd / "ready3").exists()

@@ -39,8 +39,10 @@ def sweep(call: Call, typed: Typed) -> int:
     if typed.detach and call.session.announce is None:
         with launching():
             return detach(call)
-    with call.context() as context, open_runs(context) as found, ExitStack() as held:
+    with ExitStack() as held:
         with launching():
+            context = held.enter_context(call.context())
+            found = held.enter_context(open_runs(context))
             place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
             plan = _plan(call, typed, context, place, found)
             cache = call.settings.cache().path

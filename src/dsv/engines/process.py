@@ -224,7 +224,7 @@ class Process:
             count = here if wanted == ALL_GPUS else wanted
             if count > here or count == 0:
                 raise LaunchError(
-                    f"{'GPUs' if wanted == ALL_GPUS else wanted} were asked for, and this machine has {here}",
+                    f"{'all' if wanted == ALL_GPUS else wanted} GPUs were asked for, and this machine has {here}",
                     hint=self.gpu_hint,
                 )
             names = tuple(str(index) for index in range(count))

@@ -32,6 +32,10 @@ _CONTAINS: Final = "~"
 _FILTER = re.compile(r"\s*([^<>=!~]+?)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _FREE: Final = ("params", "metrics")
 """Members whose keys are the user's."""
+_HOW_TO_GET: Final[Mapping[str, str]] = {
+    "params": "dsv run -p NAME=VALUE gives a run its parameters",
+    "metrics": "a job leaves its metrics in $DSV_OUT/metrics.json",
+}
 _SMALL_IS_GOOD: Final = frozenset(
     (
         "loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "ppl", "perplexity", "wer", "cer", "fid", "ece",
@@ -197,12 +201,13 @@ def _check_key(key: str, items: Sequence[Item]) -> None:
             )
         return
     if all(look_up(item, key) is None for item in items):
-        close = get_close_matches(key, known, 1)
-        raise NotFound(
-            f"no run has {key}",
-            subject=key,
-            hint=f"did you mean {close[0]}?" if close else "dsv runs shows what runs have",
-        )
+        there = [each for each in known if each.startswith(f"{head}.")]
+        names = {
+            each.partition(".")[2]: each for each in there
+        }  # what they all begin with makes nothing similar
+        close = get_close_matches(key.partition(".")[2], names, 1)
+        hint = f"did you mean {names[close[0]]}?" if close else f"these runs have {', '.join(there[:9])}"
+        raise NotFound(f"no run has {key}", subject=key, hint=hint if there else _HOW_TO_GET[head])
 
 
 def _rank(value: Json) -> tuple[int, Json]:

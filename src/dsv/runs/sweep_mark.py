@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.errors import Conflict, UsageError
+from dsv.errors import Conflict, LaunchError, UsageError
 from dsv.fs.files import list_names, read_json, write_once
 from dsv.fs.process import Process
 from dsv.model.sweep import SweepId
@@ -43,11 +43,14 @@ def sweep_folder(state: Path, sweep: SweepId) -> Path:
 
 @contextmanager
 def driving(state: Path, sweep: SweepId) -> Iterator[None]:
-    """Meanwhile this process begins the runs of the sweep. Raises `Conflict` if another one does."""
+    """Meanwhile this process begins the runs of the sweep. Raises `Conflict` if another one does, and `LaunchError`."""
     path = _path(state, sweep)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _alone(path.parent):
-        _take(path, state, sweep)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(path.parent):
+            _take(path, state, sweep)
+    except OSError as error:
+        raise LaunchError(f"{path} can't be written: {error.strerror or error}", subject=str(path)) from error
     try:
         yield
     finally:

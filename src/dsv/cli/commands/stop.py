@@ -80,13 +80,16 @@ def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: 
     _tell(call, record, asked=asked)
 
 
-def _end(call: Call, run: str, one: UnderWay | None, seconds: float) -> tuple[RunRecord, bool]:
-    """Ends one run: its record, and whether it was this command that asked for that."""
+def _end(
+    call: Call, run: str, one: UnderWay | None, seconds: float, *, again: bool = False
+) -> tuple[RunRecord, bool]:
+    """Ends one run: its record, and whether it was this call that asked for that. again: this command has asked for
+    it before."""
     asked = False
     if one is not None and (is_here(one) or not is_in_cluster(call, one.mark.known())):
         try:
             asked = ask_to_stop(one, seconds)
-            if not asked:
+            if not (asked or again):
                 call.say(f"run {one.run} was asked to stop already")
             wait_for_end(one, _told_of_silence(call, one.mark.known()))
         except NotFound:  # its supervisor is gone
@@ -169,7 +172,7 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
     problems: list[DsvError] = []
     for record in view.under_way:
         try:
-            _end(call, record.run, find_under_way(state, record.run), seconds)
+            _end(call, record.run, find_under_way(state, record.run), seconds, again=True)
         except DsvError as error:
             problems.append(error)
     while begins is not None and begins.is_here and driver(state, view.id) == begins:

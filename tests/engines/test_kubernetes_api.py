@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
 import pytest
 from lightkube.core.exceptions import ConfigError
 
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal, too_old
 from dsv.engines.kubernetes.capacity import ask_capacity
 from dsv.engines.kubernetes.options import KubernetesOptions
+from dsv.errors import UsageError
 from dsv.model.capacity import Capacity
 from dsv.model.resources import Resources
 
@@ -60,3 +65,48 @@ def test_a_cluster_that_does_not_know_the_caller_gives_no_answer(
     monkeypatch.setattr(KubernetesApi, "path", lambda *_: "/")
     found = ask_capacity(KubernetesApi({}, options), options, Resources())
     assert isinstance(found, Capacity) == answers
+
+
+class Known(BaseHTTPRequestHandler):
+    """An API that knows one caller."""
+
+    def do_GET(self) -> None:
+        known = self.headers["Authorization"] == "Bearer new"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+CONFIG = """\
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{0}"}}}}]
+users: [{{name: u, user: {{token: {1}}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+current-context: c
+"""
+
+
+def test_whoever_logs_in_again_is_known_to_a_dsv_that_runs(tmp_path: Path) -> None:
+    """A token expires while a job runs. What is not whole yet is no reason to give up."""
+    file = tmp_path / "config"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Known) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        file.write_text(CONFIG.format(server.server_port, "old"))
+        api = KubernetesApi({"KUBECONFIG": str(file)}, KubernetesOptions())
+        for text in (file.read_text(), "clusters: [", CONFIG.format(server.server_port, "new")):
+            refused = api.get("/version")
+            assert isinstance(refused, Refusal) and refused.status == 401
+            file.write_text(text)
+        assert isinstance(api.get("/version"), Refusal)  # which finds the new one
+        assert api.get("/version") == {}
+        server.shutdown()
+
+
+@pytest.mark.parametrize("text", ["clusters: [", "text", "", "clusters: {}", "- 1"])
+def test_a_configuration_that_is_none_is_misuse(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(text)
+    api = KubernetesApi({"KUBECONFIG": str(tmp_path / "config")}, KubernetesOptions())
+    with pytest.raises(UsageError, match=r"^the configuration of kubectl can't be used: [^\n]*$"):
+        api.get("/version")

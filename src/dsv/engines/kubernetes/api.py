@@ -127,15 +127,18 @@ class KubernetesApi:
             return self._client
         if not is_installed():
             raise not_installed()
+        import yaml
         from lightkube.config import client_adapter
         from lightkube.core.exceptions import ConfigError
 
+        wrong = (ConfigError, yaml.YAMLError, OSError, ValueError, KeyError, TypeError, AttributeError)
         try:
             config = self._config()
             client = client_adapter.Client(config, client_adapter.ConnectionParams(timeout=_timeout(SECONDS)))
-        except (ConfigError, OSError, ValueError, KeyError, TypeError) as error:
+        except wrong as error:
+            said = " ".join(str(error).split())
             raise UsageError(
-                f"the configuration of kubectl can't be used: {error}",
+                f"the configuration of kubectl can't be used: {said}",
                 subject=str(self._options.context or NAME),
                 hint="kubectl config get-contexts; dsv config pools.NAME.kubernetes.context CONTEXT",
             ) from error
@@ -143,6 +146,14 @@ class KubernetesApi:
             self._namespace = config.namespace
         self._client = client
         return client
+
+    def _look_for_another_identity(self) -> None:
+        """The cluster does not know this one any more. The caller may log in again while a job runs."""
+        before, self._client = self._client, None
+        try:
+            self.connect()
+        except DsvError:
+            self._client = before
 
     def _config(self) -> SingleConfig:
         from lightkube.config.kubeconfig import KubeConfig
@@ -261,6 +272,8 @@ class KubernetesApi:
         except (httpx2.HTTPError, OSError) as error:
             return Refusal(_said(error))
         if not response.is_success:
+            if response.status_code == 401:
+                self._look_for_another_identity()
             return _refusal(response)
         try:
             return response.json()

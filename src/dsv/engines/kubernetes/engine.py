@@ -272,7 +272,8 @@ class Kubernetes:
         if facts is None:
             return self.status(ref)
         if isinstance(facts, Refusal):
-            return None
+            never = facts.is_denied and job.deleted_unbegun()
+            return JobStatus(RunState.NOT_LAUNCHED) if never else None
         now = status(facts)
         if not now.lives:
             return now

@@ -177,6 +177,15 @@ class KubernetesJob:
         if facts.waits_in_vain:
             self.api.patch(self.at.path, {"spec": {"activeDeadlineSeconds": 1}})
 
+    def deleted_unbegun(self) -> bool:
+        """Deletes a Job that was made and never let begin, for a caller who may not see whether it has pods."""
+        found = self.api.get(self.at.path)
+        if isinstance(found, Refusal) or found["metadata"]["uid"] != self.at.uid:
+            return False
+        facts, status = JobFacts(found), found.get("status") or {}
+        began = status.get("startTime") or status.get("active")
+        return facts.suspended and not facts.queued and not began and self.delete() is None
+
     def take_back(self, facts: JobFacts) -> bool:
         """A step towards the end of a job that doesn't seem to have begun. Whether it was the last one.
 

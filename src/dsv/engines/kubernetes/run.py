@@ -101,7 +101,7 @@ class KubernetesRun:
                     return Ended(exit_code=CANNOT_LAUNCH, launched=False, seen=False, reason=reason)
                 return gone(known, killed=self._kills > 0)
             if isinstance(facts, Refusal):
-                self._say(f"the cluster does not answer: {facts.message}")
+                self._say(facts.no_answer.message)
             else:
                 self._logs.look(facts)
                 if (done := ended(facts)) is not None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from dsv.api.table_diff import TableDiff, diff_tables
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 
 def diff(before: bytes, after: bytes, *key: str) -> TableDiff:
@@ -53,3 +55,28 @@ def test_cells_with_several_lines_in_a_large_file() -> None:
 def test_a_byte_order_mark_and_other_line_ends_change_no_row() -> None:
     made = diff(b"id,v\n1,x\n2,y\n", b"\xef\xbb\xbfid,v\r\n1,x\r\n2,z", "id")
     assert cells(made) == [({"id": 2}, (("v", "y", "z"),))]
+
+
+def test_times_that_python_has_no_value_for() -> None:
+    kinds = {
+        "at": pyarrow.timestamp("ns"),
+        "for": pyarrow.duration("ns"),
+        "clock": pyarrow.time64("ns"),
+        "day": pyarrow.date32(),
+        "all": pyarrow.list_(pyarrow.timestamp("ns")),
+    }
+
+    def table(number: int) -> bytes:
+        columns = {
+            name: pyarrow.array([[one] for one in (1, number)] if name == "all" else [1, number], kind)
+            for name, kind in kinds.items()
+        }
+        written = io.BytesIO()
+        parquet.write_table(pyarrow.table({"id": pyarrow.array([1, 2]), **columns}), written)
+        return written.getvalue()
+
+    made = diff_tables(b"x.parquet", table(1000), table(10**8 + 1), ["id"])
+    [row] = made.rows
+    assert [name for name, _, _ in row.cells] == list(kinds)
+    assert row.document()["cells"]["clock"] == ["00:00:00.000001", "00:00:00.100000001"]  # type: ignore[index]
+    assert diff_tables(b"x.parquet", table(10**8 + 1), table(10**8 + 1)).rows == []

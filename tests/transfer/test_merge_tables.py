@@ -129,3 +129,28 @@ def test_parquet_rows_are_taken_as_they_are() -> None:
     )
     twice = table([1, 1], ["a", "b"], [1, 2], [0.1, 0.2])
     assert merge_tables(b"x.parquet", "id", base, ours, twice) == "column id has 1 twice"
+
+
+def test_parquet_times_that_python_has_no_value_for_and_lists_with_not_a_number() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    nanoseconds = pyarrow.timestamp("ns")
+
+    def table(first: int, second: int) -> bytes:
+        columns = {
+            "id": pyarrow.array([1, 2]),
+            "n": pyarrow.array([first, second]),
+            "at": pyarrow.array([[first], [second]], pyarrow.list_(nanoseconds)),
+            "day": pyarrow.array([10**8 + first, second], pyarrow.date32()),
+            "of": pyarrow.array([{"at": first}, None], pyarrow.struct([("at", nanoseconds)])),
+            "score": pyarrow.array([[float("nan")], [1.5]]),
+        }
+        written = io.BytesIO()
+        parquet.write_table(pyarrow.table(columns), written)
+        return written.getvalue()
+
+    merged = merge_tables(b"x.parquet", "id", table(1, 2), table(3, 2), table(1, 5))
+    assert isinstance(merged, bytes), merged
+    assert str(parquet.read_table(io.BytesIO(merged))) == str(parquet.read_table(io.BytesIO(table(3, 5))))
+    key = merge_tables(b"x.parquet", "at", table(1, 2), table(3, 2), table(1, 5))
+    assert key == "column at has values that are no keys"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dsv.errors import Unsupported, UsageError
 from dsv.model.paths import show
+from dsv.transfer.arrow_values import all_shown, comparable, shown
 
 LARGEST: Final = 256 << 20
 """Bytes of a file that is read as a table."""
@@ -110,6 +111,7 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
     made.columns_removed = [(name, kind) for name, kind in types.items() if name not in now]
     common = [name for name in types if name in now]
     made.columns_retyped = [(name, types[name], now[name]) for name in common if types[name] != now[name]]
+    old.alike = new.alike = {name for name in common if types[name] == now[name]}
     for name, was, kind in made.columns_retyped:
         if {was, kind} != {"int64", "double"}:
             old.as_written.add(name)
@@ -126,12 +128,14 @@ class _Table:
     """One version of a file.
 
     typed: what is shown. exact: what is compared; of a CSV file the cells as they are written, as one cell decides of
-    which type its whole column seems to be. as_written: columns of which `exact` is shown.
+    which type its whole column seems to be. as_written: columns of which `exact` is shown. alike: columns that have
+    the same type in both versions.
     """
 
     typed: Any
     exact: Any
     as_written: set[str] = field(default_factory=set)
+    alike: set[str] = field(default_factory=set)
 
     @property
     def types(self) -> dict[str, str]:
@@ -145,14 +149,15 @@ class _Table:
 
     def values(self, name: str) -> list[Hashable]:
         """A column's values such that equal ones are equal in Python: not a number is, and a list is shown as text."""
-        values = self.exact.column(name).to_pylist()
+        column = self.exact.column(name)
+        values = comparable(column) if name in self.alike else all_shown(column)
         return [_hashable(value) if isinstance(value, float | list | dict) else value for value in values]
 
     def cells(self, at: int, names: Sequence[str] | None = None) -> Cells:
         return tuple((name, self.cell(name, at)) for name in names or self.typed.schema.names)
 
     def cell(self, name: str, at: int, *, as_written: bool = False) -> Any:
-        value = self.typed.column(name)[at].as_py()
+        value = shown(self.typed.column(name), at)
         if self.exact is self.typed:
             return value
         written = self.exact.column(name)[at].as_py().decode("utf-8", "backslashreplace")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dsv.errors import Unsupported
 from dsv.model.merge_rows import Row, merge_rows
+from dsv.transfer.arrow_values import comparable, is_nested
 
 MAX_TABLE = 64 << 20  # bytes of one version
 MAX_ROWS = 1_000_000
@@ -211,11 +212,10 @@ def _merge_by_number(key: str, tables: Sequence[Any]) -> list[list[int]] | str:
         cells = [list(map(_Cell, column, numbered)) for column in columns]
         if any(cell.value is None or cell.value != cell.value for cell in cells[names.index(key)]):
             return f"column {key} has a row without a value"
+        if is_nested(table.column(key)):
+            return f"column {key} has values that are no keys"
         versions.append(list(zip(*cells, strict=True)))
-    try:
-        merged = merge_rows(names, key, *versions)
-    except TypeError:  # a list or a dictionary in the key column
-        return f"column {key} has values that are no keys"
+    merged = merge_rows(names, key, *versions)
     if isinstance(merged, str):
         return merged
     by_column = zip(*merged, strict=True) if merged else [[] for _ in names]
@@ -223,13 +223,8 @@ def _merge_by_number(key: str, tables: Sequence[Any]) -> list[list[int]] | str:
 
 
 def _comparable(column: Any) -> list[Any]:
-    """Its values; of times their numbers, as some are finer than Python's own."""
-    _, pyarrow = _import_pyarrow()
-    types = pyarrow.types
-    if types.is_timestamp(column.type) or types.is_duration(column.type) or types.is_time64(column.type):
-        column = column.cast(pyarrow.int64())
-    values: list[Any] = column.to_pylist()
-    return values
+    values = comparable(column)
+    return list(map(repr, values)) if is_nested(column) else values  # so that not a number in a list is equal
 
 
 def _compression(file: Any) -> str:

@@ -49,6 +49,7 @@ def move_names(context: Context, place: str) -> MovedNames:
         assert places is not None
         found = _find(store, places)
         old, log = places.names, found.log
+        log.check(old.url, writing=True)  # what a newer version keeps elsewhere would not be copied
         there = wanted == old.url or (wanted == places.data.url and old.url.startswith(_below(places)))
         if there:
             return _stay(context, places, found)

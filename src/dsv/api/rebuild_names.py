@@ -71,6 +71,7 @@ def _commits(data: Store, objects: Objects) -> list[tuple[CommitId, Commit]]:
 
 
 def _make(context: Context, split: SplitStore, layout: Format, found: list[FoundCommit]) -> None:
+    layout.check(split.data.url, writing=True)
     make_place(context, split)
     if _is_taken(split.names):
         raise Conflict(
@@ -82,11 +83,7 @@ def _make(context: Context, split: SplitStore, layout: Format, found: list[Found
     refs = Refs(split.names)
     refs.named = layout.named_records
     refs.store_id = layout.store_id
-    heads = [
-        (one.commit.dataset, one.head_of, one.id)
-        for one in found
-        if one.commit.dataset is not None and one.head_of is not None
-    ]
+    heads = [(one.dataset, one.head_of, one.id) for one in found if one.head_of is not None]
     with_main = {dataset for dataset, branch, _ in heads if branch == MAIN}
     for dataset in sorted(
         {dataset for dataset, _, _ in heads} - with_main

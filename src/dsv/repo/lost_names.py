@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId
-from dsv.model.names import BranchName, DatasetName
+from dsv.model.names import MAIN, BranchName, DatasetName
+
+RECOVERED: Final = DatasetName.parse("recovered")
+"""The dataset of commits that don't say theirs."""
 
 
 class FoundCommit(msgspec.Struct, frozen=True):
-    """A commit of the store, and the branch that it becomes the head of, if it does."""
+    """A commit of the store, its dataset, and the branch that it becomes the head of, if it does."""
 
     id: CommitId
     commit: Commit
+    dataset: DatasetName
     head_of: BranchName | None = None
 
 
@@ -24,13 +29,13 @@ def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
 
     The commits that were made for one branch form lines: the newest one that no other of them has as a parent becomes
     its head, each further one that of a branch called `BRANCH-<12 digits of its id>`. Commits of stores that are too
-    old to say what they were made for become no heads.
+    old to say what they were made for count as made for the main branch of `RECOVERED`: lines of several datasets are
+    branches of that one.
     """
     known = dict(commits)
     made_for: dict[tuple[DatasetName, BranchName], list[CommitId]] = {}
     for commit_id, commit in known.items():
-        if commit.dataset is not None and commit.branch is not None:
-            made_for.setdefault((commit.dataset, commit.branch), []).append(commit_id)
+        made_for.setdefault((_dataset(commit), commit.branch or MAIN), []).append(commit_id)
     heads: dict[CommitId, BranchName] = {}
     for (_, branch), ids in made_for.items():
         parents = {parent for commit_id in ids for parent in known[commit_id].parents}
@@ -39,8 +44,15 @@ def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
         )
         for number, tip in enumerate(tips):
             heads[tip] = branch if not number else BranchName.parse(f"{branch}-{str(tip)[:12]}")
-    found = [FoundCommit(commit_id, commit, heads.get(commit_id)) for commit_id, commit in known.items()]
-    return sorted(found, key=lambda one: (str(one.commit.dataset or ""), *_age(one.id, known)))
+    found = [
+        FoundCommit(commit_id, commit, _dataset(commit), heads.get(commit_id))
+        for commit_id, commit in known.items()
+    ]
+    return sorted(found, key=lambda one: (str(one.dataset), *_age(one.id, known)))
+
+
+def _dataset(commit: Commit) -> DatasetName:
+    return RECOVERED if commit.dataset is None else commit.dataset
 
 
 def _age(commit_id: CommitId, known: dict[CommitId, Commit]) -> tuple[int, str]:

@@ -47,7 +47,7 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
         "setting": "move-names: what everybody has to change in the configuration, or null",
         "value": "move-names: its new value, or null if it is not needed any more",
         "items.commit": "rebuild-names: the id of a commit",
-        "items.dataset": "rebuild-names: the dataset that it was made for, or null if it doesn't say",
+        "items.dataset": "rebuild-names: the dataset that it was made for; `recovered` if it doesn't say",
         "items.branch": "rebuild-names: the branch that it was made for, or null",
         "items.head_of": "rebuild-names: the branch that it becomes the head of, or null",
         "items.author": "rebuild-names: who made it",
@@ -160,7 +160,7 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
         call.items(
             {
                 "commit": str(one.id),
-                "dataset": one.commit.dataset,
+                "dataset": one.dataset,
                 "branch": one.commit.branch,
                 "head_of": one.head_of,
                 "author": one.commit.author,
@@ -175,7 +175,7 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     rows = [
         [
             str(one.id)[:12],
-            str(one.commit.dataset or "?"),
+            str(one.dataset),
             str(one.head_of or ""),
             local_time(one.commit.time_ms),
             one.commit.author,

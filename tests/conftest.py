@@ -42,7 +42,7 @@ hypothesis.settings.load_profile("dsv")
 
 Reached = TypeVar("Reached")
 OWN_SHELF = pytest.StashKey[Path]()
-KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS")
+KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS", "DSV_KUEUE")
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
 REAL = {

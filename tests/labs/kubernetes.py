@@ -179,7 +179,7 @@ def down(folder: Path) -> None:
     """Stop the cluster and every container of it, and take its mounts and its network away."""
     for node in NODES:
         stop(folder, f"kubelet-{node}")
-    for name in CONTROL_PLANE:
+    for name in (*CONTROL_PLANE, "kueue"):
         stop(folder, name)
     networks = [name for node in NODES for name in _networks(folder, node)]
     for node in NODES:

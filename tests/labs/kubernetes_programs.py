@@ -51,10 +51,16 @@ def _kubernetes_module() -> str:
     return f"{head}\nreplace (\n{lines})\n"
 
 
-def _build(folder: Path, module: str, packages: list[str]) -> None:
+def go_program(lab: str) -> str:
+    """Raises `MissingError`."""
     go = find("go") or (str(GO) if GO.exists() else None)
     if go is None:
-        raise MissingError("a Kubernetes cluster needs Go, to build it (golang.org, or Debian's golang)")
+        raise MissingError(f"{lab} needs Go, to build it (golang.org, or Debian's golang)")
+    return go
+
+
+def _build(folder: Path, module: str, packages: list[str]) -> None:
+    go = go_program("a Kubernetes cluster")
     log = folder / "build.log"
     work = Path(tempfile.mkdtemp(prefix="dsv-build-"))
     try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.labs.slurm import SlurmNodes
 from tests.run.slurm_site import Site, make_site
+
+# A real Kueue takes minutes to build: see tests/labs/kueue.py.
+collect_ignore = [] if "DSV_KUEUE" in os.environ else ["test_kubernetes_kueue.py"]
 
 
 @pytest.fixture

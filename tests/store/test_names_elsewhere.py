@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from dsv.model import keys
 from dsv.model.commit import Commit
 from dsv.model.ids import CommitId, NodeId
@@ -313,3 +315,24 @@ def test_heads_of_lost_names() -> None:
         second[0]: "main", lost_race[0]: f"main-{str(lost_race[0])[:12]}", other[0]: "side", first[0]: None,
     }  # fmt: skip
     assert [one.commit.time_ms for one in found] == [20, 15, 10, 5]
+
+
+def test_heads_of_names_that_are_lost_again() -> None:
+    """Somebody has gone on with a line that had its branch from the first time."""
+    first = commit(1, (), "main", 10)
+    second = commit(2, (first[0],), "main", 20)
+    lost_race = commit(3, (first[0],), "main", 15)
+    line = f"main-{str(lost_race[0])[:12]}"
+    later = commit(4, (lost_race[0],), line, 30)
+    heads = {one.id: one.head_of for one in find_heads([first, second, lost_race, later])}
+    assert heads == {second[0]: "main", later[0]: line, first[0]: None, lost_race[0]: None}
+
+
+@pytest.mark.parametrize("branch", ["b" * 200, "b/" * 49 + "b" * 4, "b" * 185 + "/" + "b" * 8])
+def test_a_further_line_of_a_branch_with_a_long_name(branch: str) -> None:
+    newest, lost_race = commit(1, (), branch, 20), commit(2, (), branch, 10)
+    heads = {one.id: one.head_of for one in find_heads([newest, lost_race])}
+    assert heads[newest[0]] == branch
+    further = heads[lost_race[0]]
+    assert further is not None and len(further.component) <= 200
+    assert further.endswith(f"-{str(lost_race[0])[:12]}") and further[:20] == branch[:20]

@@ -308,6 +308,7 @@ def test_whether_another_attempt_follows_what_its_nodes_left(ends: str, over: bo
     ("killed", "job", "waits"),
     [
         ((a_pod(0, 0, code=137, deleted=True), a_pod(0, 1, phase="Pending")), {"backoffLimit": 3}, True),
+        ((a_pod(0, 0, code=137, deleted=True),), {"backoffLimit": 3}, True),  # the next pod is yet to come
         ((a_pod(0, 0, code=137, condition="EvictionByEvictionAPI"),), {"conditions": ["Failed"]}, False),
     ],
 )
@@ -319,11 +320,17 @@ def test_a_node_that_is_killed_once_all_are_done_does_not_undo_that(
     facts = JobFacts(raw, (*killed, a_pod(1, 0, phase="Succeeded", code=0)))
     found = ended(facts)
     assert (found is not None and found.exit_code == 0) == nodes_agree
-    assert facts.waits_in_vain == (waits and nodes_agree)
+    assert facts.goes_on_in_vain == (waits and nodes_agree)
 
 
-def test_the_others_may_still_have_to_send_what_they_left() -> None:
-    facts = JobFacts(
-        a_job(completions=2, **GANG), (a_pod(0, phase="Running"), a_pod(1, phase="Succeeded", code=0))
-    )
-    assert ended(facts) is None and not facts.waits_in_vain
+@pytest.mark.parametrize(
+    "pods",
+    [
+        (a_pod(0, phase="Running"), a_pod(1, phase="Succeeded", code=0)),
+        (a_pod(0, code=137, deleted=True), a_pod(1, phase="Running", code=0)),
+    ],
+)
+def test_the_others_may_still_have_to_send_what_they_left(pods: tuple[Pod, ...]) -> None:
+    """And the cluster takes a pod away, with its log, that it doesn't know to be over."""
+    facts = JobFacts(a_job(completions=2, backoffLimit=3, **GANG), pods)
+    assert ended(facts) is None and not facts.goes_on_in_vain

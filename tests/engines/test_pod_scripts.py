@@ -16,6 +16,7 @@ from dsv.engines.kubernetes.left import LeftInPod, read_left, read_log
 from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, TOLD
 from dsv.model.run_end import EndCause
 from dsv.model.secrets import Masker
+from tests.waiting import until
 
 SHELLS = [each for each in (("sh",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(each[0])]
 
@@ -124,7 +125,13 @@ def test_an_image_without_dsv_is_told_of(shell: tuple[str, ...], tmp_path: Path)
         "dsv-of-nobody",
         "with",
     ]
-    assert subprocess.run(argv, check=False).returncode == 1
-    assert (tmp_path / "not-held").exists()
-    said = "error: the pool's image of dsv has no program dsv-of-nobody\n"
-    assert (tmp_path / "problem").read_text() == said
+    with subprocess.Popen(argv, start_new_session=True) as holding:
+        try:
+            until((tmp_path / "not-held").exists, "that it gives up")
+            said = "error: the pool's image of dsv has no program dsv-of-nobody\n"
+            assert (tmp_path / "problem").read_text() == said
+            assert holding.poll() is None  # else the container that tells of it would not begin
+            holding.terminate()
+            assert holding.wait() == 1
+        finally:
+            os.killpg(holding.pid, signal.SIGKILL)

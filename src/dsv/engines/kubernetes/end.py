@@ -110,10 +110,10 @@ class JobFacts:
         return any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
 
     @property
-    def waits_in_vain(self) -> bool:
-        """Whether a node has begun again, and waits for nodes that are done and will not come back."""
-        done = _done_in(self)
-        return done is not None and any(each.attempt > done and not each.is_over for each in self.last)
+    def goes_on_in_vain(self) -> bool:
+        """Whether the cluster has a node begin again, or will, though the others are done and will not come back."""
+        over = self.condition("Complete") or self.condition("Failed")
+        return not over and _were_done(self) and not all(_succeeded(each) for each in self.last)
 
     @property
     def _spec(self) -> Mapping[str, Any]:
@@ -184,7 +184,7 @@ def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
 
 def _done_in(job: JobFacts) -> int | None:
     """The attempt in which the command has succeeded on all nodes, as one of them tells that has ended with that."""
-    attempts = [each.attempt for each in job.last if each.is_over and _succeeded(each)]
+    attempts = [each.attempt for each in job.last if each.is_settled and _succeeded(each)]
     return max(attempts) if job.is_gang and attempts else None
 
 

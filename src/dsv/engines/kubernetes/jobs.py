@@ -173,8 +173,8 @@ class KubernetesJob:
         return answer if isinstance(answer, Refusal) and answer.status != 404 else None
 
     def end_what_waits(self, facts: JobFacts) -> None:
-        """Gives back the places of nodes that wait in vain: the cluster ends them, and keeps the pods of the others."""
-        if facts.waits_in_vain:
+        """Gives back the place of a node that waits in vain: the cluster ends it, and keeps the pods of the others."""
+        if facts.goes_on_in_vain:
             self.api.patch(self.at.path, {"spec": {"activeDeadlineSeconds": 1}})
 
     def deleted_unbegun(self) -> bool:

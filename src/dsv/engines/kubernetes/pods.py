@@ -108,7 +108,12 @@ class Pod:
 
     @property
     def is_over(self) -> bool:
-        return self.gone or self._status.get("phase") in ("Succeeded", "Failed") or self._has_succeeded
+        return self.is_settled or self._has_succeeded
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the cluster itself says so. It keeps such a pod, and its log, if it ends the others of the Job."""
+        return self.gone or self._status.get("phase") in ("Succeeded", "Failed")
 
     @property
     def _has_succeeded(self) -> bool:

@@ -33,20 +33,21 @@ if [ -n "${{DSV_CERTIFICATES:-}}" ]; then
   export AWS_CA_BUNDLE={OWN}/certificates.pem
   printf '%s\\n' "$DSV_CERTIFICATES" >"$AWS_CA_BUNDLE"
 fi
+give_up() {{ # and stay: the next container begins only once this one is seen to run, and tells why
+  trap 'exit 1' TERM
+  : >{OWN}/not-held
+  while :; do sleep 3600 & wait $!; done
+}}
 # Folders that the job writes to, up to the word that is a dash.
 while [ "$1" != - ]; do
-  if ! mkdir -p "$1" 2>{OWN}/problem; then
-    : >{OWN}/not-held
-    exit 1
-  fi
+  mkdir -p "$1" 2>{OWN}/problem || give_up
   [ ! -O "$1" ] || chmod g+rwxs "$1"
   shift
 done
 shift
 if ! command -v "$1" >/dev/null; then
   echo "error: {NO_PROGRAM} $1" >{OWN}/problem
-  : >{OWN}/not-held
-  exit 1
+  give_up
 fi
 [ -z "${{DSV_PARAMS_FILE:-}}" ] || printf '%s\\n' "$DSV_PARAMS" >"$DSV_PARAMS_FILE"
 # The data is held until Kubernetes ends this container, which it does once the job's own has ended.

@@ -273,3 +273,14 @@ def test_lines_of_one_time_are_read_once_each() -> None:
             known = log._take([each], known)
     log._take(lines[1:], (log._last, log._same))
     assert b"".join(written) == b"a\nb\nc\nd\ne\n"
+
+
+def test_that_a_node_has_no_log_any_more_is_no_line_of_it() -> None:
+    written: list[bytes] = []
+    log = PodLog.__new__(PodLog)
+    log._last, log._same, log._write = b"", 0, written.append
+    gone = b"unable to retrieve container logs for containerd://9b3baed208d8"
+    log._take([gone], log._take([b"01 a"], (log._last, log._same)))
+    assert log._take([gone], (log._last, log._same)) == (b"01", 1)
+    log._take([b"01 a", b"02 b"], (log._last, log._same))
+    assert b"".join(written) == b"a\nb\n"

@@ -22,6 +22,8 @@ _TRIES: Final = 10
 """How often the log of a pod that is over is asked for, if the cluster does not give it."""
 _LOOK: Final = 1.0
 _PIECE: Final = 1 << 16
+_NO_LOG: Final = b"unable to retrieve container logs for "
+"""What a node answers, without a time, of a container whose log it has removed with the pod."""
 
 
 class PodLog:
@@ -101,6 +103,7 @@ class PodLog:
         Several lines may have one time, as a clock of a virtual machine stands still for a moment.
         """
         last, same = known
+        lines = [each for each in lines if not each.startswith(_NO_LOG)]
         times = [each.partition(b" ")[0] for each in lines]
         first = 0
         while last and first < len(lines):

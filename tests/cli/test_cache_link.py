@@ -31,6 +31,18 @@ def test_what_is_no_symlink_stays(pets: Dsv, tmp_path: Path) -> None:
     assert away("cache", "pets@v1", "pets@v2", "--link", "data").code == 2
 
 
+def test_a_command_in_a_hint_quotes_a_path_with_a_space(pets: Dsv, tmp_path: Path) -> None:
+    away = pets.at(tmp_path)
+    assert "mkdir -p 'no folder'\n" in away("cache", "pets@v1", "--link", "no folder/data").err
+    (tmp_path / "my data").mkdir()
+    found = away("cache", "pets@v1", "--link", "my data").err
+    assert "mv 'my data' 'my data.old', or name another\n" in found
+    folder = tmp_path / "my pets"
+    folder.mkdir()
+    pets.at(folder).ok("init", "more")
+    assert f"rm -r '{folder}/.dsv', then" in pets.at(folder)("init", "others").err
+
+
 def test_a_dangling_link_is_replaced(pets: Dsv, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to("nowhere")
     pets.at(tmp_path).ok("cache", "pets@v1", "--link", "data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dsv.errors import Conflict, NotFound
@@ -15,7 +16,7 @@ def check_link(link: Path) -> None:
         raise NotFound(
             f"there is no folder {link.parent} for the link",
             subject=str(link),
-            hint=f"mkdir -p {link.parent}",
+            hint=f"mkdir -p {shlex.quote(str(link.parent))}",
         )
     if link.exists() and not link.is_symlink():
         raise _taken(link)
@@ -34,5 +35,5 @@ def _taken(link: Path) -> Conflict:
     return Conflict(
         f"{link} is there and no symlink, so it stays",
         subject=str(link),
-        hint=f"mv {link} {link}.old, or name another",
+        hint=f"mv {shlex.quote(str(link))} {shlex.quote(f'{link}.old')}, or name another",
     )

@@ -205,7 +205,7 @@ def _bind(
         raise Conflict(
             f"{root} is a workspace of {inside.dataset} already",
             subject=str(root),
-            hint=f"dsv -C {root} pull",
+            hint=f"dsv -C {shlex.quote(str(root))} pull",
         )
     if inside is not None:
         raise Conflict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         raise Conflict(
             f"{folder} is already in the workspace {inside.root} of {inside.dataset} in {inside.store}",
             subject=str(folder),
-            hint=f"to bind the files to something else: rm -r {inside.dot}, then dsv init again",
+            hint=f"to bind the files to something else: rm -r {shlex.quote(str(inside.dot))}, then dsv init again",
         )
     check_no_cache(folder, "copy what is to be a dataset to a folder outside of the cache")
     choice = context.settings.store()
@@ -65,7 +66,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             raise Conflict(
                 f"{folder} is a workspace of {dataset} in {inside.store} already",
                 subject=str(folder),
-                hint=f"to bind the files to another store: rm -r {inside.dot}, then dsv init again",
+                hint=f"to bind the files to another store: rm -r {shlex.quote(str(inside.dot))}, then dsv init again",
             )
         if inside is None and repository.refs.exists(dataset):
             raise _exists(repository, dataset)

@@ -110,7 +110,9 @@ class Call(typer.Context):
             os.chdir(directory)
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(
-                f"there is no folder {directory}", subject=directory, hint=f"mkdir -p {directory}"
+                f"there is no folder {directory}",
+                subject=directory,
+                hint=f"mkdir -p {shlex.quote(str(directory))}",
             ) from None
 
     @cached_property

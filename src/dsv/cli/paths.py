@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,6 +40,6 @@ def _inside(workspace: Workspace, text: str) -> bytes:
         raise UsageError(
             f"{text} is not in the workspace {workspace.root}",
             subject=text,
-            hint=f"dsv -C {workspace.root} status",
+            hint=f"dsv -C {shlex.quote(str(workspace.root))} status",
         )
     return found

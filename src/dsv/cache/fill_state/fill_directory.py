@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -243,7 +244,7 @@ def _becomes_visible(directory: FillDirectory) -> bool:
             raise Conflict(
                 f"{target} is in the way: it holds files, but is no cached commit",
                 subject=str(target),
-                hint=f"look what it is, then: rm -r {target}",
+                hint=f"look what it is, then: rm -r {shlex.quote(str(target))}",
             ) from error
         raise
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 
 from msgspec.structs import replace
@@ -224,7 +225,7 @@ def _check_free(root: CacheRoot, place: Place) -> None:
         raise Conflict(
             f"{visible} is in the way: it is no commit that dsv has cached",
             subject=str(visible),
-            hint=f"look what it is, then: rm -r {visible}",
+            hint=f"look what it is, then: rm -r {shlex.quote(str(visible))}",
         )
 
 

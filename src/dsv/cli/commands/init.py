@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -86,8 +87,9 @@ def init(
         call.say(
             "this store is your own, in your home: nobody else sees it. To share the data, choose a store first:"
         )
+        binding = shlex.quote(f"{made.root}/.dsv")
         call.say(
-            f"  rm -r {made.root}/.dsv; dsv init {made.dataset} --store s3://BUCKET/PREFIX (or a shared folder)"
+            f"  rm -r {binding}; dsv init {made.dataset} --store s3://BUCKET/PREFIX (or a shared folder)"
         )
 
 

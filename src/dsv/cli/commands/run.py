@@ -148,7 +148,7 @@ JsonFile = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("-n", "--dry-run", help="Print what would be executed, and do nothing.")
+    bool, typer.Option("-n", "--dry-run", help="Print what would be executed, and start nothing.")
 ]
 
 Detach = Annotated[

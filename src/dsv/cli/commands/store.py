@@ -14,6 +14,7 @@ from dsv.cli.output import local_time, rfc3339
 from dsv.cli.table import Column
 from dsv.cli.targets import Names
 from dsv.errors import UsageError
+from dsv.model.units import format_count
 
 ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 
@@ -185,6 +186,7 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     ]
     call.table(columns, rows)
     heads = sum(one.head_of is not None for one in done.commits)
-    verb = "would be made" if dry_run else "are"
-    call.say(f"{heads:,} branches of {len(rows):,} commits {verb} at {done.names}")
+    branches = "1 branch" if heads == 1 else f"{heads:,} branches"
+    verb = "would be made" if dry_run else "is" if heads == 1 else "are"
+    call.say(f"{branches} of {format_count(len(rows), 'commit')} {verb} at {done.names}")
     return 0

@@ -136,7 +136,8 @@ def _write(
     contents.note(opened.progress.note)
     if made.left:
         raise Conflict(
-            f"{len(made.left)} paths in {scan.root} changed while dsv was at work, and stay as they are:"
+            f"{format_count(len(made.left), 'path')} in {scan.root} changed while dsv was at work, and "
+            f"{'stays as it is' if len(made.left) == 1 else 'stay as they are'}:"
             f"{_listed(list(map(show, made.left)))}",
             subject=str(scan.root),
             hint="run the command again",

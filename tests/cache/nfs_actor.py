@@ -41,10 +41,14 @@ class Line:
 
     def wait(self) -> None:
         """Until the test says go on once more."""
-        self._gone_on += 1
-        path = OUT / f"{self.name}.go"
-        while not path.exists() or len(path.read_bytes()) < self._gone_on:
+        while not self.is_told():
             time.sleep(0.05)
+        self._gone_on += 1
+
+    def is_told(self) -> bool:
+        """Whether the test says go on once more than was waited for."""
+        path = OUT / f"{self.name}.go"
+        return path.exists() and len(path.read_bytes()) > self._gone_on
 
 
 def holder(line: Line, ttl: str) -> None:
@@ -113,30 +117,36 @@ def taker(line: Line) -> None:
 
 
 def crowd(line: Line, what: str, seconds: str) -> None:
-    """Takes leases and checks that nothing goes, or evicts, as fast as it can."""
+    """Takes leases and checks that nothing goes, or evicts, as fast as it can: for so long at least, and until the test
+    says go on, which is told the first time that something was done."""
     root = make_root(ROOT)
     line.say("ready")
     line.wait()
     end = time.monotonic() + float(seconds)
-    if what == "evict":
-        went = 0
-        while time.monotonic() < end:
-            went += len(evict(root, CacheSettings(), ALL).evicted)
-        line.say(f"evicted {went}")
-        return
-    torn = rounds = 0
-    while time.monotonic() < end:
-        with Lease.take(root, place(), "run") as lease:
-            if not lease.confirm():
-                try:
-                    publish(root, place(), {"a": b"1", "b/c": b"2"})
-                except OSError:
-                    continue  # another published first
-                torn += not lease.confirm()
-            rounds += 1
-            for _ in range(3):
-                torn += not (root.visible(place()) / "b/c").exists()
-    line.say(f"rounds {rounds} torn {torn}")
+    done = torn = 0
+    while time.monotonic() < end or not line.is_told():
+        before = done
+        if what == "evict":
+            done += len(evict(root, CacheSettings(), ALL).evicted)
+        else:
+            held, gone = _take(root)
+            done, torn = done + held, torn + gone
+        if done and not before:
+            line.say("begun")
+    line.say(f"done {done} torn {torn}")
+
+
+def _take(root: CacheRoot) -> tuple[int, int]:
+    """Whether a lease was held, and how often what it protects was not there."""
+    with Lease.take(root, place(), "run") as lease:
+        torn = 0
+        if not lease.confirm():
+            try:
+                publish(root, place(), {"a": b"1", "b/c": b"2"})
+            except OSError:
+                return 0, 0  # another published first
+            torn += not lease.confirm()
+        return 1, torn + sum(not (root.visible(place()) / "b/c").exists() for _ in range(3))
 
 
 ROLES: dict[str, Callable[..., None]] = {

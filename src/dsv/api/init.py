@@ -22,6 +22,7 @@ from dsv.store.base import Store
 from dsv.store.open import open_names
 from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.store.split import SplitStore, split_of
+from dsv.store.unavailable import Unavailable
 from dsv.worktree.workspace import Workspace
 
 
@@ -127,10 +128,9 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
 def make_place(context: Context, split: SplitStore) -> None:
     """Makes the folder that is to have the names, if it is not there. Only for names that are about to be made: if
     there are some already, a folder that is absent is a mount that is missing."""
-    choice = context.settings.store()
-    assert choice.names is not None
-    split.names.close()
-    split.names = open_names(choice.names, context.store_options(choice), create=True)
+    if isinstance(split.names, Unavailable):
+        options = context.store_options(context.settings.store())
+        split.names = open_names(split.names.url, options, create=True)
 
 
 def prove_names(store: Store, *, single_writer: bool = False) -> Proof:

@@ -152,7 +152,9 @@ def test_dsv_needs_every_right_of_the_documentation_and_no_other(site: Site) -> 
     site.dsv("pools")
     script = "test $TOKEN = hunter2"
     assert site.end(site.start(*run_of("--nodes", "2", "-e", "TOKEN=hunter2", script=script)))[0] == 0
-    site.cluster.kubectl("-n", "training", "create", "quota", "none", "--hard=count/pods=0")
+    site.cluster.kubectl(
+        "-n", "training", "create", "quota", "none", "--hard=pods=0", "--scopes=NotTerminating"
+    )
     until(lambda: "hard" in site.cluster.get("quota", "none", "-n", "training")["status"], "the quota")
     code, end, error = site.end(site.start(*run_of(script="true")))
     assert (code, end) == (125, "unschedulable") and "exceeded quota: none" in error

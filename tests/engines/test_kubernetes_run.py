@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from threading import Event
 from threading import enumerate as all_threads
 from typing import Any
@@ -275,12 +275,48 @@ def test_lines_of_one_time_are_read_once_each() -> None:
     assert b"".join(written) == b"a\nb\nc\nd\ne\n"
 
 
-def test_that_a_node_has_no_log_any_more_is_no_line_of_it() -> None:
+class Answers:
+    """Stands for the API: what it answers to each reading of a log, the last one again and again."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.bodies = list(bodies)
+        self.asked: list[dict[str, str]] = []
+
+    @contextmanager
+    def stream(self, path: str, **query: str) -> Iterator[Answers]:
+        self.asked.append(query)
+        yield self
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        yield self.bodies.pop(0) if len(self.bodies) > 1 else self.bodies[0]
+
+
+A, B = (b"2026-11-22T10:00:0%d.5Z %s" % (second, text) for second, text in ((1, b"a"), (2, b"b")))
+CANT_FOLLOW = b"failed to create fsnotify watcher: too many open files"
+NO_LOG = b"unable to retrieve container logs for containerd://9b3baed208d8"
+
+
+def _read_log(monkeypatch: pytest.MonkeyPatch, api: Any, *, follow: bool) -> bytes:
+    monkeypatch.setattr("dsv.engines.kubernetes.logs._PAUSE", 0.0)
     written: list[bytes] = []
-    log = PodLog.__new__(PodLog)
-    log._last, log._same, log._write = b"", 0, written.append
-    gone = b"unable to retrieve container logs for containerd://9b3baed208d8"
-    log._take([gone], log._take([b"01 a"], (log._last, log._same)))
-    assert log._take([gone], (log._last, log._same)) == (b"01", 1)
-    log._take([b"01 a", b"02 b"], (log._last, log._same))
-    assert b"".join(written) == b"a\nb\n"
+    log = PodLog(api, "/log", written.append, lambda: None, follow=follow)
+    if follow:
+        until(lambda: len(api.asked) > 1, "another reading")
+        log.pod_is_over()
+    until(log.done.is_set, "the end of the log")
+    return b"".join(written)
+
+
+def test_what_a_node_says_of_itself_is_no_line_of_a_log_and_not_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed = Answers(A + b"\n" + CANT_FOLLOW, A + b"\n" + CANT_FOLLOW, A + b"\n" + B + b"\n")
+    assert _read_log(monkeypatch, followed, follow=True) == b"a\nb\n"
+    read = Answers(NO_LOG, NO_LOG + b"\n", A + b"\n" + B)
+    assert _read_log(monkeypatch, read, follow=False) == b"a\nb\n"
+    assert len(read.asked) == 3
+
+
+def test_a_log_that_a_node_has_no_more_is_asked_for_some_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Answers(A, NO_LOG)
+    assert _read_log(monkeypatch, gone, follow=True) == b"a\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from threading import Event, Lock, Thread
@@ -22,8 +23,9 @@ _TRIES: Final = 10
 """How often the log of a pod that is over is asked for, if the cluster does not give it."""
 _LOOK: Final = 1.0
 _PIECE: Final = 1 << 16
-_NO_LOG: Final = b"unable to retrieve container logs for "
-"""What a node answers, without a time, of a container whose log it has removed with the pod."""
+_TIME: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ ")
+"""What each line of a log begins with. A node writes its own errors into the same answer, without a time: that it has
+no such log any more, or that too many files are open on it to follow one."""
 
 
 class PodLog:
@@ -74,7 +76,7 @@ class PodLog:
         self.done.set()
 
     def _read(self, *, follow: bool) -> bool | None:
-        """Whether it was read to its end; None if there is no such log."""
+        """Whether it was read to its end, and the node met no error; None if there is no such log."""
         import httpx2
 
         query = {"container": MAIN, "timestamps": "true"}
@@ -85,17 +87,19 @@ class PodLog:
         with self._api.stream(self._path, **query) as answer:
             if isinstance(answer, Refusal):
                 return None if answer.status in (400, 404) else not answer.is_away
-            rest = b""
+            rest, whole = b"", True
             known = (self._last, self._same)
             try:
                 for data in answer.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")
-                    known = self._take(lines, known)
+                    own = [each for each in lines if _TIME.match(each)]
+                    whole = whole and len(own) == len(lines)
+                    known = self._take(own, known)
             except httpx2.HTTPError:
                 return False
-            if rest:
+            if rest and _TIME.match(rest):
                 self._take([rest], known)
-            return True
+            return whole and (not rest or _TIME.match(rest) is not None)
 
     def _take(self, lines: list[bytes], known: tuple[bytes, int]) -> tuple[bytes, int]:
         """known: lines before this time, and so many of this time, were read before; no time once they have gone by.
@@ -103,7 +107,6 @@ class PodLog:
         Several lines may have one time, as a clock of a virtual machine stands still for a moment.
         """
         last, same = known
-        lines = [each for each in lines if not each.startswith(_NO_LOG)]
         times = [each.partition(b" ")[0] for each in lines]
         first = 0
         while last and first < len(lines):

@@ -106,7 +106,7 @@ NOT_FOR_VALUES = {
     "mmap",
     "select",
 }
-MAX_FILE, MAX_FUNCTION = 400, 60  # lines
+MAX_FILE, MAX_FUNCTION = 600, 60  # lines
 NAMES_FOR_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
 
 

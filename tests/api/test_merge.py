@@ -9,9 +9,9 @@ from msgspec import structs
 
 from dsv.api.merge import Merged, MergeRequest, merge
 from dsv.errors import NotFound, Unsupported, UsageError
+from dsv.merge.paths import Choices, ConflictKind, MergeConflict
 from dsv.model import keys
 from dsv.model.ids import CommitId
-from dsv.model.merge import Choices, ConflictKind, MergeConflict
 from dsv.model.names import MAIN, BranchName
 from dsv.model.path_set import PathSet
 from dsv.store.base import Buffer, Put

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsv.api.merge import MergeRequest, merge
+from dsv.merge.paths import MergeConflict
 from dsv.model.ids import CommitId
-from dsv.model.merge import MergeConflict
 from dsv.model.names import BranchName, DatasetName
 from tests.api.branching import Dataset, dataset
 

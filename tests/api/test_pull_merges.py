@@ -12,7 +12,7 @@ from dsv.api.clone import clone
 from dsv.api.pull import Pulled, PullRequest, pull
 from dsv.api.status import status
 from dsv.errors import Conflict
-from dsv.model.merge import ConflictKind, MergeConflict
+from dsv.merge.paths import ConflictKind, MergeConflict
 from dsv.model.names import Target
 from dsv.model.path_set import PathSet
 from tests.api.people import SCANS, Files, Person

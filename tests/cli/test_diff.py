@@ -206,7 +206,7 @@ def test_a_change_of_mode_alone_has_the_id_of_its_content(zoo: Dsv) -> None:
 def test_without_pyarrow_tables_are_refused_with_the_command_that_helps(
     zoo: Dsv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.api.table_diff.find_spec", lambda name: None)
+    monkeypatch.setattr("dsv.diff.tables.find_spec", lambda name: None)
     done = zoo("diff", "@v1", "@v2", "--table")
     assert (done.code, done.out) == (9, "") and "hint: pip install pyarrow" in done.err
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context, check_binding
-from dsv.api.merged_tree import MergeCounts, MergedTree
 from dsv.errors import Conflict, UsageError
+from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
+from dsv.merge.base import MergeBase, find_merge_base
+from dsv.merge.paths import Choices
 from dsv.model.ids import CommitId, Nonce
-from dsv.model.merge import Choices
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, Target
 from dsv.model.records import RefEntry
-from dsv.repo.merge_base import MergeBase, find_merge_base
 from dsv.repo.naming import naming
 from dsv.repo.refs import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.trees import TreeReader
 from dsv.transfer.commit import Committed, Draft, commit_changes
-from dsv.transfer.merge_contents import ContentMerger
 
 ATTEMPTS = 20
 """So often a branch that others move meanwhile is tried again."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context
 from dsv.api.merge import ATTEMPTS, dataset_of, into_branch, too_busy
-from dsv.api.merged_tree import MergeCounts, MergedTree
 from dsv.errors import NotFound, UsageError
+from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
+from dsv.merge.paths import Choices
 from dsv.model.diff import Change
 from dsv.model.ids import CommitId
-from dsv.model.merge import Choices
 from dsv.model.names import BranchName, DatasetName, Target
 from dsv.model.path_set import PathSet
 from dsv.model.paths import show
@@ -21,7 +21,6 @@ from dsv.repo.resolve import resolve
 from dsv.repo.tree_diff import diff_trees
 from dsv.repo.trees import TreeReader
 from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
-from dsv.transfer.merge_contents import ContentMerger
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from dsv.api.context import Context
 from dsv.api.workspaces import open_to_write
+from dsv.merge.apply import ContentMerger
+from dsv.merge.paths import Choices
 from dsv.model.ids import CommitId
-from dsv.model.merge import Choices
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.path_set import PathSet
 from dsv.repo.damage import missing_commit
 from dsv.repo.trees import TreeReader
-from dsv.transfer.merge_contents import ContentMerger
 from dsv.worktree.baseline import open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
 from dsv.worktree.checkout.settle import Settlement

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsv.api.diff import Comparison
-from dsv.api.table_diff import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
 from dsv.cli import differences as told
 from dsv.cli.call import Call
 from dsv.cli.failure import of_error
 from dsv.cli.output import printable
 from dsv.cli.style import Ink, Style
+from dsv.diff.lines import diff_lines, split_lines
+from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
 from dsv.errors import DsvError, Unsupported, UsageError
 from dsv.model.entry import Entry
-from dsv.model.line_diff import diff_lines, split_lines
 from dsv.model.renames import Difference
 
 LARGEST_TEXT = 1 << 20

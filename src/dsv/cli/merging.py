@@ -11,16 +11,16 @@ import typer
 from dsv.cli.call import Call
 from dsv.cli.declare import text
 from dsv.errors import UsageError
-from dsv.model.merge import Choices
+from dsv.merge.paths import Choices
 from dsv.model.names import BranchName, DatasetName, Rev, Target, clean_path
 from dsv.model.path_set import PathSet
 from dsv.model.paths import show
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.api.merged_tree import MergeCounts
+    from dsv.merge.apply import MergeCounts
+    from dsv.merge.paths import MergeConflict
     from dsv.model.entry import Entry
-    from dsv.model.merge import MergeConflict
 
 Paths = list[str] | None
 

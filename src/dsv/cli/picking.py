@@ -59,7 +59,7 @@ def pick(
 
     opening: gives the context. verb: what was done to the commit, such as `applied`.
     """
-    from dsv.model.merge import MergeConflict
+    from dsv.merge.paths import MergeConflict
 
     with opening as context:
         try:

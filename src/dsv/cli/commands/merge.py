@@ -33,7 +33,7 @@ from dsv.cli.merging import (
     warn_without_effect,
     without_effect_json,
 )
-from dsv.model.merge import MergeConflict
+from dsv.merge.paths import MergeConflict
 
 
 @command(

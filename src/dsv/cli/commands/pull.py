@@ -20,7 +20,7 @@ from dsv.cli.merging import (
 )
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.cli.paths import workspace_paths
-from dsv.model.merge import MergeConflict
+from dsv.merge.paths import MergeConflict
 
 
 @command(

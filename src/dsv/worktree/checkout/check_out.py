@@ -11,10 +11,10 @@ import msgspec
 
 from dsv.errors import Conflict, Unreachable, Unsupported
 from dsv.fs.errors import about
+from dsv.merge.paths import MergeConflict
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId, PackId
-from dsv.model.merge import MergeConflict
 from dsv.model.names import BranchName
 from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import fold_clashes, show

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
+from dsv.merge.paths import ConflictKind, PathConflict
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
-from dsv.model.merge import ConflictKind, PathConflict
 from dsv.worktree.checkout.disk import Disk
 from dsv.worktree.checkout.settle import UNSETTLED, OverwritePolicy, Settlement, settle
 from dsv.worktree.checkout.step import Act, Step

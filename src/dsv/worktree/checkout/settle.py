@@ -7,11 +7,11 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
+from dsv.merge.paths import ConflictKind, beside
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
-from dsv.model.merge import ConflictKind, beside
 from dsv.model.paths import show
 from dsv.worktree.checkout.disk import Disk
 from dsv.worktree.checkout.step import Act, Step

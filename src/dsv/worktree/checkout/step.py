@@ -6,9 +6,9 @@ import enum
 
 import msgspec
 
+from dsv.merge.paths import PathConflict
 from dsv.model.diff import Change, Located
 from dsv.model.entry import Entry
-from dsv.model.merge import PathConflict
 
 
 class Act(enum.Enum):

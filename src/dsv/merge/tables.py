@@ -7,9 +7,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from dsv.diff.arrow_values import comparable, is_nested
 from dsv.errors import Unsupported
-from dsv.model.merge_rows import Row, merge_rows
-from dsv.transfer.arrow_values import comparable, is_nested
+from dsv.merge.rows import Row, merge_rows
 
 MAX_TABLE = 64 << 20  # bytes of one version
 MAX_ROWS = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.model.merge_lines import match_lines, merge_lines
+from dsv.merge.lines import match_lines, merge_lines
 
 TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b""]), max_size=12).map(b"\n".join)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Final
 
+from dsv.diff.arrow_values import all_shown, comparable, shown
 from dsv.errors import Unsupported, UsageError
 from dsv.model.paths import show
-from dsv.transfer.arrow_values import all_shown, comparable, shown
 
 LARGEST: Final = 256 << 20
 """Bytes of a file that is read as a table."""

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from dsv.transfer.merge_tables import is_table, merge_tables
+from dsv.merge.tables import is_table, merge_tables
 
 
 def csv(

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.model.diff import Change, diff_entries
-from dsv.model.entry import Entry, Kind, sort_key
-from dsv.model.ids import FileId
-from dsv.model.merge import (
+from dsv.merge.paths import (
     Choice,
     Choices,
     ConflictKind,
@@ -20,6 +17,9 @@ from dsv.model.merge import (
     refuse_contents,
     since_another,
 )
+from dsv.model.diff import Change, diff_entries
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import FileId
 from dsv.model.path_set import PathSet, folders_above
 from dsv.model.tree import check_follows
 

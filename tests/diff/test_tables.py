@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dsv.api.table_diff import TableDiff, diff_tables
+from dsv.diff.tables import TableDiff, diff_tables
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.model.merge_rows import Row, merge_rows
+from dsv.merge.rows import Row, merge_rows
 
 COLUMNS = ["id", "a", "b"]
 TABLES = st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 2), st.integers(0, 2))).map(

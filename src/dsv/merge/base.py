@@ -13,10 +13,10 @@ from itertools import groupby
 
 import msgspec
 
+from dsv.merge.paths import UNDECIDED, merge_changes, refuse_contents, since_another
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId
-from dsv.model.merge import UNDECIDED, merge_changes, refuse_contents, since_another
 from dsv.repo.history import merge_bases
 from dsv.repo.objects import Objects
 from dsv.repo.tree_diff import diff_trees

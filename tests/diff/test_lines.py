@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.model import line_diff
-from dsv.model.line_diff import diff_lines, split_lines
+from dsv.diff import lines as line_diff
+from dsv.diff.lines import diff_lines, split_lines
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "", "d e"]), max_size=40).map(lambda lines: "\n".join(lines))
 

@@ -1,0 +1,1 @@
+"""How the contents of files differ: lines of texts, and rows of tables."""

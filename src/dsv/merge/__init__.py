@@ -1,0 +1,1 @@
+"""Bringing the changes of two sides together: paths, lines of texts, and rows of tables."""

@@ -162,6 +162,39 @@ def test_empty_folders_that_are_not_empty_there_are_nothing_new(bob: Person) -> 
     committed(bob, now)
 
 
+def test_an_empty_folder_never_removes_a_file_that_is_not_here(ann: Person, bob: Person) -> None:
+    (bob.workspace / "notes.txt").mkdir()
+    assert status(bob.context()).sync.outcome == "refused"
+    with pytest.raises(Conflict, match=r"the empty folder 'notes\.txt' is in the way") as refused:
+        bob.sync()
+    assert "sparse add" in (refused.value.hint or "")
+    (bob.workspace / "notes.txt").rmdir()
+    bob.write({"beside": b"mine"})
+    bob.sync()
+    (bob.workspace / "beside").unlink()
+    (bob.workspace / "beside").mkdir()
+    with pytest.raises(Conflict, match=r"the empty folder 'beside' is in the way"):
+        bob.sync()
+
+
+@pytest.mark.parametrize("path", ["new", "new/in"])
+def test_an_empty_folder_in_the_place_of_a_file_that_comes_is_a_conflict(
+    ann: Person, bob: Person, path: str
+) -> None:
+    ann.sync(branch=BranchName.parse("side"), new_branch=True)
+    ann.write({"new": b"theirs"})
+    ann.sync()
+    (bob.workspace / path).mkdir(parents=True)
+    switch(ann.context(), BranchName.parse("main"))
+    ann.write({"new": b"theirs"})
+    ann.sync()
+    with pytest.raises(Conflict, match="new"):
+        pull(bob.context())
+    with pytest.raises(Conflict, match="new"):
+        switch(bob.context(), BranchName.parse("side"))
+    assert (bob.workspace / path).is_dir()
+
+
 def test_an_empty_folder_that_goes_and_comes_back(ann: Person) -> None:
     bob = sparse(ann, "val")
     (bob.workspace / "val/hollow").rmdir()

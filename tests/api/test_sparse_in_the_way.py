@@ -70,7 +70,8 @@ def sync(bob: Person, base: Files) -> Files:
             assert after[name] == data
     for name, data in base.items():
         filled = data is None and any(path.startswith(f"{name}/") for path in after)
-        if name not in here and not chosen.matches(name.encode()) and not filled:
+        absent = name not in here or (here[name] is None and data is not None)
+        if absent and not chosen.matches(name.encode()) and not filled:
             assert after[name] == data
     for name, data in after.items():
         assert data is None or name in here or base[name] == data

@@ -93,7 +93,7 @@ def test_status_says_what_the_workspace_has(part: Dsv) -> None:
     done = part.ok("status")
     assert (
         "changed   a.txt" in done.out
-        and "'test' is in the way of 'test/1.png', which is not here" in done.out
+        and "'test' is in the way of 'test/1.png', which this sparse workspace leaves out" in done.out
     )
     assert "dsv sync would be refused" in done.err
     document = part.ok("status", "--json").json

@@ -252,14 +252,14 @@ def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[En
 
 def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
     """Why files that are new here can't be committed."""
-    lines = [f"{show(each.path)} is in the way of {show(each.other)}" for each in collisions[:_SHOWN]]
+    lines = [str(each) for each in collisions[:_SHOWN]]
     if len(collisions) > _SHOWN:
         lines.append(f"and {len(collisions) - _SHOWN:,} more")
     return Conflict(
-        f"{root} does not have all of the dataset, and what it does not have is where something new is here:"
+        f"new paths in the sparse workspace {root} are in the way of files that it leaves out:"
         + "".join(f"\n  {line}" for line in lines),
         subject=show(collisions[0].path),
-        hint="give yours another name; or dsv sparse add PATH brings what is in the way, once yours is moved",
+        hint="rename yours, or move it away and fetch the dataset's: dsv sparse add PATH",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.paths import show
 from dsv.model.sparse_patterns import SparsePatterns
 from dsv.repo.find_paths import find_paths
 from dsv.repo.trees import TreeReader
@@ -67,10 +68,18 @@ def held_by(state: State) -> Held:
 
 
 class Collision(msgspec.Struct, frozen=True):
-    """What is new here at `path` can't be in one tree with `other`, which the dataset has and the workspace has not."""
+    """The new path can't be in one tree with `other`, which the dataset has and the workspace does not.
+
+    They are one path if it is an empty folder here and a file there.
+    """
 
     path: bytes
     other: bytes
+
+    def __str__(self) -> str:
+        if self.path == self.other:
+            return f"the empty folder {show(self.path)} is in the way of the dataset's file"
+        return f"{show(self.path)} is in the way of {show(self.other)}"
 
 
 def compare_outside(
@@ -79,7 +88,8 @@ def compare_outside(
     """Compares new paths of a sparse workspace with what the base has there and around it, which the state does not
     know: a new file may be in the place of one that is not here, and then it is a change of it. Gives the collisions.
 
-    A folder that is empty here and not in the base is nothing new. A folder that is empty in the base, and not here, is
+    A folder that is empty here, and has files in the base, is nothing new; where the base has a file, it is a
+    collision. A folder that is empty in the base, and not here, is
     missing if there is something in it now.
     """
     new = {
@@ -95,8 +105,8 @@ def compare_outside(
     collisions: list[Collision] = []
     for path, found in find_paths(tree, new):
         item = new[path]
-        if path not in held.chosen:
-            _compare(scan, item, found.entry)
+        if path not in held.chosen and not _compare(scan, item, found.entry):
+            collisions.append(Collision(path, path))
         if found.above is not None and found.above.path not in held.chosen:
             if found.above.kind is Kind.EMPTY_DIRECTORY:
                 missing.add(found.above.path)
@@ -116,16 +126,13 @@ def compare_outside(
 
 def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterator[Collision]:
     """The same for a tree that is not the base: what it has, and the workspace would not have, is in the way."""
-    new = [
-        item.path
-        for item in scan.pending()
-        if item.relation is Relation.ABSENT and item.kind is not Kind.EMPTY_DIRECTORY
-    ]
+    new = {item.path: item for item in scan.pending() if item.relation is Relation.ABSENT}
     for path, found in find_paths(tree, new):
-        above = found.above
-        if above is not None and above.kind is not Kind.EMPTY_DIRECTORY and above.path not in held:
-            yield Collision(path, above.path)
-        if found.below:
+        empty = new[path].kind is Kind.EMPTY_DIRECTORY
+        for there in (found.above, found.entry if empty else None):
+            if there is not None and there.kind is not Kind.EMPTY_DIRECTORY and there.path not in held:
+                yield Collision(path, there.path)
+        if found.below and not empty:
             other = _absent_below(tree, path, held)
             if other is not None:
                 yield Collision(path, other)
@@ -158,11 +165,15 @@ def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes,
     return links
 
 
-def _compare(scan: WorkspaceScan, item: Pending, entry: Entry | None) -> None:
+def _compare(scan: WorkspaceScan, item: Pending, entry: Entry | None) -> bool:
+    """False for an empty folder in the place of a file that is not here: a commit of it would remove the file."""
     if item.kind is not Kind.EMPTY_DIRECTORY:
         scan.relate(item, entry)
-    elif entry is not None and entry.kind is Kind.EMPTY_DIRECTORY:
+    elif entry is not None:
+        if entry.kind is not Kind.EMPTY_DIRECTORY:
+            return False
         scan.state.edit(item.path).own = OWN_SAME
+    return True
 
 
 def _absent_below(tree: TreeReader, path: bytes, held: Held) -> bytes | None:

@@ -20,7 +20,6 @@ from dsv.cli.paths import workspace_paths
 from dsv.cli.sparse import patterns_of
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
-from dsv.model.paths import show
 from dsv.model.units import format_bytes
 from dsv.repo.repository import now_ms
 
@@ -125,7 +124,7 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, whole: bool) -> N
     for problem in found.problems:
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(str(problem))}")
     for each in found.collisions:
-        text = f"{show(each.path)} is in the way of {show(each.other)}, which is not here"
+        text = f"{each}, which this sparse workspace leaves out"
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(text)}")
     for one, other in found.clashes:
         call.warn(f"{printable(one)} and {printable(other)} are one name where case or Unicode is folded")

@@ -83,6 +83,17 @@ def test_a_log_that_may_show_what_is_not_known_here_is_left_out(shop: Shop) -> N
     assert record.log is not None and record.log.kept_bytes == len(log)
 
 
+def test_hosts_with_wrong_clocks_end_after_they_began(shop: Shop) -> None:
+    """One is behind, so that its part seems to be older than the run."""
+    began = 3_600_000
+    parts = (
+        RunPart(node=0, host="n0", started_ms=began + 1000, ended_ms=began + 9000),
+        RunPart(node=1, host="n1", started_ms=began - 1_200_000, ended_ms=began - 1_190_000),
+    )
+    record, _ = settler(shop, over(replace(OVER, parts=parts))).settle(started(started_ms=began))
+    assert (record.started_ms, record.ended_ms) == (began, began + 10_000)
+
+
 def test_of_two_who_complete_it_one_wins(shop: Shop) -> None:
     first, _ = settler(shop, over()).settle(started())
     second, sent = settler(shop, over(replace(OVER, exit_code=9))).settle(started())

@@ -15,6 +15,7 @@ from dsv.engines.log import LogKeeper
 from dsv.engines.supervise import Outcome, supervise
 from dsv.model.resources import ALL_GPUS
 from dsv.model.run import RECORD, RunState
+from dsv.model.run_end import EndCause, RunPart
 from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
 from dsv.runs.listing import run_log
@@ -104,6 +105,31 @@ def test_a_run_ends_with_its_job_and_not_with_its_readers(
     monkeypatch.setattr("dsv.runs.attempts.supervise", deliver_late)
     ended = shop.run("true").record.ended_ms
     assert ended is not None and ended <= delivered[0]
+
+
+@pytest.mark.parametrize("ahead_ms", [20 * 60_000, -20 * 60_000, 0])
+def test_a_run_ends_when_its_job_did_whatever_the_clock_of_its_node(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
+) -> None:
+    """The end is seen late, as after an outage of the cluster."""
+
+    def seen_late(*given: Any, over: Any, **more: Any) -> Outcome:
+        outcome = supervise(*given, over=lambda: None, **more)
+        began = now_ms() + ahead_ms
+        part = RunPart(host="n1", started_ms=began, ended_ms=began + 4000, exit_code=0, end=EndCause.EXITED)
+        with monkeypatch.context() as later:
+            later.setattr("dsv.runs.attempts.now_ms", lambda: began - ahead_ms + 71_000)
+            over()
+        return replace(outcome, ended=replace(outcome.ended, parts=(part,)))
+
+    monkeypatch.setattr("dsv.runs.attempts.supervise", seen_late)
+    before = now_ms()
+    record = shop.run("true").record
+    assert record.ended_ms is not None and record.ended_ms - record.started_ms == 4000
+    assert before - 2000 <= record.started_ms <= now_ms() + 71_000
+    assert [(each.started_ms, each.ended_ms) for each in record.parts] == [
+        (record.started_ms, record.ended_ms)
+    ]
 
 
 def test_what_cannot_be_made_of_a_jobs_leavings_costs_that_part_alone(

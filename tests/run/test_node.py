@@ -203,7 +203,7 @@ def test_when_a_run_is_over(shop: Shop) -> None:
 
 
 def test_the_record_of_several_nodes(shop: Shop) -> None:
-    start = replace(shop.run("true").record, nodes=2, parts=(), end=None)
+    start = replace(shop.run("true").record, nodes=2, parts=(), end=None, started_ms=40)
     parts = [ended(1, 9, at=100, host="b"), ended(0, 143, at=130, host="a", exit_signal="SIGTERM")]
     record = assemble(start, parts)
     assert (record.exit_code, record.end, record.ended_ms, record.started_ms) == (9, EndCause.EXITED, 130, 50)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from signal import Signals
 from typing import Final
 
 TIMED_OUT: Final = 124
 """The exit code of a run that its time limit ended, and whose command called that a success; as of `timeout`."""
+
+_INEXACT_MS: Final = 2000
+"""Clocks that differ by less are taken for equal: clusters tell times in whole seconds."""
 
 
 class EndCause(StrEnum):
@@ -89,6 +92,46 @@ def deciding_part(parts: Iterable[RunPart]) -> RunPart | None:
     if not of_last or any(each.end is None for each in of_last):
         return None
     return of_last[0]
+
+
+def on_one_clock(
+    parts: Iterable[RunPart], after_ms: int, before_ms: int | None = None
+) -> tuple[RunPart, ...]:
+    """The parts of a job, whose hosts may have wrong clocks, with times of the clock that gave these two.
+
+    after_ms: when the job was submitted; before_ms: when its end was seen. The times of a host that do not lie between
+    them are all moved by the same amount, so differences stay as they were.
+    """
+    found = list(parts)
+    moved = {
+        host: _error_of_clock(found, host, after_ms, before_ms) for host in {each.host for each in found}
+    }
+    return tuple(
+        replace(
+            each,
+            started_ms=None if each.started_ms is None else each.started_ms - moved[each.host],
+            ended_ms=None if each.ended_ms is None else each.ended_ms - moved[each.host],
+        )
+        for each in found
+    )
+
+
+def ended_at(parts: Iterable[RunPart]) -> int | None:
+    """When a job ended, if each node of the last attempt tells that."""
+    found = list(parts)
+    last = max((each.attempt for each in found), default=0)
+    if not found or any(each.ended_ms is None for each in found if each.attempt == last):
+        return None
+    return max(each.ended_ms for each in found if each.ended_ms is not None)
+
+
+def _error_of_clock(parts: list[RunPart], host: str | None, after_ms: int, before_ms: int | None) -> int:
+    times = [time for each in parts if each.host == host for time in (each.started_ms, each.ended_ms) if time]
+    if times and before_ms is not None and max(times) > before_ms + _INEXACT_MS:
+        return max(times) - before_ms
+    if times and min(times) < after_ms - _INEXACT_MS:
+        return min(times) - after_ms
+    return 0
 
 
 def may_try_again(part: RunPart) -> bool:

@@ -10,7 +10,7 @@ from dsv.engines.log import LogKeeper
 from dsv.errors import DsvError
 from dsv.model.node_order import NodeOrder
 from dsv.model.run import RECORD, LogInfo, RunId, RunRecord, RunState
-from dsv.model.run_end import EndCause, RunPart, deciding_part, may_try_again
+from dsv.model.run_end import EndCause, RunPart, deciding_part, may_try_again, on_one_clock
 from dsv.model.secrets import Masker
 from dsv.repo.runs import RunStore, StoredRun
 from dsv.runs.completing import finish
@@ -72,7 +72,7 @@ def is_over(start: RunRecord, parts: Iterable[RunPart]) -> bool:
 def assemble(start: RunRecord, parts: Iterable[RunPart], log: LogInfo | None = None) -> RunRecord:
     """The whole record. Whoever puts it together from the same parts gets the same: the nodes, and any machine that
     looks. Without a part nobody knows how the run ended."""
-    found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
+    found = on_one_clock(sorted(parts, key=lambda each: (each.attempt, each.node)), start.started_ms)
     decided = deciding_part(found)
     if decided is None or decided.end is None:
         return replace(

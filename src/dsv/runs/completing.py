@@ -12,7 +12,7 @@ from dsv.engines.log import KeptLog, LogKeeper
 from dsv.errors import DsvError
 from dsv.model.json_values import Json
 from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunRecord, RunState
-from dsv.model.run_end import EndCause
+from dsv.model.run_end import EndCause, on_one_clock
 from dsv.repo.runs import RunStore
 from dsv.runs.ending import no_log, salvaged
 from dsv.runs.engines import Engines
@@ -35,17 +35,18 @@ def with_end(begun: RunRecord, found: str | Ended) -> RunRecord:
     state = RunState.ENDED if found.launched else RunState.NOT_LAUNCHED
     if not found.seen or found.cause is EndCause.LEASE_LOST:
         state = RunState.CUT_OFF
-    began = min((part.started_ms for part in found.parts if part.started_ms is not None), default=None)
-    first = [part for part in found.parts if part.attempt == 1 and part.cache_hit is not None]
+    parts = on_one_clock(found.parts, begun.started_ms)
+    began = min((part.started_ms for part in parts if part.started_ms is not None), default=None)
+    first = [part for part in parts if part.attempt == 1 and part.cache_hit is not None]
     return replace(
         begun,
         state=state,
         exit_code=found.exit_code,
         error=found.reason,
         end=found.cause,
-        parts=found.parts,
+        parts=parts,
         started_ms=begun.started_ms if began is None else began,
-        ended_ms=max((part.ended_ms for part in found.parts if part.ended_ms is not None), default=None),
+        ended_ms=max((part.ended_ms for part in parts if part.ended_ms is not None), default=None),
         cache_hit=all(part.cache_hit for part in first) if first else begun.cache_hit,
         stage_bytes=sum(part.stage_bytes or 0 for part in found.parts) or begun.stage_bytes,
         usage=found.usage,

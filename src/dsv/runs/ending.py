@@ -14,7 +14,7 @@ from dsv.engines.supervise import Outcome
 from dsv.errors import LaunchError, NoRoom
 from dsv.model.json_values import Json
 from dsv.model.run import GpuUse, LogInfo, RunOutput, RunRecord, RunState, Usage
-from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, exit_signal
+from dsv.model.run_end import TIMED_OUT, EndCause, RunPart, ended_at, exit_signal, on_one_clock
 from dsv.runs.place import Metrics, parse_metrics, read_metrics
 from dsv.runs.plan import Launch
 from dsv.runs.records import RunRecords
@@ -120,30 +120,29 @@ def record_of(launch: Launch, done: Executed) -> RunRecord:
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
     if lost is not None or not ended.seen or ended.cause is EndCause.LEASE_LOST:
         state = RunState.CUT_OFF
+    parts = on_one_clock(ended.parts, done.first.started_ms, done.ended_ms)
+    # The job tells when its command began and ended: in a cluster it may have waited, and its end may be seen late.
+    began = min(
+        (part.started_ms for part in parts if part.started_ms is not None), default=done.first.started_ms
+    )
     return replace(
         done.first,
         state=state,
         image_id=None if ended.image is None else ended.image.id,
         image_digest=None if ended.image is None else ended.image.digest,
-        started_ms=_started_ms(done),
-        ended_ms=done.ended_ms,
+        started_ms=began,
+        ended_ms=ended_at(parts) or done.ended_ms,
         exit_code=_exit_code(done.outcome),
         signal=None if done.outcome.signal is None else SignalName(done.outcome.signal).name,
         error=salvaged(lambda: _masked(launch, lost or ended.reason), lambda problem: problem),
         end=done.parts[-1].end,
         cancelled_by=done.parts[-1].cancelled_by,
-        parts=tuple(_masked_part(launch, part) for part in ended.parts or done.parts),
+        parts=tuple(_masked_part(launch, part) for part in parts or done.parts),
         usage=done.usage,
         metrics=done.metrics.values,
         metrics_error=done.metrics.problem,
         log=None if done.log is None else LogInfo(done.log.total, len(done.log.data)),
     )
-
-
-def _started_ms(done: Executed) -> int:
-    """When the command began, if the engine tells: in a cluster the job may have waited for hours."""
-    told = [part.started_ms for part in done.outcome.ended.parts if part.started_ms is not None]
-    return min(told, default=done.first.started_ms)
 
 
 def error_of(launch: Launch, outcome: Outcome) -> LaunchError | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.engines.kubernetes.api import passes
 from dsv.engines.kubernetes.names import GANG_PORT, HOLDING, QUEUE_LABEL, RUN_KEY, STOPPED_KEY
-from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.pods import Pod, milliseconds
 from dsv.engines.kubernetes.quotas import is_beyond_quota
 from dsv.engines.kubernetes.scripts import NO_PROGRAM
 from dsv.model.run import RunState, Usage, joint_usage
@@ -99,6 +99,17 @@ class JobFacts:
         return None
 
     @property
+    def over_at(self) -> int:
+        """When the cluster saw the end of a job that is over, in milliseconds; before that, when its nodes ended, whose
+        clocks may be wrong."""
+        for kind in ("Complete", "Failed"):
+            if (found := self.condition(kind)) and (at := milliseconds(found.get("lastTransitionTime"))):
+                return at
+        return max(
+            (part.ended_ms for each in self.pods if (part := each.part()) and part.ended_ms), default=0
+        )
+
+    @property
     def may_try_again(self) -> bool:
         return int(self._spec.get("backoffLimit") or 0) > 0
 
@@ -164,8 +175,7 @@ def status(job: JobFacts) -> JobStatus:
     done = ended(job)
     if done is not None:
         state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
-        over = max((part.ended_ms for part in done.parts if part.ended_ms is not None), default=0)
-        return JobStatus(state, done.exit_code, done, quiet_for=max(time() - over / 1000, 0.0))
+        return JobStatus(state, done.exit_code, done, quiet_for=max(time() - job.over_at / 1000, 0.0))
     if job.begun and not job.put_back:
         return JobStatus(RunState.RUNNING)
     return JobStatus(RunState.SUBMITTED if job.suspended and not job.queued else RunState.QUEUED)

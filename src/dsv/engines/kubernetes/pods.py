@@ -210,8 +210,8 @@ class Pod:
             node=self.number,
             attempt=self.attempt,
             host=self.host,
-            started_ms=_milliseconds(state.get("startedAt")),
-            ended_ms=None if ended is None else _milliseconds(ended.get("finishedAt")),
+            started_ms=milliseconds(state.get("startedAt")),
+            ended_ms=None if ended is None else milliseconds(ended.get("finishedAt")),
             end=cause,
             exit_code=code,
             exit_signal=exit_signal(code),
@@ -302,7 +302,7 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def _milliseconds(text: str | None) -> int | None:
+def milliseconds(text: str | None) -> int | None:
     if text is None:
         return None
     try:

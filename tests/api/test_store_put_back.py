@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dsv.api.clone import clone
+from dsv.api.context import Context
+from dsv.api.pick import PickRequest, cherry_pick, revert
 from dsv.api.pull import pull
 from dsv.api.restore import restore
 from dsv.api.tags import tag, tags
@@ -77,6 +80,22 @@ def test_no_tag_is_given_to_a_commit_that_the_store_has_not(ann: Person) -> None
         with pytest.raises(IntegrityError):
             tag(ann.context(), TagName.parse("v2"), Target.parse(target))
     assert tags(ann.context(), None) == []
+
+
+@pytest.mark.parametrize("work", [cherry_pick, revert])
+def test_a_commit_that_the_store_has_lost_gives_nothing_to_a_branch(
+    ann: Person, tmp_path: Path, work: Callable[[Context, PickRequest], object]
+) -> None:
+    lost = (ann.workspace / ".dsv/base").read_text().strip()
+    if work is revert:  # of a commit that removes what another lost one has added
+        ann.sync()
+        (ann.workspace / "new/1").unlink()
+        lost = str(ann.sync().commit)
+        put_back(tmp_path)
+    before = head(ann)
+    with pytest.raises(IntegrityError, match="is named, but not in"):
+        work(ann.context(), PickRequest(Target.parse(f"scans@{lost}")))
+    assert head(ann) == before
 
 
 @pytest.mark.parametrize("changed", [False, True])

@@ -75,6 +75,9 @@ class Sink:
         assert entry.file_id is not None
         return Location(MOVED_TO, entry.file_id[0], 1, 1, Codec.RAW)
 
+    def new_location(self, entry: Entry, known: Location | None) -> Location:
+        return self.content_location(entry, known)
+
     def _place(self, of: bytes) -> Location:
         return Location(PACKS[0], of[0], 7, 7, Codec.RAW)
 

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, Unsupported
 from dsv.model import keys
-from dsv.model.entry import sort_key
-from dsv.model.ids import CommitId, Nonce
+from dsv.model.codec import Codec
+from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import CommitId, FileId, Nonce, PackId
+from dsv.model.location import Location
 from dsv.model.names import MAIN, BranchName, DatasetName
 from dsv.model.records import RefEntry
 from dsv.repo.refs import LostRace
@@ -205,3 +207,31 @@ def test_killed_before_any_write_there_is_nothing_or_all_of_it() -> None:
             assert head.commit is not None and read(fresh, head.commit) == {"a": b"1", "b": b"2"}
     assert outcomes[0] is None and outcomes[-1] is not None
     assert outcomes == sorted(outcomes, key=lambda commit: commit is not None)
+
+
+def in_a_pack_that_is_gone(repository: Repository, content: bytes) -> Location:
+    """As a local copy of a commit's metadata says that a content lies, which the store has lost."""
+    return Location(PackId.random(), 8, len(content), len(content), Codec.RAW)
+
+
+def test_content_whose_pack_is_gone_is_not_referred_to(repository: Repository) -> None:
+    commit(repository, {"a": b"1"})
+    what = draft(repository)
+    entry = Entry(b"lost", Kind.FILE, 4, FileId.hash(b"lost"))
+    gone = TreeChange(b"lost", entry, in_a_pack_that_is_gone(repository, b"lost"))
+    with pytest.raises(IntegrityError, match="the content of 'lost' is not in"):
+        commit_changes(
+            repository, WRITER, what, TreeReader(repository.objects, what.parents[0]), lambda _: [gone]
+        )
+    assert repository.refs.head(DATASET, MAIN).commit == what.head
+
+
+def test_content_that_has_another_place_is_referred_to_there(repository: Repository) -> None:
+    commit(repository, {"a": b"here"})
+    what = draft(repository)
+    entry = Entry(b"b", Kind.FILE, 4, FileId.hash(b"here"))
+    stale = TreeChange(b"b", entry, in_a_pack_that_is_gone(repository, b"here"))
+    base = TreeReader(repository.objects, what.parents[0])
+    done = made(commit_changes(repository, WRITER, what, base, lambda _: [stale]))
+    places = {where for _, where in TreeReader(repository.objects, done.id).below(b"")}
+    assert len(places) == 1 and stale.location not in places

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dsv.errors import Conflict
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName, TagName
-from dsv.repo.damage import missing_commit
 from dsv.repo.reachability import reach_tree
 from dsv.repo.refs import Head
 from dsv.repo.repository import Repository
@@ -27,8 +26,7 @@ def naming(
     Raises `IntegrityError` if the store has no such commit, whatever local copies say, and `Conflict` if gc is
     removing it or has fenced this session.
     """
-    if repository.objects.stored_commit(commit_id) is None:
-        raise missing_commit(commit_id, repository.store.url)
+    repository.objects.check_stored([commit_id])
     with Session.open(repository, writer) as session:
         check_whole(session, commit_id)
         session.declare(commit_id, after)

@@ -34,7 +34,7 @@ from dsv.repo.packs import Packs
 from dsv.repo.ranges import RangeReader, spans
 from dsv.repo.segment_decoder import SegmentDecoder
 from dsv.store.base import Buffer, Store, StoreMissing, TooLargeError
-from dsv.store.together import both
+from dsv.store.together import both, together
 
 _HASHES: dict[ObjectKind, Callable[[Buffer], Id]] = {
     ObjectKind.CHUNK: ChunkId.hash,
@@ -100,6 +100,15 @@ class Objects:
             raise damaged_commit(commit_id, self.store.url)
         self._metadata.put("commit", str(commit_id), data)
         return decoded(Commit.decode, data, "commit", commit_id)
+
+    def check_stored(self, commits: Iterable[CommitId]) -> None:
+        """Raises `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
+        unknown = [one for one in commits if one not in self._stored]
+        found = together([partial(get_commit, self.store, one) for one in unknown])
+        self._stored.update(zip(unknown, found, strict=True))
+        for one in commits:
+            if self.stored_commit(one) is None:
+                raise missing_commit(one, self.store.url)
 
     def local_commit(self, commit_id: CommitId) -> Commit | None:
         """The commit, if there is a local copy of it."""

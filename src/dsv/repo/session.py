@@ -116,6 +116,10 @@ class Session:
         """Where the store already has an object that this session may refer to: its pack is there, not condemned."""
         return self.repository.objects.indexes.find(kind, object_id, absent=self._absent)
 
+    def may_refer(self, pack_id: PackId) -> bool:
+        """Whether the store has the pack, which is looked for once, and gc is not about to remove it."""
+        return pack_id not in self._absent
+
     def avoids(self, pack_id: PackId) -> bool:
         """Whether a pack is condemned, or known to be lost; asks nothing."""
         return pack_id in self.condemned or pack_id in self.repository.objects.packs.known_lost
@@ -149,7 +153,11 @@ class Session:
         return index_id
 
     def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
-        """Stores the commit, then its locator, if known. What it refers to must be in packs and indexes by now."""
+        """Stores the commit, then its locator, if known. What it refers to must be in packs and indexes by now.
+
+        Raises `IntegrityError` if the store lacks a parent.
+        """
+        self.repository.objects.check_stored(commit.parents)
         encoded = commit.encode()
         commit_id = CommitId.hash(encoded)
         self.repository.store.put_if_absent(keys.commit_key(commit_id), encoded)

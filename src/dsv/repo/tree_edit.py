@@ -44,7 +44,7 @@ class WrittenTree(msgspec.Struct, frozen=True):
 def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
     """Applies `changes`, which are in tree order with one for each path, to the base tree (None: an empty one)."""
     levels = Levels(sink)
-    upcoming = _Upcoming(changes)
+    upcoming = _Upcoming(sink, changes)
     if base is not None and sink.keeps_nodes:
         _apply(base, base.top(), base.commit.level - 1, levels, upcoming)
     elif base is not None:
@@ -105,7 +105,8 @@ def _apply(
 class _Upcoming:
     """The changes not applied yet. links_moved: whether one so far gave or took a symlink."""
 
-    def __init__(self, changes: Iterable[TreeChange]) -> None:
+    def __init__(self, sink: TreeSink, changes: Iterable[TreeChange]) -> None:
+        self._sink = sink
         self._source = iter(changes)
         self._next = next(self._source, None)
         self.links_moved = False
@@ -115,10 +116,15 @@ class _Upcoming:
         return self._next is not None and (limit is None or sort_key(self._next.path) <= limit)
 
     def take(self, limit: bytes | None) -> Iterator[TreeChange]:
-        while self._next is not None and (limit is None or sort_key(self._next.path) <= limit):
-            if self._next.entry is not None and self._next.entry.kind == Kind.SYMLINK:
+        while (change := self._next) is not None and (limit is None or sort_key(change.path) <= limit):
+            entry = change.entry
+            if entry is not None and entry.kind == Kind.SYMLINK:
                 self.links_moved = True
-            yield self._next
+            elif entry is not None and entry.is_file and entry.size:
+                location = self._sink.new_location(entry, change.location)
+                if location is not change.location:
+                    change = TreeChange(change.path, entry, location)
+            yield change
             self._next = next(self._source, None)
 
 

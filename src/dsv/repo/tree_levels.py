@@ -48,6 +48,13 @@ class TreeSink(Protocol):
         """Where an entry's content lies, outside condemned packs; `known` is from its segment's locator."""
         ...
 
+    def new_location(self, entry: Entry, known: Location | None) -> Location:
+        """Where the content of an entry that the base may lack lies. The store has it there, whatever `known` says.
+
+        Raises `IntegrityError` if the store has it nowhere, and `Conflict` if gc is about to remove it.
+        """
+        ...
+
 
 class Made(NamedTuple):
     """A segment or node of the new tree, and where it lies. kept: it is one of the base, which was not opened."""

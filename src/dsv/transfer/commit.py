@@ -20,7 +20,6 @@ from dsv.model.locator import Locator
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.paths import link_escapes, show
 from dsv.model.records import RefEntry
-from dsv.repo.damage import missing_commit
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.naming import check_whole
 from dsv.repo.refs import Head, LostRace, Moved
@@ -36,7 +35,7 @@ class Draft(msgspec.Struct, frozen=True):
 
     after: the branch's newest move, a deletion too (`Refs.newest`); None for a branch, and so perhaps a dataset, that
     never was: this commit's move makes it.
-    parents: none for a first commit. Each must be in the store, which is asked.
+    parents: none for a first commit. The store is asked for each, and for those of `taken_from`.
     action: what the branch's log of moves says happened, such as `put`.
     taken_from: commits besides the parents that contents are taken from.
     """
@@ -100,14 +99,15 @@ def commit_changes(
 
     After a lost race the caller decides what to do on top of the winner; what was uploaded by then is found by the
     next attempt and not sent again. Raises `Conflict` if gc has fenced this session or is removing a parent,
-    `IntegrityError` if a parent is not in the store, and `Unsupported` if a symlink would lead out of the dataset.
+    `IntegrityError` if the store lacks a parent, or what contents are taken from, and `Unsupported` if a symlink would
+    lead out of the dataset.
     """
-    for parent in draft.parents:
-        if repository.objects.stored_commit(parent) is None:
-            raise missing_commit(parent, repository.store.url)
+    built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
+    repository.objects.check_stored(sorted(built_on))
     repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
     with Session.open(repository, writer) as session, Uploader(session) as uploader:
-        _check_kept(session, draft, base)
+        for commit_id in sorted(built_on - {draft.head}):  # the branch keeps its own from gc
+            check_whole(session, commit_id)
         tree = write_tree(uploader, base, changes(uploader))
         if _same_as_parent(repository, draft, tree):
             session.close()
@@ -185,14 +185,6 @@ def _publish(
     )
     moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref)
     return Committed(commit_id, commit, moved.head) if isinstance(moved, Moved) else moved
-
-
-def _check_kept(session: Session, draft: Draft, base: TreeReader | None) -> None:
-    """Nothing that the commit goes on referring to may be about to be removed by gc. Asks nothing if none works."""
-    kept = {draft.head} if draft.head is not None else set()
-    built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
-    for commit_id in sorted(built_on - kept):  # the branch keeps its own from gc
-        check_whole(session, commit_id)
 
 
 def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> bool:

@@ -126,6 +126,11 @@ class PackStream:
         self._memory = memory
         self._start()
 
+    @property
+    def pack(self) -> PackId:
+        """The id of the pack that is being filled."""
+        return self._id
+
     def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> Location:
         """Appends a stored object. `length` is that of the object when unpacked, in bytes."""
         if self._builder.rows and self._builder.size + len(stored) > PACK_TARGET:

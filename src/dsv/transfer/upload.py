@@ -15,6 +15,7 @@ from dsv.model.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, Recip
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.pack import CODECS, Packed
+from dsv.model.paths import show
 from dsv.model.recipe import Recipe, build_recipe
 from dsv.model.segment import Segment
 from dsv.model.tree import Node
@@ -77,6 +78,7 @@ class Uploader:
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
         self._whole: set[RecipeId] = set()  # that were found out to be
+        self._own: set[PackId] = set()  # packs that this upload has filled
         self._index_bytes = 0
 
     def __enter__(self) -> Uploader:
@@ -225,6 +227,31 @@ class Uploader:
             return self._present(ObjectKind.RECIPE, entry.recipe_id)
         return self._present(ObjectKind.CHUNK, entry.file_id)
 
+    def new_location(self, entry: Entry, known: Location | None) -> Location:
+        if known is not None and (
+            known.pack in self._own
+            or known.pack in (self._data.pack, self._metadata.pack)
+            or self._session.may_refer(known.pack)
+        ):
+            return known
+        assert entry.file_id is not None
+        found = self.find(entry.size, entry.file_id, entry.recipe_id)
+        if found is not None and found.location is not None:
+            return found.location
+        kind, object_id = (
+            (ObjectKind.CHUNK, entry.file_id)
+            if entry.recipe_id is None
+            else (ObjectKind.RECIPE, entry.recipe_id)
+        )
+        objects = self._session.repository.objects
+        if any(place.pack in self._session.condemned for place in objects.indexes.places(kind, object_id)):
+            raise self._condemned(kind, object_id)
+        raise IntegrityError(
+            f"the content of {show(entry.path)} is not in {objects.store.url} any more, so nothing was published",
+            subject=entry.path.decode("utf-8", "backslashreplace"),
+            hint="dsv put, or dsv sync in a workspace that has the file, stores it again",
+        )
+
     def finish(self) -> None:
         """Everything added is durable, and in an index, when this returns."""
         self._data.flush()
@@ -325,12 +352,7 @@ class Uploader:
             if places and not any(place.pack in self._session.condemned for place in places):
                 return places[0]  # lost, and not here to be uploaded again: the base is no better
             if places:
-                raise Conflict(
-                    f"{kind.name.lower()} {object_id} of the base commit lies in packs that gc may be about to remove "
-                    f"from {self._session.repository.store.url}",
-                    subject=str(object_id),
-                    hint="run the same dsv sync again when gc is done: it spares what a branch needs",
-                )
+                raise self._condemned(kind, object_id)
             raise IntegrityError(
                 f"{kind.name.lower()} {object_id} of the base commit is in no index of "
                 f"{self._session.repository.store.url}",
@@ -339,11 +361,21 @@ class Uploader:
             )
         return found
 
+    def _condemned(self, kind: ObjectKind, object_id: Id) -> Conflict:
+        return Conflict(
+            f"{kind.name.lower()} {object_id} of the base commit lies in packs that gc may be about to remove "
+            f"from {self._session.repository.store.url}",
+            subject=str(object_id),
+            hint="run the same dsv sync again when gc is done: it spares what a branch needs",
+        )
+
     def _send_data(self, pack: SealedPack) -> None:
+        self._own.add(pack.id)
         self._sender.send(pack)
 
     def _send_metadata(self, pack: SealedPack) -> None:
         """What metadata refers to is durable before the metadata is sent."""
+        self._own.add(pack.id)
         self._data.flush()
         self._sender.wait()
         self._sender.send(pack)

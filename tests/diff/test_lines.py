@@ -69,7 +69,7 @@ def test_what_is_no_text_has_no_lines() -> None:
 
 
 def test_too_many_lines_are_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_diff, "MOST_LINES", 3)
-    assert diff("0\na\nb\nc\nd\n9\n", "0\na\nx\nc\ny\nz\n9\n") == [
-        "@@ -1,6 +1,7 @@", " 0", " a", "-b", "-c", "-d", "+x", "+c", "+y", "+z", " 9",
+    monkeypatch.setattr(line_diff, "MOST_STEPS", 0)
+    assert diff("0\na\nb\nc\n9\n", "0\nc\na\nb\nb\n9\n") == [
+        "@@ -1,5 +1,6 @@", " 0", "-a", "-b", "-c", "+c", "+a", "+b", "+b", " 9",
     ]  # fmt: skip

@@ -1,14 +1,372 @@
-"""How the lines of two texts differ, in git's format."""
+"""How two texts differ, line by line, and that in git's format.
+
+The lines are matched as git does it (Myers' algorithm in linear space, with git's bounds on what it costs), so that a
+merge and a diff find the same changes as git.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
+from typing import NamedTuple
 
-MOST_LINES = 20_000
-"""Lines, on either side, that are compared one by one: comparing many that are much alike takes very long."""
+MOST_STEPS = 10_000_000
+"""Steps of the search after which two texts count as too different; some ten seconds."""
 _CONTEXT = 3
 _Block = tuple[str, int, int, int, int]
+
+# Git's bounds: they decide which of several ways to match the lines is found.
+_FEWEST_ROUNDS = 256  # of the search for the middle of a shortest edit before it takes the best so far
+_LONG_SNAKE = 20  # equal lines in a row that are worth a split
+_GOOD_SPLIT = 4  # how much further than its rounds a diagonal has to reach
+_MOST_FREQUENT = 1024  # copies from which a line is dropped among lines that the other text does not have
+_WINDOW = 100  # lines that are looked at to either side for that
+_DROPPED_RUN = 4
+_FAR = 1 << 60
+
+
+class TooDifferent(Exception):
+    """Comparing two texts would take too long."""
+
+
+class Edit(NamedTuple):
+    """Lines from `start` on, `removed` many, become those of the other text from `there` on, `added` many."""
+
+    start: int
+    removed: int
+    there: int
+    added: int
+
+
+def edits(before: Sequence[bytes | str], after: Sequence[bytes | str]) -> list[Edit]:
+    """What turns `before` into `after`, from the top down. Raises `TooDifferent`."""
+    numbers: dict[bytes | str, int] = {}
+    old = [numbers.setdefault(line, len(numbers)) for line in before]
+    new = [numbers.setdefault(line, len(numbers)) for line in after]
+    gone, come = (
+        [False] * (len(old) + 1),
+        [False] * (len(new) + 1),
+    )  # the last ends every run of changed lines
+    start, end = _equal_ends(old, new)
+    one = _Side.of(old, new, start, end, gone)
+    other = _Side.of(new, old, start, end, come)
+    _Search(one, other).run()
+    _slide(old, gone, come)
+    _slide(new, come, gone)
+    return _listed(gone, come)
+
+
+def _equal_ends(old: Sequence[object], new: Sequence[object]) -> tuple[int, int]:
+    """How many lines at the start and at the end are equal."""
+    start, shorter = 0, min(len(old), len(new))
+    while start < shorter and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < shorter - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    return start, end
+
+
+class _Side(NamedTuple):
+    """The lines of one text that are searched. at: where each stands in the text. changed: the result."""
+
+    lines: list[int]
+    at: list[int]
+    changed: list[bool]
+
+    @classmethod
+    def of(cls, lines: list[int], others: list[int], start: int, end: int, changed: list[bool]) -> _Side:
+        """Lines that the other text does not have are changed, and so are frequent ones in the midst of them."""
+        frequent = min(_square_root(len(lines)), _MOST_FREQUENT)
+        counts = Counter(others)
+        stop = len(lines) - end
+        matches = [min(counts[line], frequent) for line in lines[start:stop]]
+        kinds = [0 if count == 0 else 2 if count == frequent else 1 for count in matches]
+        kept: list[int] = []
+        for at, kind in enumerate(kinds):
+            if kind == 1 or (kind == 2 and not _among_new(kinds, at)):
+                kept.append(start + at)
+            else:
+                changed[start + at] = True
+        return cls([lines[at] for at in kept], kept, changed)
+
+
+def _among_new(kinds: list[int], at: int) -> bool:
+    """Whether the frequent line has mostly lines around it that the other text does not have."""
+    new = frequent = 0
+    for around in (
+        range(at - 1, max(at - _WINDOW, 0) - 1, -1),
+        range(at + 1, min(at + _WINDOW, len(kinds) - 1) + 1),
+    ):
+        found = 0
+        frequent += 1
+        for one in around:
+            if kinds[one] == 1:
+                break
+            found += kinds[one] == 0
+            frequent += kinds[one] == 2
+        if not found:
+            return False
+        new += found
+    return frequent * _DROPPED_RUN < frequent + new
+
+
+def _square_root(number: int) -> int:
+    """A power of two near it."""
+    root = 1
+    while number > 0:
+        root, number = root << 1, number >> 2
+    return root
+
+
+class _Search:
+    """The shortest edit of one text into another, or a short one if that would take too long."""
+
+    def __init__(self, one: _Side, other: _Side) -> None:
+        self._one, self._other = one, other
+        diagonals = len(one.lines) + len(other.lines) + 3
+        self._middle = len(other.lines) + 1  # where diagonal 0 is in the lists
+        self._forward = [0] * diagonals
+        self._backward = [0] * diagonals
+        self._rounds = max(_square_root(diagonals), _FEWEST_ROUNDS)
+        self._steps = 0
+
+    def run(self) -> None:
+        one, other = self._one, self._other
+        boxes = [(0, len(one.lines), 0, len(other.lines), False)]
+        while boxes:
+            low, high, start, end, minimal = boxes.pop()
+            while low < high and start < end and one.lines[low] == other.lines[start]:
+                low, start = low + 1, start + 1
+            while low < high and start < end and one.lines[high - 1] == other.lines[end - 1]:
+                high, end = high - 1, end - 1
+            if low == high or start == end:
+                for at in other.at[start:end]:
+                    other.changed[at] = True
+                for at in one.at[low:high]:
+                    one.changed[at] = True
+                continue
+            at, there, minimal_before, minimal_behind = self._split(low, high, start, end, minimal)
+            boxes.append((low, at, start, there, minimal_before))
+            boxes.append((at, high, there, end, minimal_behind))
+
+    def _split(self, low: int, high: int, start: int, end: int, minimal: bool) -> tuple[int, int, bool, bool]:
+        """Where a shortest edit is cut in two, and whether either half has to be shortest too.
+
+        Diagonal d has the pairs of lines (i, i - d). `forward` and `backward` have how far each diagonal reaches with
+        as many changed lines as there were rounds, from the start and from the end of the box.
+        """
+        one, other, forward, backward, zero = (
+            self._one.lines, self._other.lines, self._forward, self._backward, self._middle,
+        )  # fmt: skip
+        least, most = low - end, high - start
+        first, last = low - start, high - end
+        is_odd = (first - last) & 1
+        top = bottom = first
+        upper = lower = last
+        forward[zero + first], backward[zero + last] = low, high
+        rounds = 0
+        while True:
+            rounds += 1
+            long_snake = False
+            bottom, top = _widen(forward, zero, bottom, top, least, most, -1)
+            for d in range(top, bottom - 1, -2):
+                at = zero + d
+                i = forward[at - 1] + 1 if forward[at - 1] >= forward[at + 1] else forward[at + 1]
+                begun, j = i, i - d
+                while i < high and j < end and one[i] == other[j]:
+                    i, j = i + 1, j + 1
+                long_snake = long_snake or i - begun > _LONG_SNAKE
+                forward[at] = i
+                if is_odd and lower <= d <= upper and backward[at] <= i:
+                    return i, j, True, True
+            lower, upper = _widen(backward, zero, lower, upper, least, most, _FAR)
+            for d in range(upper, lower - 1, -2):
+                at = zero + d
+                i = backward[at - 1] if backward[at - 1] < backward[at + 1] else backward[at + 1] - 1
+                begun, j = i, i - d
+                while i > low and j > start and one[i - 1] == other[j - 1]:
+                    i, j = i - 1, j - 1
+                long_snake = long_snake or begun - i > _LONG_SNAKE
+                backward[at] = i
+                if not is_odd and bottom <= d <= top and i <= forward[at]:
+                    return i, j, True, True
+            self._steps += top - bottom + upper - lower
+            if self._steps > MOST_STEPS:
+                raise TooDifferent
+            if minimal:
+                continue
+            box = low, high, start, end
+            if long_snake and rounds > _FEWEST_ROUNDS:
+                split = self._at_snake(box, rounds, range(top, bottom - 1, -2), range(upper, lower - 1, -2))
+                if split is not None:
+                    return split
+            if rounds >= self._rounds:
+                return self._furthest(box, range(top, bottom - 1, -2), range(upper, lower - 1, -2))
+
+    def _at_snake(
+        self, box: tuple[int, int, int, int], rounds: int, ahead: range, back: range
+    ) -> tuple[int, int, bool, bool] | None:
+        """The diagonal that got furthest, behind or before a long run of equal lines."""
+        low, high, start, end = box
+        one, other = self._one.lines, self._other.lines
+        best, found = 0, None
+        for d in ahead:
+            i = self._forward[self._middle + d]
+            j = i - d
+            reached = (i - low) + (j - start) - abs(d - (low - start))
+            if (
+                reached > max(_GOOD_SPLIT * rounds, best)
+                and low + _LONG_SNAKE <= i < high
+                and start + _LONG_SNAKE <= j < end
+                and one[i - _LONG_SNAKE : i] == other[j - _LONG_SNAKE : j]
+            ):
+                best, found = reached, (i, j, True, False)
+        if found is not None:
+            return found
+        for d in back:
+            i = self._backward[self._middle + d]
+            j = i - d
+            reached = (high - i) + (end - j) - abs(d - (high - end))
+            if (
+                reached > max(_GOOD_SPLIT * rounds, best)
+                and low < i <= high - _LONG_SNAKE
+                and start < j <= end - _LONG_SNAKE
+                and one[i : i + _LONG_SNAKE] == other[j : j + _LONG_SNAKE]
+            ):
+                best, found = reached, (i, j, False, True)
+        return found
+
+    def _furthest(
+        self, box: tuple[int, int, int, int], ahead: range, back: range
+    ) -> tuple[int, int, bool, bool]:
+        """The pair of lines furthest from the start or from the end of the box."""
+        low, high, start, end = box
+        reached, at = -1, -1
+        for d in ahead:
+            i = min(self._forward[self._middle + d], high)
+            j = i - d
+            if j > end:
+                i, j = end + d, end
+            if reached < i + j:
+                reached, at = i + j, i
+        left, behind = _FAR, _FAR
+        for d in back:
+            i = max(self._backward[self._middle + d], low)
+            j = i - d
+            if j < start:
+                i, j = start + d, start
+            if i + j < left:
+                left, behind = i + j, i
+        if (high + end) - left < reached - (low + start):
+            return at, reached - at, True, False
+        return behind, left - behind, False, True
+
+
+def _widen(
+    reached: list[int], zero: int, bottom: int, top: int, least: int, most: int, nothing: int
+) -> tuple[int, int]:
+    """One more diagonal to either side, up to the corners of the box."""
+    if bottom > least:
+        bottom -= 1
+        reached[zero + bottom - 1] = nothing
+    else:
+        bottom += 1
+    if top < most:
+        top += 1
+        reached[zero + top + 1] = nothing
+    else:
+        top -= 1
+    return bottom, top
+
+
+class _Group:
+    """A run of changed lines, which may be empty; every text is such runs with one unchanged line between each two."""
+
+    def __init__(self, changed: list[bool]) -> None:
+        self._changed = changed
+        self.start = self.end = 0
+        self._extend()
+
+    def _extend(self) -> None:
+        while self._changed[self.end]:
+            self.end += 1
+
+    def next(self) -> bool:
+        if self.end == len(self._changed) - 1:
+            return False
+        self.start = self.end = self.end + 1
+        self._extend()
+        return True
+
+    def previous(self) -> None:
+        self.start = self.end = self.start - 1
+        self._join()
+
+    def _join(self) -> None:
+        while self.start and self._changed[self.start - 1]:
+            self.start -= 1
+
+    def slide_up(self, lines: list[int]) -> bool:
+        """Moves it by a line, if that changes nothing in the result, and joins it with the run that it meets."""
+        if not self.start or lines[self.start - 1] != lines[self.end - 1]:
+            return False
+        self.start, self.end = self.start - 1, self.end - 1
+        self._changed[self.start], self._changed[self.end] = True, False
+        self._join()
+        return True
+
+    def slide_down(self, lines: list[int]) -> bool:
+        if self.end == len(lines) or lines[self.start] != lines[self.end]:
+            return False
+        self._changed[self.start], self._changed[self.end] = False, True
+        self.start, self.end = self.start + 1, self.end + 1
+        self._extend()
+        return True
+
+
+def _slide(lines: list[int], changed: list[bool], changed_there: list[bool]) -> None:
+    """Moves each run of changed lines down as far as it goes, or to the last place where the other text has one too."""
+    group, other = _Group(changed), _Group(changed_there)
+    while True:
+        if group.end > group.start:
+            _slide_group(lines, group, other)
+        if not group.next():
+            return
+        other.next()
+
+
+def _slide_group(lines: list[int], group: _Group, other: _Group) -> None:
+    size = -1
+    meets = False
+    while size != group.end - group.start:
+        size = group.end - group.start
+        while group.slide_up(lines):
+            other.previous()
+        earliest = group.end
+        meets = other.end > other.start
+        while group.slide_down(lines):
+            other.next()
+            meets = meets or other.end > other.start
+    if group.end != earliest and meets:
+        while other.end == other.start:
+            group.slide_up(lines)
+            other.previous()
+
+
+def _listed(gone: list[bool], come: list[bool]) -> list[Edit]:
+    found: list[Edit] = []
+    at = there = 0
+    while at < len(gone) and there < len(come):
+        start, new_start = at, there
+        while gone[at]:
+            at += 1
+        while come[there]:
+            there += 1
+        if at > start or there > new_start:
+            found.append(Edit(start, at - start, new_start, there - new_start))
+        at, there = at + 1, there + 1
+    return found
 
 
 def split_lines(data: bytes) -> list[str] | None:
@@ -49,24 +407,20 @@ def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _blocks(before: Sequence[str], after: Sequence[str]) -> list[_Block]:
-    """What is equal and what is not. Equal ends are set aside first, which most changes leave little beside."""
-    start, shorter = 0, min(len(before), len(after))
-    while start < shorter and before[start] == after[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and before[-1 - end] == after[-1 - end]:
-        end += 1
-    stop, new_stop = len(before) - end, len(after) - end
-    blocks: list[_Block] = [("equal", 0, start, 0, start)] if start else []
-    if max(stop, new_stop) - start > MOST_LINES:
-        blocks.append(("replace", start, stop, start, new_stop))
-    else:
-        matcher = SequenceMatcher(None, before[start:stop], after[start:new_stop])
-        blocks += [
-            (tag, a + start, b + start, c + start, d + start) for tag, a, b, c, d in matcher.get_opcodes()
-        ]
-    if end:
-        blocks.append(("equal", stop, len(before), new_stop, len(after)))
+    """What is equal and what is not. Between the equal ends all counts as changed if the texts are too different."""
+    try:
+        found = edits(before, after)
+    except TooDifferent:
+        start, end = _equal_ends(before, after)
+        found = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
+    blocks: list[_Block] = []
+    at = there = 0
+    for one in [*found, Edit(len(before), 0, len(after), 0)]:
+        if one.start > at:
+            blocks.append(("equal", at, one.start, there, one.there))
+        at, there = one.start + one.removed, one.there + one.added
+        if one.removed or one.added:
+            blocks.append(("replace", one.start, at, one.there, there))
     return blocks
 
 

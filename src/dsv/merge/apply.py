@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dsv.diff.lines import TooDifferent
 from dsv.merge.lines import merge_lines
 from dsv.merge.paths import (
     Choice,
@@ -252,8 +253,12 @@ class ContentMerger:
             return merge_tables(path, key, base, mine, other)
         if not all(map(is_mergeable_text, (base, mine, other))):
             return ""
-        merged = merge_lines(base, mine, other)
-        return "both changed the same lines" if merged is None else merged
+        try:
+            pieces = merge_lines(base, mine, other)
+        except TooDifferent:
+            return "its lines differ too much to be merged"
+        merged = [one for one in pieces if isinstance(one, bytes)]
+        return b"".join(merged) if len(merged) == len(pieces) else "both changed the same lines"
 
 
 def is_mergeable_text(data: bytes) -> bool:

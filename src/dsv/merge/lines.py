@@ -1,107 +1,150 @@
-"""Merging three versions of a text line by line.
-
-Lines are matched as a patience diff does: lines that occur once in both texts first, then what lies between them. That
-takes time in proportion to the text for any text, and the blocks that it finds are those that a person sees.
-"""
+"""Merging three versions of a text line by line, with the result of `git merge-file`."""
 
 from __future__ import annotations
 
-import bisect
-from collections import Counter
-from collections.abc import Sequence
-from difflib import SequenceMatcher
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-# Two runs of lines without a line that is in each of them once are compared in full if they are no longer than this.
-_COMPARED = 250_000  # products of their lengths
+from dsv.diff.lines import Edit, edits
 
-Line = bytes
+_NEAR = 3  # lines between two conflicts that do not keep them apart
+
+Lines = Sequence[bytes]
 
 
-def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
-    """The text with the changes of both sides; None if they changed the same lines, or lines beside each other."""
-    common, left, right = (text.split(b"\n") for text in (base, ours, theirs))
-    in_left, in_right = match_lines(common, left), match_lines(common, right)
-    in_left[len(common)], in_right[len(common)] = len(left), len(right)
-    merged: list[Line] = []
-    at = at_left = at_right = 0
-    for line in sorted(in_left.keys() & in_right.keys()):
-        was, one, other = common[at:line], left[at_left : in_left[line]], right[at_right : in_right[line]]
-        if one == other or other == was:
-            merged += one
-        elif one == was:
-            merged += other
+class Conflict(NamedTuple):
+    """Lines that both sides changed: what each has there."""
+
+    ours: bytes
+    theirs: bytes
+
+
+def split_lines(text: bytes) -> list[bytes]:
+    """The lines, each with its end. Only a newline ends a line."""
+    lines = text.split(b"\n")
+    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | Conflict]:
+    """The text with the changes of both sides, in pieces. Raises `TooDifferent`."""
+    was, mine, other = split_lines(base), split_lines(ours), split_lines(theirs)
+    left, right = edits(was, mine), edits(was, other)
+    if not left or not right:
+        return [theirs if not left else ours]
+    regions = [_Region(*one) for one in _regions(was, mine, other, left, right)]
+    regions = _joined([part for one in _merged(regions) for part in one.refined(mine, other)], mine)
+    pieces: list[bytes | Conflict] = []
+    at = 0
+    for one in regions:
+        pieces.append(b"".join(mine[at : one.start]))
+        lines, others = one.of(mine, other)
+        if one.taken is None:
+            pieces.append(Conflict(b"".join(lines), b"".join(others)))
         else:
-            return None
-        merged += common[line : line + 1]
-        at, at_left, at_right = line + 1, in_left[line] + 1, in_right[line] + 1
-    return b"\n".join(merged)
+            pieces.append(b"".join(others if one.taken == _THEIRS else lines))
+        at = one.end
+    return [*pieces, b"".join(mine[at:])]
 
 
-def match_lines(before: Sequence[Line], after: Sequence[Line]) -> dict[int, int]:
-    """The lines of `before` that `after` goes on having, in order: number -> number there."""
-    matched: dict[int, int] = {}
-    left = [(0, len(before), 0, len(after))]
-    while left:
-        low, high, start, end = left.pop()
-        while low < high and start < end and before[low] == after[start]:
-            matched[low] = start
-            low, start = low + 1, start + 1
-        while low < high and start < end and before[high - 1] == after[end - 1]:
-            high, end = high - 1, end - 1
-            matched[high] = end
-        anchors = _anchors(before[low:high], after[start:end])
-        if not anchors:
-            matched.update(_compare(before, after, (low, high, start, end)))
+_OURS, _THEIRS = 1, 2
+
+
+class _Region:
+    """Lines from `start` to `end` of ours, and from `there` to `there_end` of theirs.
+
+    taken: whose lines the result has; None: a conflict.
+    """
+
+    def __init__(self, taken: int | None, start: int, end: int, there: int, there_end: int) -> None:
+        self.taken = taken
+        self.start, self.end = start, end
+        self.there, self.there_end = there, there_end
+
+    def of(self, ours: Lines, theirs: Lines) -> tuple[Lines, Lines]:
+        return ours[self.start : self.end], theirs[self.there : self.there_end]
+
+    def refined(self, ours: Lines, theirs: Lines) -> list[_Region]:
+        """A conflict without the lines that are equal on both sides."""
+        if self.taken is not None or self.start == self.end or self.there == self.there_end:
+            return [self]
+        found = edits(*self.of(ours, theirs))
+        if not found:
+            return [_Region(_OURS, self.start, self.end, self.there, self.there_end)]
+        made: list[_Region] = []
+        for one in found:
+            start, there = self.start + one.start, self.there + one.there
+            made.append(_Region(None, start, start + one.removed, there, there + one.added))
+        return made
+
+
+_Made = tuple[int | None, int, int, int, int]
+
+
+def _regions(was: Lines, ours: Lines, theirs: Lines, left: list[Edit], right: list[Edit]) -> Iterator[_Made]:
+    """What one side changed, or both, from the top down. What both changed alike is no region."""
+    at = at_right = 0
+    to_ours = to_theirs = 0  # what is added to a line of the base to get that of a side
+    while at < len(left) or at_right < len(right):
+        one = left[at] if at < len(left) else Edit(len(was) + 2, 0, 0, 0)
+        other = right[at_right] if at_right < len(right) else Edit(len(was) + 2, 0, 0, 0)
+        end, end_right = one.start + one.removed, other.start + other.removed
+        if end < other.start:
+            yield _OURS, one.there, one.there + one.added, one.start + to_theirs, end + to_theirs
+        elif end_right < one.start:
+            yield _THEIRS, other.start + to_ours, end_right + to_ours, other.there, other.there + other.added
+        elif not _alike(one, other, ours, theirs):
+            start, stop = min(one.start, other.start), max(end, end_right)
+            yield (
+                None,
+                one.there + start - one.start,
+                one.there + one.added + stop - end,
+                other.there + start - other.start,
+                other.there + other.added + stop - end_right,
+            )
+        if end <= end_right:
+            at, to_ours = at + 1, one.there + one.added - end
+        if end_right <= end:
+            at_right, to_theirs = at_right + 1, other.there + other.added - end_right
+
+
+def _alike(one: Edit, other: Edit, ours: Lines, theirs: Lines) -> bool:
+    if (one.start, one.removed, one.added) != (other.start, other.removed, other.added):
+        return False
+    return ours[one.there : one.there + one.added] == theirs[other.there : other.there + other.added]
+
+
+def _merged(regions: Sequence[_Region]) -> list[_Region]:
+    """Regions that touch each other on a side become one: a conflict, unless both are of one side."""
+    found: list[_Region] = []
+    for one in regions:
+        last = found[-1] if found else None
+        if last is None or (one.start > last.end and one.there > last.there_end):
+            found.append(one)
             continue
-        previous, reached = low, start
-        for line, there in anchors:
-            matched[low + line] = start + there
-            left.append((previous, low + line, reached, start + there))
-            previous, reached = low + line + 1, start + there + 1
-        left.append((previous, high, reached, end))
-    return matched
+        last.taken = last.taken if last.taken == one.taken else None
+        last.end, last.there_end = one.end, one.there_end
+    return found
 
 
-def _anchors(before: Sequence[Line], after: Sequence[Line]) -> list[tuple[int, int]]:
-    """Lines that each side has once: as many of them as stand in the same order on both."""
-    once = _single(before)
-    there = _single(after)
-    pairs = [(number, there[line]) for line, number in once.items() if line in there]
-    return _longest_rising(pairs)
+def _joined(regions: Sequence[_Region], ours: Lines) -> list[_Region]:
+    """Conflicts with few lines between them, or with none that has a letter or a digit, become one."""
+    found: list[_Region] = []
+    for one in regions:
+        last = found[-1] if found else None
+        if (
+            last is None
+            or last.taken is not None
+            or one.taken is not None
+            or _apart(ours[last.end : one.start])
+        ):
+            found.append(one)
+        else:
+            last.end, last.there_end = one.end, one.there_end
+    return found
 
 
-def _single(lines: Sequence[Line]) -> dict[Line, int]:
-    counts = Counter(lines)
-    return {line: number for number, line in enumerate(lines) if counts[line] == 1}
+def _apart(between: Lines) -> bool:
+    return len(between) > _NEAR and any(byte in _WORDS for line in between for byte in line)
 
 
-def _longest_rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest run of pairs whose second numbers rise, as their first ones do."""
-    tails: list[int] = []  # the smallest second number that a run of each length ends with
-    ends: list[int] = []  # which pair that is
-    previous: list[int] = []
-    for at, (_, number) in enumerate(pairs):
-        length = bisect.bisect_left(tails, number)
-        previous.append(ends[length - 1] if length else -1)
-        tails[length : length + 1] = [number]
-        ends[length : length + 1] = [at]
-    found: list[tuple[int, int]] = []
-    at = ends[-1] if ends else -1
-    while at >= 0:
-        found.append(pairs[at])
-        at = previous[at]
-    return found[::-1]
-
-
-def _compare(
-    before: Sequence[Line], after: Sequence[Line], within: tuple[int, int, int, int]
-) -> dict[int, int]:
-    low, high, start, end = within
-    if low == high or start == end or (high - low) * (end - start) > _COMPARED:
-        return {}
-    matcher = SequenceMatcher(None, before[low:high], after[start:end], autojunk=False)
-    return {
-        low + block.a + step: start + block.b + step
-        for block in matcher.get_matching_blocks()
-        for step in range(block.size)
-    }
+_WORDS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")

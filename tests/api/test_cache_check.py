@@ -86,8 +86,9 @@ def test_every_kind_of_damage_is_found_and_repaired(ann: Person, folder: Path) -
     ]
     assert (item.foreign, item.foreign_paths) == (2, ("'a/2.txt/strange'", "'alien'"))
     report = check(ann.context(), folder)
-    assert report.exit_code == 0 and report.items[0].repaired == 7
-    (path / "alien").unlink()
+    assert report.exit_code == 5 and report.items[0].repaired == 7
+    assert (report.items[0].removed, report.items[0].foreign_paths) == (1, ("'alien'",))
+    assert check(ann.context(), folder, remove_foreign=True).exit_code == 0
     assert read_folder(path) == FILES and (path / "a/1.txt").stat().st_mtime == FILE_TIME
     assert (path / "b/run.sh").stat().st_mode & 0o777 == 0o555
     assert check(ann.context(), folder).items[0].wrong == ()
@@ -106,6 +107,23 @@ def test_a_folder_that_became_a_file_or_is_gone(ann: Person, folder: Path) -> No
     (path / "b").rmdir()
     assert check(ann.context(), folder).exit_code == 0
     assert read_folder(path) == FILES
+
+
+def test_only_a_repair_that_was_asked_for_removes_what_was_never_committed(ann: Person, folder: Path) -> None:
+    path = scans(ann, folder)
+    for name in ("a/alien", "deep/er/alien", "void/alien"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("x")
+    (path / "b/hollow/er").mkdir(parents=True)
+    (path / "alias").symlink_to("/etc")
+    for options in ({"repair": False, "remove_foreign": True}, {}):
+        report = check(ann.context(), folder, **options)
+        assert report.exit_code == 5 and report.items[0].wrong == ()
+        assert (report.items[0].foreign, report.items[0].removed) == (5, 0)
+    report = check(ann.context(), folder, remove_foreign=True)
+    assert report.exit_code == 0 and (report.items[0].foreign, report.items[0].removed) == (5, 5)
+    assert read_folder(path) == FILES and Path("/etc/passwd").exists()
+    assert check(ann.context(), folder).items[0].foreign == 0
 
 
 def test_files_that_commits_share_stay_shared_after_a_repair(ann: Person, folder: Path) -> None:

@@ -136,6 +136,15 @@ def test_a_check_reads_again_and_repairs(pets: Dsv) -> None:
     assert set(item) == documented
     assert (path / "a.txt").read_bytes() == b"alpha\n"
     assert pets("cached", "pets@v1").code == 2
+    (path / "alien").touch()
+    polluted = pets("cached", "--check")
+    assert (polluted.code, polluted.out) == (5, "")
+    assert "1 file never committed: 'alien'" in polluted.err
+    assert f"hint: dsv cached --check --repair pets@{path.name[:12]} " in polluted.err
+    assert pets("cached", "--check", "--no-repair", "--json").code == 5
+    assert "removed 1 file never committed: 'alien'" in pets.ok("cached", "--check", "--repair").out
+    assert not (path / "alien").exists()
+    assert "as committed" in pets.ok("cached", "--check").out
 
 
 def test_a_file_that_the_disk_cannot_read_is_replaced(pets: Dsv, tmp_path: Path) -> None:

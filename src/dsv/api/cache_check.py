@@ -23,7 +23,9 @@ from dsv.errors import Conflict, IntegrityError
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import DatasetName, Target
 from dsv.model.path_set import PathSet
+from dsv.model.paths import show
 
+_SHOWN = 20
 _TRIES = 10  # a tenth of a second apart, for the record of what has just become visible
 
 
@@ -38,9 +40,12 @@ class WrongItem:
 
 @dataclass(frozen=True, slots=True)
 class CheckedItem:
-    """One cached commit that was read again. repaired: how many of `wrong` are right now.
+    """One cached commit that was read again.
 
-    problem: why it could not be read against anything.
+    repaired: how many of `wrong` are right now.
+    foreign: how many paths were never committed; `removed` of these are gone now.
+    foreign_paths: the first of those that are still there, or else of those that were removed.
+    problem: why the commit could not be compared with anything.
     """
 
     path: Path
@@ -51,12 +56,13 @@ class CheckedItem:
     wrong: tuple[WrongItem, ...] = ()
     repaired: int = 0
     foreign: int = 0
+    removed: int = 0
     foreign_paths: tuple[str, ...] = ()
     problem: str | None = None
 
     @property
     def still_wrong(self) -> bool:
-        return self.problem is not None or self.repaired < len(self.wrong)
+        return self.problem is not None or self.repaired < len(self.wrong) or self.removed < self.foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +76,16 @@ class CheckReport:
 
 
 def check(
-    context: Context, folder: Path, targets: Sequence[Target] = (), *, repair: bool = True
+    context: Context,
+    folder: Path,
+    targets: Sequence[Target] = (),
+    *,
+    repair: bool = True,
+    remove_foreign: bool = False,
 ) -> CheckReport:
     """Reads all that is cached, or the targets, and replaces what is wrong by what the store has.
+
+    remove_foreign: a repair also deletes files that were never committed.
 
     Raises `NotFound` for a target that is not cached, `Unreachable` if the store does not answer,
     `Denied` if something is wrong that this user may not replace.
@@ -86,14 +99,23 @@ def check(
                 places = [place for target in targets for place in finder.find_cached(target)]
             else:
                 places = [item.place for item in take_inventory(root).visible]
-            items = [_check(context, finder, place, known, repair=repair) for place in places]
+            items = [
+                _check(context, finder, place, known, repair=repair, remove_foreign=remove_foreign)
+                for place in places
+            ]
     except OSError as error:
         raise explain(error, root.path, "check") from error
     return CheckReport(tuple(item for item in items if item is not None))
 
 
 def _check(
-    context: Context, finder: Targets, place: Place, known: dict[object, Path], *, repair: bool
+    context: Context,
+    finder: Targets,
+    place: Place,
+    known: dict[object, Path],
+    *,
+    repair: bool,
+    remove_foreign: bool,
 ) -> CheckedItem | None:
     """None if it was evicted in the meantime."""
     root = finder.root
@@ -111,8 +133,8 @@ def _check(
             return None
         source = finder.source()
         result = check_place(root, place, source.tree(place.commit), selection, context.progress)
-        if result.wrong and repair:
-            repair_place(root, place, source, result, known)
+        if repair and (result.wrong or result.foreign):
+            repair_place(root, place, source, result, known, remove_foreign=remove_foreign)
     context.progress.finish()
     return _item(root, place, result)
 
@@ -152,6 +174,7 @@ def _item(root: CacheRoot, place: Place, result: Checked) -> CheckedItem:
         bytes=result.bytes,
         wrong=tuple(WrongItem(one.path, one.problem, one.links) for one in result.wrong),
         repaired=result.repaired,
-        foreign=result.foreign,
-        foreign_paths=tuple(result.foreign_paths),
+        foreign=len(result.foreign),
+        removed=len(result.foreign) - len(result.left),
+        foreign_paths=tuple(show(path) for path in (result.left or result.foreign)[:_SHOWN]),
     )

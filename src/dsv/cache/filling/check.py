@@ -28,7 +28,6 @@ from dsv.transfer.download import Wanted
 
 _THREADS = 8
 _AHEAD = 256  # files being read or waiting for it
-_SHOWN = 20
 _NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -47,24 +46,28 @@ class Wrong(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct):
-    """What a check of one place found. foreign: paths that were never committed; some of them by name."""
+    """The result of checking one place.
 
-    files: int = 0
-    bytes: int = 0
+    foreign: paths that were never committed.
+    left: those of them that a repair has left there.
+    """
+
+    foreign: list[bytes] = msgspec.field(default_factory=list)
+    left: list[bytes] = msgspec.field(default_factory=list)
+    expected: set[bytes] = msgspec.field(default_factory=set)
     wrong: list[Wrong] = msgspec.field(default_factory=list)
     repaired: int = 0
-    foreign: int = 0
-    foreign_paths: list[str] = msgspec.field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
 
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
     """Reads every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
     result = Checked()
-    expected: set[bytes] = set()
     top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool:
-            for looked in _look_at_all(top, root, _chosen(tree, selection, expected), pool):
+            for looked in _look_at_all(top, root, _chosen(tree, selection, result.expected), pool):
                 if isinstance(looked, Wrong):
                     result.wrong.append(looked)
                     looked = looked.entry
@@ -73,12 +76,22 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
                 progress.advance(1, looked.size)
     finally:
         os.close(top)
-    _find_foreign(root.visible(place), expected, result)
+    result.foreign = result.left = _find_foreign(root.visible(place), result.expected)
     return result
 
 
-def repair(root: CacheRoot, place: Place, source: Source, result: Checked, known: dict[object, Path]) -> None:
+def repair(
+    root: CacheRoot,
+    place: Place,
+    source: Source,
+    result: Checked,
+    known: dict[object, Path],
+    *,
+    remove_foreign: bool,
+) -> None:
     """Replaces what is wrong by what the store has, verified, each path at once.
+
+    remove_foreign: also deletes paths that were never committed.
 
     A file that several commits share is fetched once: `known` remembers, over several places, what took
     the place of which file. Raises `OSError`, and what the source raises.
@@ -108,6 +121,11 @@ def repair(root: CacheRoot, place: Place, source: Source, result: Checked, known
         if wrong.identity is not None:
             known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
         result.repaired += 1
+    if result.foreign:
+        if remove_foreign:
+            _remove_foreign(visible, result)
+        left = set(_find_foreign(visible, result.expected))
+        result.left = [path for path in result.foreign if path in left]
 
 
 def _chosen(
@@ -189,24 +207,43 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
     raise AssertionError("unreachable")
 
 
-def _find_foreign(visible: Path, expected: set[bytes], result: Checked) -> None:
-    """Every path below that is no entry, and no folder of one."""
+def _find_foreign(visible: Path, expected: set[bytes]) -> list[bytes]:
+    """Every path below that is no entry, and no folder of one, in order."""
     top = os.fsencode(visible)
-    inner = {path.rpartition(b"/")[0] for path in expected}
+    inner = _folders_of(expected)
+    strange: list[bytes] = []
     for folder, names, files in os.walk(top):
         below = folder[len(top) + 1 :]
         here = below + b"/" if below else b""
-        strange = [here + name for name in files if here + name not in expected]
+        strange += [here + name for name in files if here + name not in expected]
         if not names and not files and below and below not in expected and below not in inner:
             strange.append(below)
         links = (here + name for name in names if _at(visible, here + name).is_symlink())
-        strange.extend(path for path in links if path not in expected)
-        result.foreign += len(strange)
-        result.foreign_paths.extend(
-            show(path) for path in sorted(strange)[: _SHOWN - len(result.foreign_paths)]
-        )
+        strange += [path for path in links if path not in expected]
+    return sorted(strange)
 
-    result.foreign_paths.sort()
+
+def _remove_foreign(visible: Path, result: Checked) -> None:
+    """Deletes these paths, and the folders above them that no entry needs. Raises `OSError`."""
+    needed = _folders_of(result.expected) | result.expected
+    for path in _find_foreign(visible, result.expected):
+        place = _at(visible, path)
+        if place.is_dir() and not place.is_symlink():
+            place.rmdir()
+        else:
+            place.unlink(missing_ok=True)
+        for above in place.relative_to(visible).parents[:-1]:
+            if os.fsencode(above) in needed or os.listdir(visible / above):  # noqa: PTH208
+                break
+            (visible / above).rmdir()
+
+
+def _folders_of(paths: set[bytes]) -> set[bytes]:
+    folders: set[bytes] = set()
+    for path in paths:
+        while (path := path.rpartition(b"/")[0]) and path not in folders:
+            folders.add(path)
+    return folders
 
 
 def _at(visible: Path, path: bytes) -> Path:

@@ -71,6 +71,7 @@ from dsv.model.units import format_bytes, format_count, format_duration
         "checked.wrong": "what was not as committed: path, problem, links (other names of the same file)",
         "checked.repaired": "how many of them are right now",
         "checked.foreign": "files in it that were never committed",
+        "checked.removed": "how many of these were removed",
     },
 )
 def cached(
@@ -82,18 +83,29 @@ def cached(
             "--check", help="Read cached files (of TARGET, or all) again, and repair what is wrong."
         ),
     ] = False,
-    no_repair: Annotated[bool, typer.Option("--no-repair", help="With --check: only tell.")] = False,
+    repair: Annotated[
+        bool | None,
+        typer.Option(
+            "--repair/--no-repair",
+            show_default=False,
+            help="With --check: also remove files that were never committed, or change nothing.",
+        ),
+    ] = None,
 ) -> None:
     """Show what is cached, who uses it, and the free space.
 
     Reads small records only, and asks no store. With --check every byte is read and compared with its id, and
-    what is wrong is fetched from the store; exit code 5 says that something still is wrong.
+    what is wrong is fetched from the store. Files that were never committed are only removed with --repair. Exit
+    code 5: something is still wrong.
     """
     if check:
-        check_cache(call, [Target.parse(text) for text in targets or ()], repair=not no_repair)
+        check_cache(call, [Target.parse(text) for text in targets or ()], repair=repair)
         return
-    if targets or no_repair:
-        raise UsageError("this is for --check", hint="dsv cached --check [TARGET]...")
+    if targets or repair is not None:
+        raise UsageError(
+            "TARGET requires --check" if targets else "--repair and --no-repair require --check",
+            hint="dsv cached --check [TARGET]...",
+        )
     report = report_cache(call.settings.cache().path)
     if call.json:
         call.document(_document(report))

@@ -47,6 +47,17 @@ def back_to(person: Person, target: object) -> object:
     return rollback(person.context(), Target.parse(f"@{target}"))
 
 
+def test_a_dry_run_tells_and_changes_nothing(ann: Person, commits: tuple[CommitId, CommitId]) -> None:
+    first, second = commits
+    done = rollback(ann.context(), Target.parse(f"@{first}"), dry_run=True)
+    assert (done.commit, done.source, done.any_change) == (None, first, True)
+    assert (done.created, done.replaced, done.removed) == (1, 1, 1)
+    assert ann.files() == SECOND and history(ann)[0][1] == second
+    ann.write({"a": b"mine"})
+    with pytest.raises(Conflict, match="'a' was changed here"):
+        rollback(ann.context(), Target.parse(f"@{first}"), dry_run=True)
+
+
 def history(person: Person) -> list[tuple[str, CommitId | None]]:
     with person.context().store() as store:
         refs = Repository.open(store, None).refs
@@ -65,6 +76,7 @@ def test_the_branch_has_the_old_files_and_all_of_its_history(
     assert [commit for _, commit in history(ann)][:3] == [done.commit, second, first]
     assert status(ann.context()).is_clean and not ann.sync().any_change
     assert not rollback(ann.context(), Target.parse(f"@{first}")).any_change
+    assert not rollback(ann.context(), Target.parse(f"@{first}"), dry_run=True).any_change
     assert rollback(ann.context(), Target.parse("@main~1")).any_change
     assert ann.files() == SECOND
 

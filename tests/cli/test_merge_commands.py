@@ -24,14 +24,34 @@ def forked(dsv: Dsv) -> Dsv:
     return main
 
 
-def test_a_merge_in_a_workspace_and_what_brings_it_there(forked: Dsv) -> None:
+def test_a_merge_updates_the_workspace(forked: Dsv) -> None:
     done = forked.ok("merge", "side")
     assert "pets@main merged with side" in done.out and "1 added, 2 changed, 0 removed, 1 merged" in done.out
-    assert "dsv pull" in done.err
-    assert not (forked.cwd / "new").exists()
-    forked.ok("pull")
+    assert "updated this workspace: 1 file added, 2 replaced, 0 removed" in done.err
+    assert (forked.cwd / "new").read_bytes() == b"n"
+    assert forked.ok("status", "--json").json["position"] == "up-to-date"
     assert (forked.cwd / "t.txt").read_bytes() == b"one\n2\n3\n4\nfive\n"
     assert forked.ok("merge", "side").out == "pets@main has everything of side already\n"
+
+
+def test_a_local_change_in_the_way_stays_and_the_workspace_is_left_behind(forked: Dsv) -> None:
+    write_files(forked.cwd, {"b": b"\0mine", "beside": b"b"})
+    done = forked.ok("merge", "side")
+    assert "the commit is published, but this workspace was not updated" in done.err
+    assert "'b' was changed here, and changed there" in done.err and "dsv pull --ours PATH" in done.err
+    assert (forked.cwd / "b").read_bytes() == b"\0mine" and not (forked.cwd / "new").exists()
+    forked.ok("pull", "--ours", "b")
+    assert forked.ok("status", "--json").json["items"] == [
+        {"path": "beside", "change": "added"},
+        {"path": "b", "change": "changed"},
+    ]
+
+
+def test_a_workspace_of_another_branch_or_dataset_is_left_alone(forked: Dsv) -> None:
+    forked.ok("switch", "side")
+    done = forked.ok("merge", "side", "--into", "main")
+    assert "workspace" not in done.err
+    assert forked.ok("status", "--json").json["branch"] == "side" and (forked.cwd / "a").read_bytes() == b"\0"
 
 
 def test_a_merge_without_a_workspace(forked: Dsv, dsv: Dsv) -> None:
@@ -115,15 +135,14 @@ def test_options_that_exclude_each_other_are_refused(forked: Dsv) -> None:
     assert forked("merge", "side", "--ours", "").code == 2
 
 
-def test_a_commit_is_taken_back_and_applied_again(forked: Dsv) -> None:
+def test_a_commit_is_reverted_and_applied_again(forked: Dsv) -> None:
     undone = forked.ok("revert", "main")
-    assert "taken back on pets@main" in undone.out and "dsv pull" in undone.err
+    assert "reverted on pets@main" in undone.out
+    assert "updated this workspace: 0 files added, 2 replaced, 0 removed" in undone.err
     assert 'revert "second"' in forked.ok("log", "--oneline").out
-    forked.ok("pull")
     assert (forked.cwd / "a").read_bytes() == b"\0"
     again = forked.ok("cherry-pick", "main~1", "--", "a").out
     assert "applied on pets@main" in again and "0 added, 1 changed" in again
-    forked.ok("pull")
     assert (forked.cwd / "a").read_bytes() == b"\0main"
     assert (forked.cwd / "t.txt").read_bytes() == b"1\n2\n3\n4\n5\n"
     assert "nothing to do" in forked.ok("cherry-pick", "main~2", "--", "a").out

@@ -1,11 +1,12 @@
-"""Merging branches in the store, without a workspace."""
+"""Merging branches in the store; a workspace is not needed, and one that follows the branch is brought along."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context, check_binding
-from dsv.errors import Conflict, UsageError
+from dsv.api.pull import Pulled, bring_along
+from dsv.errors import Conflict, DsvError, UsageError
 from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
 from dsv.merge.base import MergeBase, find_merge_base
 from dsv.merge.paths import Choices
@@ -49,7 +50,7 @@ class Merged:
     commit: the branch's head now; None if the merge was only tried. before: its head before, if it had a commit.
     source: the commit that was merged. bases: what both were made from. counts: what changed on the branch.
     up_to_date: the branch had all of `source`. fast_forwarded: it had nothing else. without_effect: paths for which a
-    side was chosen, but that had no conflict.
+    side was chosen, but that had no conflict. here: as `bring_along` gives it.
     """
 
     dataset: DatasetName
@@ -63,6 +64,7 @@ class Merged:
     fast_forwarded: bool = False
     uploaded_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
+    here: Pulled | DsvError | None = None
 
 
 def merge(context: Context, request: MergeRequest) -> Merged:
@@ -80,7 +82,9 @@ def merge(context: Context, request: MergeRequest) -> Merged:
             repository.check_remembered()
             done = _Merge(context, repository, request, head, source).run()
             if isinstance(done, Merged):
-                return done
+                if done.commit in (None, head.commit):
+                    return done
+                return replace(done, here=bring_along(context, repository, dataset, branch, "dsv merge"))
         raise too_busy(dataset, branch)
 
 

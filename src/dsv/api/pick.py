@@ -1,4 +1,4 @@
-"""Applying or undoing the changes of one commit on a branch, without a workspace."""
+"""Applying or undoing the changes of one commit on a branch; a workspace is not needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from dsv.api.context import Context
 from dsv.api.merge import ATTEMPTS, dataset_of, into_branch, too_busy
-from dsv.errors import NotFound, UsageError
+from dsv.api.pull import Pulled, bring_along
+from dsv.errors import DsvError, NotFound, UsageError
 from dsv.merge.apply import ContentMerger, MergeCounts, MergedTree
 from dsv.merge.paths import Choices
 from dsv.model.diff import Change
@@ -45,8 +46,8 @@ class PickRequest:
 class Picked:
     """What became of a branch.
 
-    commit: its head now; None if it was only tried. before: its head before. source: whose changes. without_effect: as
-    in `Merged`.
+    commit: its head now; None if it was only tried. before: its head before. source: whose changes. without_effect,
+    here: as in `Merged`.
     """
 
     dataset: DatasetName
@@ -57,6 +58,7 @@ class Picked:
     counts: MergeCounts = field(default_factory=MergeCounts)
     uploaded_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
+    here: Pulled | DsvError | None = None
 
     @property
     def any_change(self) -> bool:
@@ -87,8 +89,15 @@ def _pick(context: Context, request: PickRequest, *, undo: bool) -> Picked:
             repository.check_remembered()
             done = _Pick(context, repository, request, head, source, undo).run()
             if isinstance(done, Picked):
-                return done
+                if done.commit in (None, head.commit):
+                    return done
+                command = f"dsv {_action(undo)}"
+                return replace(done, here=bring_along(context, repository, dataset, branch, command))
         raise too_busy(dataset, branch)
+
+
+def _action(undo: bool) -> str:
+    return "revert" if undo else "cherry-pick"
 
 
 class _Pick:
@@ -137,7 +146,7 @@ class _Pick:
             self._head,
             () if self._head.commit is None else (self._head.commit,),
             self._message() if self._request.message is None else self._request.message,
-            "revert" if self._undo else "cherry-pick",
+            _action(self._undo),
             tuple(sorted(taken)),
         )
         done = commit_changes(self._repository, self._context.writer, draft, tree.ours, tree.tree_changes)

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsv.api.context import Context
+from dsv.api.nearby_caches import lending
 from dsv.api.workspaces import open_to_write
+from dsv.errors import DsvError
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.path_set import PathSet
 from dsv.repo.damage import missing_commit
+from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import open_baseline
-from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.check_out import Goal, bring_to
 from dsv.worktree.checkout.settle import Settlement
-from dsv.worktree.open_workspace import distance
+from dsv.worktree.open_workspace import OpenWorkspace, distance
 from dsv.worktree.unfinished import read_begun
 
 
@@ -70,41 +72,64 @@ def pull(context: Context, request: PullRequest | None = None) -> Pulled:
     Raises `Conflict`, with nothing written, if both sides changed a path and that can't be settled, or if the branch
     does not descend from the base.
     """
-    request = request or PullRequest()
     with open_to_write(context, "dsv pull") as opened:
-        workspace, repository = opened.workspace, opened.repository
-        base = workspace.base()
-        newest = repository.refs.head(workspace.dataset, workspace.branch)
-        repository.check_remembered()
-        head = newest.commit
-        if head is not None:
-            workspace.set_seen(workspace.branch, head)
-        if head is None or (head == base and not read_begun(workspace.begun_path)):
-            without_effect = request.choices.without_effect(())
-            return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
-        if repository.objects.stored_commit(head) is None:
-            raise missing_commit(head, repository.store.url)
-        base = opened.proven_base()
-        if base is not None and distance(repository.objects, head, base) is None:
-            raise opened.not_at_base(newest, base)
-        with open_baseline(opened, base, writes=True) as baseline:
-            after = TreeReader(repository.objects, head)
-            check_tree(after, workspace.root, baseline.held)
-            goal = Goal(
-                "dsv pull",
-                head,
-                lambda: baseline.changes_to(after),
-                "--ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . is every path",
-                may_overwrite=_within(request.theirs),
-                settlement=_settlement(after, request),
-                without_effect=request.choices.without_effect,
-                there=f"{str(head)[:12]} by {opened.author(newest)}",
+        return _pull(opened, "dsv pull", request or PullRequest())
+
+
+def bring_along(
+    context: Context, repository: Repository, dataset: DatasetName, branch: BranchName, command: str
+) -> Pulled | DsvError | None:
+    """Brings the workspace to the head of the branch on which `command` has just published.
+
+    None if the command was not typed in a workspace of this branch; the error if the workspace has to stay behind, such
+    as a `Conflict` with local changes.
+    """
+    try:
+        found = context.workspace_or_none()
+        if found is None or found.store_id != repository.id:
+            return None
+        with found.locked(command) as (workspace, lock), lending(context, repository, dataset) as copies:
+            if (workspace.dataset, workspace.branch) != (dataset, branch):
+                return None
+            opened = OpenWorkspace(
+                workspace, repository, lock, context.writer, context.progress, copies=copies
             )
-            made = check_out(opened, baseline, goal)
-        return Pulled(
-            workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
-            made.copied, made.copied_bytes, request.choices.without_effect(made.settled),
-        )  # fmt: skip
+            return _pull(opened, command, PullRequest())
+    except DsvError as error:
+        return error
+
+
+def _pull(opened: OpenWorkspace, command: str, request: PullRequest) -> Pulled:
+    workspace, repository = opened.workspace, opened.repository
+    base = workspace.base()
+    newest = repository.refs.head(workspace.dataset, workspace.branch)
+    repository.check_remembered()
+    head = newest.commit
+    if head is not None:
+        workspace.set_seen(workspace.branch, head)
+    if head is None or (head == base and not read_begun(workspace.begun_path)):
+        without_effect = request.choices.without_effect(())
+        return Pulled(workspace.dataset, workspace.branch, base, base, without_effect=without_effect)
+    if repository.objects.stored_commit(head) is None:
+        raise missing_commit(head, repository.store.url)
+    base = opened.proven_base()
+    if base is not None and distance(repository.objects, head, base) is None:
+        raise opened.not_at_base(newest, base)
+    after = TreeReader(repository.objects, head)
+    goal = Goal(
+        command,
+        head,
+        hint="dsv pull --ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . means all",
+        may_overwrite=_within(request.theirs),
+        settlement=_settlement(after, request),
+        without_effect=request.choices.without_effect,
+        there=f"{str(head)[:12]} by {opened.author(newest)}",
+    )
+    made = bring_to(opened, base, after, goal)
+    return Pulled(
+        workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
+        made.copied, made.copied_bytes, request.choices.without_effect(made.settled),
+    )  # fmt: skip
 
 
 def _within(paths: PathSet | None) -> Callable[[bytes], bool]:

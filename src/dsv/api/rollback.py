@@ -17,21 +17,21 @@ from dsv.repo.refs import LostRace
 from dsv.repo.session import Session
 from dsv.repo.trees import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
-from dsv.worktree.baseline import open_baseline
-from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.check_out import Goal, bring_to
 from dsv.worktree.open_workspace import OpenWorkspace
 
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The branch's head now, and before. source: the commit whose files it has. The counts are of paths here.
+    """The branch's head now (None if this was only tried), and before. source: the commit whose files it has. The
+    counts are of paths here.
 
     cached_files, cached_bytes: what came from caches on this machine.
     """
 
     dataset: DatasetName
     branch: BranchName
-    commit: CommitId
+    commit: CommitId | None
     before: CommitId
     source: CommitId
     created: int = 0
@@ -46,11 +46,14 @@ class RolledBack:
         return self.commit != self.before
 
 
-def rollback(context: Context, target: Target, message: str | None = None) -> RolledBack:
+def rollback(
+    context: Context, target: Target, message: str | None = None, *, dry_run: bool = False
+) -> RolledBack:
     """Publishes a new commit with the files of `target` on the workspace's branch, and brings them here.
 
     Local changes stay, and one to a path that this would change is a `Conflict`, with nothing published or written.
     So is a branch that somebody has moved since this workspace last saw it: nobody's work is taken back unseen.
+    dry_run: raises the same, and publishes and writes nothing.
     """
     with open_to_publish(context, "dsv rollback", borrows=True) as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -76,19 +79,17 @@ def rollback(context: Context, target: Target, message: str | None = None) -> Ro
         )
         draft = Draft(workspace.dataset, workspace.branch, head, (head.commit,), text, "rollback")
         commit = new_commit(repository, context.writer, draft, after.commit)
-        with open_baseline(opened, base, writes=True) as baseline:
-            check_tree(after, workspace.root, baseline.held)
-            goal = Goal(
-                "dsv rollback",
-                commit.id,
-                lambda: baseline.changes_to(after),
-                "to drop yours: dsv restore PATH; or publish them first: dsv sync",
-                ready=lambda: _publish(opened, draft, commit, source),
-                files_of=source,
-            )
-            made = check_out(opened, baseline, goal)
+        goal = Goal(
+            "dsv rollback",
+            commit.id,
+            hint="to drop yours: dsv restore PATH; or publish them first: dsv sync",
+            ready=lambda: _publish(opened, draft, commit, source),
+            files_of=source,
+            dry_run=dry_run,
+        )
+        made = bring_to(opened, base, after, goal)
         return RolledBack(
-            workspace.dataset, workspace.branch, commit.id, head.commit, source,
+            workspace.dataset, workspace.branch, None if dry_run else commit.id, head.commit, source,
             made.created, made.replaced, made.removed, made.copied, made.copied_bytes,
         )  # fmt: skip
 

@@ -15,8 +15,7 @@ from dsv.repo.damage import missing_commit
 from dsv.repo.naming import check_new_branch, naming
 from dsv.repo.refs import Head, LostRace
 from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import open_baseline
-from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
+from dsv.worktree.checkout.check_out import Goal, bring_to
 from dsv.worktree.journal import Journal
 from dsv.worktree.open_workspace import OpenWorkspace
 from dsv.worktree.sync.publisher import Publisher
@@ -82,18 +81,14 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Switched:
     if base == head.commit and not read_begun(workspace.begun_path):
         opened.following(branch).workspace.set_seen(branch, head.commit)
         return Switched(head.dataset, branch, base, workspace.branch, before)
-    with open_baseline(opened, base, writes=True) as baseline:
-        after = TreeReader(repository.objects, head.commit)
-        check_tree(after, workspace.root, baseline.held)
-        goal = Goal(
-            f"{SWITCH}{branch}",
-            head.commit,
-            lambda: baseline.changes_to(after),
-            "to keep yours: dsv sync, or dsv sync --new-branch NAME; to drop yours: dsv restore PATH",
-            there=f"{str(head.commit)[:12]} by {opened.author(head)}",
-            branch=branch,
-        )
-        made = check_out(opened, baseline, goal)
+    goal = Goal(
+        f"{SWITCH}{branch}",
+        head.commit,
+        hint="to keep yours: dsv sync, or dsv sync --new-branch NAME; to drop yours: dsv restore PATH",
+        there=f"{str(head.commit)[:12]} by {opened.author(head)}",
+        branch=branch,
+    )
+    made = bring_to(opened, base, TreeReader(repository.objects, head.commit), goal)
     opened.following(branch).workspace.set_seen(branch, head.commit)
     return Switched(
         head.dataset, branch, head.commit, workspace.branch, before,

@@ -10,14 +10,16 @@ import typer
 
 from dsv.cli.call import Call
 from dsv.cli.declare import text
-from dsv.errors import UsageError
+from dsv.cli.failure import of_error
+from dsv.cli.output import from_caches, path_counts
+from dsv.errors import DsvError, UsageError
 from dsv.merge.paths import Choices
-from dsv.model.names import BranchName, DatasetName, Rev, Target, clean_path
+from dsv.model.names import BranchName, Rev, Target, clean_path
 from dsv.model.path_set import PathSet
 from dsv.model.paths import show
 
 if TYPE_CHECKING:
-    from dsv.api.context import Context
+    from dsv.api.pull import Pulled
     from dsv.merge.apply import MergeCounts
     from dsv.merge.paths import MergeConflict
     from dsv.model.entry import Entry
@@ -141,10 +143,14 @@ def counts_text(counts: MergeCounts) -> str:
     return ", ".join(parts)
 
 
-def here_is(context: Context, dataset: DatasetName, branch: BranchName) -> bool:
-    """Whether the command was typed in a workspace of this branch."""
-    workspace = context.workspace_or_none()
-    return workspace is not None and (workspace.dataset, workspace.branch) == (dataset, branch)
+def tell_here(call: Call, here: Pulled | DsvError | None) -> None:
+    """What a commit on the branch has done to the workspace that follows it."""
+    if isinstance(here, DsvError):
+        call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")
+        call.complain(of_error(here))
+    elif here is not None:
+        counts = path_counts(here.created, here.replaced, here.removed)
+        call.say(f"updated this workspace: {counts}{from_caches(here.cached_files, here.cached_bytes)}")
 
 
 def tell_conflicts(call: Call, error: MergeConflict, head: Mapping[str, object]) -> int:

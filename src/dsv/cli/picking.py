@@ -15,8 +15,8 @@ from dsv.cli.merging import (
     COUNT_KEYS,
     counts_json,
     counts_text,
-    here_is,
     tell_conflicts,
+    tell_here,
     warn_without_effect,
     without_effect_json,
 )
@@ -66,21 +66,20 @@ def pick(
             done = function(context, request)
         except MergeConflict as error:
             return tell_conflicts(call, error, {"commit": None})
-        follows = here_is(context, done.dataset, done.branch)
     warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(_json(done))
+        tell_here(call, done.here)
         return None
     source = str(done.source)[:12]
     where = f"{done.dataset}@{done.branch}"
     if not done.any_change:
-        call.line(f"nothing to do: {where} is as if {source} had been {verb} already")
+        call.line(f"nothing to do: {source} is already {verb} on {where}")
     elif done.commit is None:
         call.line(f"{source} would be {verb} on {where}: {counts_text(done.counts)}")
     else:
         call.line(f"{source} {verb} on {where} ({str(done.commit)[:12]}): {counts_text(done.counts)}")
-        if follows:
-            call.say("this workspace is behind its branch now: dsv pull brings the changes here")
+        tell_here(call, done.here)
     return None
 
 

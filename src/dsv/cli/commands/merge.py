@@ -26,10 +26,10 @@ from dsv.cli.merging import (
     counts_json,
     counts_text,
     dataset_paths,
-    here_is,
     into_name,
     source_target,
     tell_conflicts,
+    tell_here,
     warn_without_effect,
     without_effect_json,
 )
@@ -78,10 +78,11 @@ def merge(
 ) -> int | None:
     """Bring the changes of one branch into another.
 
-    BRANCH is a branch, tag or commit: DATASET@REV, or in a workspace just REV. Nothing is read but what differs, and
-    no files are needed here. A path that one side changed is taken from that side; a text below 1 MiB that both changed
-    is merged line by line. What can't be merged is a conflict: exit code 4, the list, and nothing is written. --ours,
-    --theirs and --both settle conflicts; each takes a path of the dataset and may be repeated.
+    BRANCH is a branch, tag or commit: DATASET@REV, or in a workspace just REV. Only what differs is read, and no files
+    are needed here; a workspace that follows the branch is updated. A path that one side changed is taken from that
+    side; a text below 1 MiB that both changed is merged line by line. What can't be merged is a conflict: exit code 4,
+    the list, and nothing is written. --ours, --theirs and --both settle conflicts; each takes a path of the dataset
+    and may be repeated.
     """
     chosen = choices(dataset_paths(ours), dataset_paths(theirs), dataset_paths(both))
     request = MergeRequest(
@@ -92,14 +93,13 @@ def merge(
             done = merge_branches(context, request)
         except MergeConflict as error:
             return tell_conflicts(call, error, {"commit": None, "outcome": "conflict"})
-        follows = here_is(context, done.dataset, done.branch)
     warn_without_effect(call, done.without_effect)
     if call.json:
         call.document(_json(done))
+        tell_here(call, done.here)
         return None
     _tell(call, done, source)
-    if follows and done.commit != done.before and done.commit is not None:
-        call.say("this workspace is behind its branch now: dsv pull brings the merge here")
+    tell_here(call, done.here)
     return None
 
 

@@ -66,4 +66,4 @@ def revert(
         choices(dataset_paths(ours), dataset_paths(theirs), dataset_paths(both)), message, table_key, dry_run,
     )  # fmt: skip
     context = call.context(writes=True, author=author, override=override(force, message))
-    return pick(call, undo_commit, request, context, verb="taken back")
+    return pick(call, undo_commit, request, context, verb="reverted")

@@ -8,8 +8,9 @@ import typer
 
 from dsv.api.rollback import rollback as take_back
 from dsv.cli.call import Call
-from dsv.cli.declare import command, text
+from dsv.cli.declare import command
 from dsv.cli.forcing import Force, override
+from dsv.cli.merging import Author, DryRun, Message
 from dsv.cli.output import CACHED_KEYS, from_caches, path_counts
 from dsv.model.names import Target
 
@@ -17,13 +18,14 @@ from dsv.model.names import Target
 @command(
     "rollback",
     examples=[
-        ("dsv rollback @v1", "the branch has the files of v1 again, by a new commit"),
+        ("dsv rollback @v1", "a new commit with the files of v1"),
+        ("dsv rollback @v1 --dry-run", "what would change here"),
         ("dsv rollback @main~1 -m 'wrong labels'", "without the last commit's changes"),
     ],
     result={
         "dataset": "the dataset",
         "branch": "the branch that the workspace follows",
-        "commit": "the branch's head now, and the workspace's base",
+        "commit": "the branch's head now, and the workspace's base; null with --dry-run",
         "before": "the branch's head before",
         "source": "the commit whose files the branch has now",
         "created": "how many paths are new here",
@@ -36,31 +38,25 @@ from dsv.model.names import Target
 def rollback(
     call: Call,
     target: Annotated[str, typer.Argument(metavar="TARGET")],
-    message: Annotated[
-        str | None, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Commit message.")
-    ] = None,
-    author: Annotated[
-        str | None,
-        typer.Option(
-            "--author", parser=text, metavar="WHO", help="Who commits, instead of the configured author."
-        ),
-    ] = None,
+    message: Message = None,
+    dry_run: DryRun = False,
+    author: Author = None,
     force: Force = False,
 ) -> None:
-    """Take the branch back to an earlier commit.
+    """Roll the branch back to an earlier commit.
 
-    A new commit with the files of TARGET is published on the workspace's branch, and they are brought here. No history
-    is lost: to undo a rollback, roll back to the commit before it. Local changes stay. If one of them is to a path
-    that would change, or if somebody has moved the branch meanwhile, nothing happens and the exit code is 4.
+    This publishes a new commit with the files of TARGET on the workspace's branch, and updates the workspace. No
+    history is lost: to undo a rollback, roll back to the commit before it. Local changes stay. If one of them is to a
+    path that would change, or if somebody has moved the branch meanwhile, nothing happens and the exit code is 4.
     """
     with call.context(writes=True, author=author, override=override(force, message)) as context:
-        done = take_back(context, Target.parse(target), message)
+        done = take_back(context, Target.parse(target), message, dry_run=dry_run)
     if call.json:
         call.document(
             {
                 "dataset": str(done.dataset),
                 "branch": str(done.branch),
-                "commit": str(done.commit),
+                "commit": None if done.commit is None else str(done.commit),
                 "before": str(done.before),
                 "source": str(done.source),
                 "created": done.created,
@@ -72,11 +68,12 @@ def rollback(
             }
         )
         return
-    call.line(str(done.commit))
-    where = f"{done.dataset}@{done.branch}"
+    where, source = f"{done.dataset}@{done.branch}", str(done.source)[:12]
+    if done.commit is not None:
+        call.line(str(done.commit))
     if not done.any_change:
-        call.say(f"{where} has the files of {str(done.source)[:12]} already")
+        call.say(f"{where} already has the files of {source}")
         return
+    verb = "would roll back" if done.commit is None else "rolled back"
     counts = path_counts(done.created, done.replaced, done.removed)
-    came = from_caches(done.cached_files, done.cached_bytes)
-    call.say(f"{where} has the files of {str(done.source)[:12]} again: {counts} here{came}")
+    call.say(f"{verb} {where} to {source}: {counts}{from_caches(done.cached_files, done.cached_bytes)}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Conflict, Unreachable, Unsupported
 from dsv.fs.errors import about
@@ -23,7 +24,7 @@ from dsv.repo.objects import Objects
 from dsv.repo.reachability import reach_content
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher
-from dsv.worktree.baseline import Baseline
+from dsv.worktree.baseline import Baseline, open_baseline
 from dsv.worktree.checkout.contents import Contents
 from dsv.worktree.checkout.plan import Plan
 from dsv.worktree.checkout.settle import NEVER, UNSETTLED, OverwritePolicy, Settlement
@@ -54,6 +55,7 @@ class Goal(msgspec.Struct, frozen=True):
     has may be overwritten. settlement: what to do about paths that were changed here and there. ready: called when
     there is no conflict and nothing is written yet; if it raises, nothing is written.
     files_of: a commit that has the same files, if `commit` was made just now; None: there is none.
+    dry_run: conflicts are looked for, and nothing is written.
     without_effect: of the paths for which a side was chosen, those that none of these conflicts concerns.
     branch: the workspace follows it from before the first file is written, so that anyone who finds some of them
     written finds that too; None: the one it follows.
@@ -61,8 +63,8 @@ class Goal(msgspec.Struct, frozen=True):
 
     command: str
     commit: CommitId
-    changes: Changes
-    hint: str
+    changes: Changes = lambda: ()
+    hint: str = ""
     paths: tuple[bytes, ...] = ()
     may_overwrite: OverwritePolicy = NEVER
     settlement: Settlement = UNSETTLED
@@ -70,7 +72,15 @@ class Goal(msgspec.Struct, frozen=True):
     ready: Callable[[], None] = lambda: None
     branch: BranchName | None = None
     files_of: CommitId | None = None
+    dry_run: bool = False
     without_effect: Callable[[Iterable[bytes]], tuple[bytes, ...]] = lambda settled: ()
+
+
+def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> Made:
+    """Makes the files of a workspace those of `after`; local changes to other paths stay. Raises as `check_out`."""
+    with open_baseline(opened, base, writes=True) as baseline:
+        check_tree(after, opened.workspace.root, baseline.held)
+        return check_out(opened, baseline, replace(goal, changes=lambda: baseline.changes_to(after)))
 
 
 def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
@@ -109,6 +119,8 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
             if entry.is_file and entry.size:
                 objects.copy_of(entry)
     check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
+    if goal.dry_run:
+        return Made(plan.created, plan.replaced, plan.removed)
     goal.ready()
     begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
     if (plan.writes or goal.branch is not None) and begun.commit != begun.base:

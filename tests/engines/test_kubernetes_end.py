@@ -69,6 +69,7 @@ GANG = {
     }
 }
 """Of a job whose nodes begin and end together."""
+TOGETHER = "end=together memory= cpu= code=143\nnode 0 failed first, with exit code 137"
 OOM = {"code": 137, "reason": "OOMKilled"}
 STAGE_FAILED = {
     "initContainerStatuses": [
@@ -96,7 +97,15 @@ STAGE_FAILED = {
          "time was over"),
         (a_job(), [a_pod(code=125, message="end=lease-lost memory= cpu=")], 125, EndCause.LEASE_LOST, "not held"),
         (a_job(), [a_pod(code=124)], 124, EndCause.EXITED, None),
-        (a_job(), [a_pod(code=143, deleted=True)], 143, EndCause.EXITED, "^its pod was deleted$"),
+        (a_job(), [a_pod(code=143, deleted=True)], 143, EndCause.CANCELLED, "^its pod was deleted$"),
+        (a_job(completions=2), [a_pod(0, code=137, deleted=True, at=12), a_pod(1, code=190, at=11, message=TOGETHER)],
+         137, EndCause.CANCELLED, "^its pod was deleted$"),
+        (a_job(completions=2), [a_pod(0, code=143, deleted=True, at=10), a_pod(1, code=3, at=11)], 3, EndCause.EXITED,
+         "node 1"),
+        (a_job(), [Pod(a_pod(phase="Running").raw, gone=True, lost=(EndCause.NODE_LOST, "host0 is lost"))],
+         137, EndCause.NODE_LOST, "^host0 is lost$"),
+        (a_job(), [Pod(a_pod(phase="Running").raw, gone=True, lost=(EndCause.CANCELLED, "its pod was deleted"))],
+         137, EndCause.CANCELLED, "^its pod was deleted$"),
         (a_job(), [a_pod(code=3, deleted=True)], 3, EndCause.EXITED, None),
         (a_job(annotations={"dsv.run/stopped": "ann on h"}), [a_pod(code=143)], 143, EndCause.CANCELLED, "by ann on h"),
         (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^no room$"),
@@ -120,6 +129,13 @@ def test_a_job_with_retries_lives_until_the_last() -> None:
     assert status(JobFacts(a_job(backoffLimit=1), pods)).state is RunState.RUNNING
     done = ended(JobFacts(a_job(backoffLimit=1), (pods[0], a_pod(0, 1, phase="Succeeded", code=0))))
     assert done is not None and done.exit_code == 0 and [each.attempt for each in done.parts] == [1, 2]
+
+
+def test_nobody_knows_how_pods_ended_that_no_look_has_seen() -> None:
+    job = a_job(conditions=["Failed"])
+    job["status"]["failed"] = 1
+    done = ended(JobFacts(job))
+    assert done is not None and (done.launched, done.cause) == (True, EndCause.LOST_SIGHT)
 
 
 def test_a_job_that_was_deleted_was_cancelled() -> None:
@@ -321,6 +337,35 @@ def test_a_node_that_is_killed_once_all_are_done_does_not_undo_that(
     found = ended(facts)
     assert (found is not None and found.exit_code == 0) == nodes_agree
     assert facts.goes_on_in_vain == (waits and nodes_agree)
+
+
+NEW = a_pod(1, 1, phase="Pending")
+LOST = Pod(a_pod(1, 0, phase="Running", condition="DeletionByTaintManager").raw, gone=True)
+DRAINED = a_pod(0, phase="Succeeded", code=0, condition="EvictionByEvictionAPI")
+
+
+@pytest.mark.parametrize(
+    ("pods", "completed", "over"),
+    [
+        ((DRAINED, LOST, NEW), "0", True),
+        ((Pod(DRAINED.raw, gone=True), LOST, NEW), "0", True),
+        ((NEW,), "0", True),  # whoever looks has not seen the others
+        ((a_pod(1, 0, phase="Running"),), "0", False),  # it may still send what it has left
+        ((NEW,), "", False),
+    ],
+)
+def test_nodes_that_were_done_stay_done_though_their_pods_are_taken_away(
+    pods: tuple[Pod, ...], completed: str, over: bool
+) -> None:
+    """One machine is lost, then another is drained: that evicts pods that have succeeded, too."""
+    raw = a_job(completions=2, backoffLimit=3, **GANG)
+    raw["status"]["completedIndexes"] = completed
+    facts = JobFacts(raw, pods)
+    found = ended(facts)
+    assert (found is not None) == facts.goes_on_in_vain == over
+    assert found is None or (found.exit_code, found.cause) == (0, EndCause.EXITED)
+    ends = [(each.end, each.exit_code) for each in found.parts] if found else []
+    assert ends == ([(EndCause.EXITED, 0), (EndCause.NODE_LOST, 137)] if len(pods) > 1 else [])
 
 
 @pytest.mark.parametrize(

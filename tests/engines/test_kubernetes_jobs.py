@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from dsv.engines.base import NoPlaceYet
-from dsv.engines.kubernetes import jobs
+from dsv.engines.kubernetes import jobs, run
 from dsv.engines.kubernetes.api import Refusal
+from dsv.engines.kubernetes.end import JobFacts, ended
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
 from dsv.engines.kubernetes.pods import Pod
 from dsv.engines.kubernetes.run import without_numbers
 from dsv.errors import Denied, DsvError
+from dsv.model.run_end import EndCause
 
 GOING = {
     "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -67,6 +69,91 @@ def test_a_pod_is_given_up_if_nothing_is_heard_of_its_machine(
     now[0] = 46.0
     assert job.give_up_lost_pods() is None
     assert cluster.changed == changed
+
+
+@pytest.mark.parametrize(
+    ("node", "cause", "words"),
+    [
+        (_node("Unknown"), EndCause.NODE_LOST, "node1 is lost"),
+        (Refusal("no such node", 404), EndCause.NODE_LOST, "node1 is lost"),
+        (_node("True"), EndCause.CANCELLED, "its pod was deleted"),
+        (Refusal("forbidden", 403), EndCause.LOST_SIGHT, "does not have the pod pod any more"),
+    ],
+)
+def test_why_a_pod_is_gone_whose_end_the_cluster_has_not_told(node: Any, cause: EndCause, words: str) -> None:
+    class Emptied(Cluster):
+        def get(self, path: str) -> Any:
+            job = {"metadata": {"name": "job", "uid": "u0"}, "spec": {"backoffLimit": 0}}
+            return {**job, "status": {}} if path.endswith("/jobs/job") else self.node
+
+        def items(self, path: str, **query: str) -> list[Any]:
+            return []
+
+    running = {"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    seen = Pod(
+        {
+            "metadata": {"name": "pod", "uid": "u1"},
+            "spec": {"nodeName": "node1"},
+            "status": {"phase": "Running", "containerStatuses": [running]},
+        }
+    )
+    job = KubernetesJob(Emptied(node), Address("training", "job", "u0"), pods={"u1": seen})  # type: ignore[arg-type]
+    facts = job.look()
+    assert isinstance(facts, JobFacts)
+    done = ended(facts)
+    assert done is not None and (done.cause, done.exit_code) == (cause, 137)
+    assert words in str(done.reason)
+
+
+MACHINES = [
+    {"status": {"allocatable": {"cpu": "8", "ephemeral-storage": "10Gi", "nvidia.com/gpu": "0"},
+                "capacity": {"cpu": "8", "ephemeral-storage": "11Gi", "nvidia.com/gpu": "8"}}},
+    {"status": {"allocatable": {"cpu": "64", "ephemeral-storage": "10Gi"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "never"),
+    [
+        ({"cpu": "8"}, False),
+        ({"cpu": "64", "nvidia.com/gpu": "8"}, True),  # each is there, and not on one machine
+        ({"nvidia.com/gpu": "8"}, False),  # a machine whose devices are prepared just now
+        ({"ephemeral-storage": "100Gi"}, True),
+        ({"example.org/none": "1"}, True),
+    ],
+)
+def test_a_pod_that_no_machine_has_room_for_is_told_from_one_that_waits(
+    asked: dict[str, str], never: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "0/2 nodes are available: 2 Insufficient something."
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+    pod = Pod(
+        {
+            "metadata": {"name": "pod", "uid": "u1"},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": asked}}]},
+            "status": {"phase": "Pending", "conditions": [waits]},
+        }
+    )
+
+    class Machines:
+        def items(self, path: str, **query: str) -> list[Any]:
+            return MACHINES if path.endswith("/nodes") else []
+
+    now = [0.0]
+    monkeypatch.setattr(run, "monotonic", lambda: now[0])
+    job = KubernetesJob(Machines(), Address("training", "job", "u0"), pods={"u1": pod})  # type: ignore[arg-type]
+    looking = run.KubernetesRun.__new__(run.KubernetesRun)
+    looking._job, looking._waits, looking._autoscaling = job, {}, False
+    looking._said = {without_numbers(f"the job waits: {said}")}
+    looking._measured = -60.0
+    facts = JobFacts({"metadata": {"name": "job", "uid": "u0"}, "spec": {}}, (pod,))
+    assert looking._stuck(facts) is None
+    now[0] = 61.0
+    stuck = looking._stuck(facts)
+    assert (stuck is not None) == never
+    assert stuck is None or (stuck.cause, stuck.reason) == (EndCause.UNSCHEDULABLE, said)
+    looking._autoscaling, now[0] = True, 200.0
+    assert looking._stuck(facts) is None
 
 
 def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.engines.kubernetes.names import COMMIT_KEY
 from dsv.engines.kubernetes.options import KubernetesOptions
-from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.pods import Pod, requests_of
 from dsv.engines.kubernetes.queue import Line, ask_line
 from dsv.engines.kubernetes.quotas import quantity, quota_says
 from dsv.engines.kubernetes.resources import GPU_LABELS
@@ -57,22 +57,6 @@ def rooms(
     for node in nodes:
         if _fits(node, options):
             yield _room(node, used.get(node["metadata"]["name"], {}), options, is_known=pods is not None)
-
-
-def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
-    """What a pod has taken of its node: its containers together, or one that runs before them if that asks for more."""
-    spec = pod.get("spec") or {}
-    total: dict[str, float] = {}
-    most: dict[str, float] = {}
-    for container in spec.get("initContainers") or ():
-        asked = _asked(container)
-        if container.get("restartPolicy") == "Always":
-            total = _sum(total, asked)
-        else:
-            most = {name: max(most.get(name, 0.0), asked.get(name, 0.0)) for name in {*most, *asked}}
-    for container in spec.get("containers") or ():
-        total = _sum(total, _asked(container))
-    return {name: max(total.get(name, 0.0), most.get(name, 0.0)) for name in {*total, *most}}
 
 
 def _unseen(wanted: Resources) -> tuple[NodeRoom, ...]:
@@ -144,13 +128,3 @@ def _room(
 
 def _waits(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") == "Pending" and not (pod.get("spec") or {}).get("nodeName")
-
-
-def _asked(container: Mapping[str, Any]) -> dict[str, float]:
-    resources = container.get("resources") or {}
-    both = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: quantity(str(amount)) for name, amount in both.items()}
-
-
-def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}

@@ -13,7 +13,7 @@ from typing import Any, Final
 from dsv.engines.base import CANNOT_LAUNCH, Ended, JobStatus
 from dsv.engines.kubernetes.api import passes
 from dsv.engines.kubernetes.names import GANG_PORT, HOLDING, QUEUE_LABEL, RUN_KEY, STOPPED_KEY
-from dsv.engines.kubernetes.pods import Pod, milliseconds
+from dsv.engines.kubernetes.pods import DELETED, Pod, milliseconds
 from dsv.engines.kubernetes.quotas import is_beyond_quota
 from dsv.engines.kubernetes.scripts import NO_PROGRAM
 from dsv.model.run import RunState, Usage, joint_usage
@@ -56,6 +56,16 @@ class JobFacts:
     @property
     def nodes(self) -> int:
         return int(self._spec.get("completions") or 1)
+
+    @property
+    def completed(self) -> frozenset[int]:
+        """The nodes that the cluster counts as done: `0,2-4` in its words."""
+        found: set[int] = set()
+        for piece in str((self.raw.get("status") or {}).get("completedIndexes") or "").split(","):
+            first, _, last = piece.partition("-")
+            if first.isdecimal():
+                found.update(range(int(first), int(last or first) + 1))
+        return frozenset(found)
 
     @property
     def suspended(self) -> bool:
@@ -192,34 +202,44 @@ def parts_of(job: JobFacts) -> tuple[RunPart, ...]:
     return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
 
 
-def _done_in(job: JobFacts) -> int | None:
-    """The attempt in which the command has succeeded on all nodes, as one of them tells that has ended with that."""
-    attempts = [each.attempt for each in job.last if each.is_settled and _succeeded(each)]
-    return max(attempts) if job.is_gang and attempts else None
-
-
 def _were_done(job: JobFacts) -> bool:
     """Whether the command has succeeded on all nodes though not every pod has: one may be killed once all are done, or
-    its machine may be lost while it sends the output. The others are gone then, so a new pod of it waits in vain."""
-    done = _done_in(job)
-    if done is None:
+    its machine may be lost while it sends the output. The others are gone then, so a new pod of it waits in vain.
+
+    The cluster still counts a node as done whose pod was taken away, as it is when its machine is drained.
+    """
+    done = {each.number: each.attempt for each in job.last if each.is_settled and _succeeded(each)}
+    if not job.is_gang or not (done or job.completed):
         return False
-    return job.condition("Failed") is not None or (
-        len(job.last) == job.nodes and all(each.is_over or each.attempt > done for each in job.last)
-    )
+    attempt = max(done.values(), default=None)
+    waits = [each for each in job.last if not (each.is_over or _is_later(each, attempt))]
+    known = {each.number for each in job.last} | job.completed
+    return job.condition("Failed") is not None or (len(known) == job.nodes and not waits)
+
+
+def _is_later(pod: Pod, done_in: int | None) -> bool:
+    """Whether the pod is of an attempt after the one in which all nodes were done. In that one all had begun."""
+    return pod.attempt > done_in if done_in is not None else not pod.begun
 
 
 def _failed(job: JobFacts, parts: tuple[RunPart, ...], failed: Mapping[str, Any]) -> Ended:
     by_disruption = next(((cause, said) for pod in job.last for cause, said in [pod.cause()] if cause), None)
+    if not parts and not job.pods and (job.raw.get("status") or {}).get("failed"):
+        lost = f"the cluster has no pod of the Job {job.name} any more: {failed.get('message')}"
+        return Ended(exit_code=137, launched=True, reason=lost, cause=EndCause.LOST_SIGHT)
     if not parts:
         return _never_began(job, by_disruption, failed)
     part = deciding_part(parts) or parts[-1]
+    if part.end is EndCause.CANCELLED:  # the others have ended with one whose pod was deleted
+        of_last = [each for each in parts if each.attempt == part.attempt]
+        part = next((each for each in of_last if each.error == DELETED), part)
     cause = part.end or EndCause.LOST_SIGHT
     code = part.exit_code or _CUT_SHORT.get(cause, 137)
-    if job.stopped is not None and cause in (EndCause.EXITED, EndCause.LOST_SIGHT):
+    by_itself = cause in (EndCause.EXITED, EndCause.LOST_SIGHT)
+    if job.stopped is not None and (by_itself or part.error == DELETED):
         reason: str | None = f"it was cancelled by {job.stopped}"
         cause, parts = EndCause.CANCELLED, _cancelled(parts, job.stopped)
-    elif part.end is EndCause.CANCELLED and part.error is not None:
+    elif part.end is EndCause.CANCELLED and part.error not in (None, DELETED):
         # No node has failed that still could tell it: the others have ended because one was not heard of any more.
         cause, code = EndCause.NODE_LOST, _CUT_SHORT[EndCause.NODE_LOST]
         reason = part.error
@@ -240,7 +260,7 @@ def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...
     return tuple(
         replace(each, end=EndCause.CANCELLED, cancelled_by=by, error=None)
         if each.attempt == last and not each.succeeded
-        and each.end in (None, EndCause.EXITED, EndCause.LOST_SIGHT)
+        and (each.end in (None, EndCause.EXITED, EndCause.LOST_SIGHT) or each.error == DELETED)
         else each
         for each in parts
     )  # fmt: skip

@@ -14,12 +14,13 @@ from dsv.engines.base import JobStatus, NoPlaceYet
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.engines.kubernetes.end import JobFacts, refusal, status
 from dsv.engines.kubernetes.names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
-from dsv.engines.kubernetes.pods import NODE_LOST, Pod
+from dsv.engines.kubernetes.pods import DELETED, NODE_LOST, Pod, requests_of
 from dsv.engines.kubernetes.queue import ask_queue, put_back, waiting
-from dsv.engines.kubernetes.quotas import is_beyond_quota
+from dsv.engines.kubernetes.quotas import is_beyond_quota, quantity
 from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef, RunState
+from dsv.model.run_end import EndCause
 
 _ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]{8,64})", re.ASCII)
 _DEAD: Final = GRACE_SECONDS + 15.0
@@ -89,7 +90,8 @@ class KubernetesJob:
         own = {each["metadata"]["uid"]: Pod(each) for each in pods if self._owns(each)}
         with self._lock:
             for uid, pod in self.pods.items():
-                own.setdefault(uid, Pod(pod.raw, gone=True))
+                if uid not in own:
+                    own[uid] = Pod(pod.raw, gone=True, lost=pod.lost or self._why_lost(pod))
             self._put_back(JobFacts(found), own)
             self.raw, self.pods = found, own
         return self.known()
@@ -237,23 +239,45 @@ class KubernetesJob:
         that.
         """
         problem = None
-        for uid, pod in self.pods.items():
+        for uid, pod in list(self.pods.items()):
             if not pod.is_going or pod.host is None:
                 self._dying.pop(uid, None)
                 continue
             if monotonic() - self._dying.setdefault(uid, monotonic()) < _DEAD:
                 continue
-            node = self.api.get(f"/api/v1/nodes/{pod.host}")
-            if (isinstance(node, Refusal) and node.status == 404) or (
-                not isinstance(node, Refusal) and _is_unheard_of(node)
-            ):
+            if self._is_lost(pod.host):
                 body = {"status": {"phase": "Failed", "reason": NODE_LOST, "message": f"{pod.host} is lost"}}
                 answer = self.api.patch(f"{self.at.pods}/{pod.name}/status", body)
                 if isinstance(answer, Refusal):
                     problem = answer if answer.status != 404 else problem
                 else:
+                    self.pods[uid] = Pod(answer, put_back=pod.put_back)
                     self.api.delete(f"{self.at.pods}/{pod.name}", 0)
         return problem
+
+    def _why_lost(self, pod: Pod) -> tuple[EndCause, str] | None:
+        """Why the cluster does not have a pod any more of whose end it has said nothing."""
+        if pod.gone or pod.part_is_over or pod.host is None or not pod.begun:
+            return None
+        lost = self._is_lost(pod.host)
+        if lost is None:
+            return EndCause.LOST_SIGHT, f"the cluster does not have the pod {pod.name} any more"
+        return (EndCause.NODE_LOST, f"{pod.host} is lost") if lost else (EndCause.CANCELLED, DELETED)
+
+    def _is_lost(self, host: str) -> bool | None:
+        """Whether the cluster does not hear of a machine any more; None if it does not tell."""
+        node = self.api.get(f"/api/v1/nodes/{host}")
+        if isinstance(node, Refusal):
+            return True if node.status == 404 else None
+        return _is_unheard_of(node)
+
+    def fits_no_node(self, pod: Pod) -> bool:
+        """Whether the pod asks for more than any machine of the cluster has; False if that is not known."""
+        nodes = self.api.items("/api/v1/nodes")
+        if isinstance(nodes, Refusal) or not nodes:
+            return False
+        asked = requests_of(pod.raw)
+        return not any(all(_has(node, name) >= asked[name] for name in asked) for node in nodes)
 
     def _warnings(self, uid: str, reason: str | None) -> list[str]:
         which = f"involvedObject.uid={uid},type=Warning" + (f",reason={reason}" if reason else "")
@@ -293,6 +317,14 @@ def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
             raise NoPlaceYet(answer.message, subject=name, hint="kubectl describe resourcequota")
         raise answer.error(f"the cluster does not take the {kind} {name}", name)
     return answer
+
+
+def _has(node: Any, resource: str) -> float:
+    """What a machine has for pods. One that prepares its devices says for a moment that it has none for them."""
+    status = node.get("status") or {}
+    amount = (status.get("allocatable") or {}).get(resource, "0")
+    capacity = (status.get("capacity") or {}).get(resource, "0") if "/" in resource else "0"
+    return max(quantity(str(amount)), quantity(str(capacity)))
 
 
 def _is_unheard_of(node: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dsv.engines.kubernetes.left import CAUSES, with_the_others
 from dsv.engines.kubernetes.names import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, STAGING
+from dsv.engines.kubernetes.quotas import quantity
 from dsv.engines.kubernetes.scripts import TOGETHER
 from dsv.engines.stage_facts import stage_facts
 from dsv.model.run import Usage
@@ -19,6 +20,7 @@ _LOST: Final = {
     EndCause.PREEMPTED: 143,
     EndCause.EVICTED: 143,
     EndCause.NODE_LOST: 137,
+    EndCause.CANCELLED: 137,
 }
 """The exit code of a command that could not say one any more."""
 _DISRUPTIONS: Final = {
@@ -65,6 +67,7 @@ class Obstacle:
     reason: str
     cause: EndCause
     patience: float | None
+    lacks_room: bool = False
 
     @property
     def hint(self) -> str | None:
@@ -74,12 +77,13 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """gone: the cluster doesn't have it any more, and this is what was seen of it last. put_back: why its queue took
-    its place away, if it did."""
+    """gone: the cluster doesn't have it any more, and this is what was seen of it last. lost: why it is gone, if nobody
+    saw its end. put_back: why its queue took its place away, if it did."""
 
     raw: Mapping[str, Any]
     gone: bool = False
     put_back: tuple[EndCause, str] | None = None
+    lost: tuple[EndCause, str] | None = None
 
     @property
     def name(self) -> str:
@@ -175,6 +179,8 @@ class Pod:
         told = self._told().get("end")
         if told in CAUSES:
             return CAUSES[told]
+        if (self._ended() or {}).get("exitCode") == 0 and self._status.get("phase") != "Failed":
+            return None, None  # a pod that has succeeded is still evicted if its machine is drained
         for each in self._status.get("conditions") or ():
             if each.get("type") == "DisruptionTarget" and each.get("status") == "True":
                 cause = _DISRUPTIONS.get(each.get("reason"), EndCause.EVICTED)
@@ -185,9 +191,12 @@ class Pod:
         if told == TOGETHER:
             _, _, reason = self._message.partition("\n")
             return EndCause.CANCELLED, with_the_others(reason)
-        if (self._ended() or {}).get("reason") == "OOMKilled":
+        ended = self._ended() or {}
+        if ended.get("reason") == "OOMKilled":
             return EndCause.OUT_OF_MEMORY, "it used more memory than it was given"
-        return None, None
+        if ended.get("exitCode") in _KILLED and self.raw["metadata"].get("deletionTimestamp") is not None:
+            return EndCause.CANCELLED, DELETED
+        return (None, None) if ended or self.lost is None else self.lost
 
     def part(self) -> RunPart | None:
         """None if the command never began."""
@@ -204,8 +213,6 @@ class Pod:
             cause, said = None, None
         elif cause is None:
             cause = EndCause.EXITED
-            if code in _KILLED and self.raw["metadata"].get("deletionTimestamp") is not None:
-                said = DELETED
         return RunPart(
             node=self.number,
             attempt=self.attempt,
@@ -289,8 +296,9 @@ def _unschedulable(message: str, autoscaling: bool) -> Obstacle:
     """A lack of room goes by. That no node is the right one doesn't, unless nodes come on demand."""
     if _NO_CLAIM.search(message):
         return Obstacle(message, EndCause.UNSCHEDULABLE, 3.0)
-    lasting = "Insufficient" not in message and not autoscaling
-    return Obstacle(message, EndCause.UNSCHEDULABLE, 60.0 if lasting else None)
+    lacks_room = "Insufficient" in message
+    lasting = not lacks_room and not autoscaling
+    return Obstacle(message, EndCause.UNSCHEDULABLE, 60.0 if lasting else None, lacks_room)
 
 
 def _never_started(ended: Mapping[str, Any]) -> bool:
@@ -313,3 +321,29 @@ def milliseconds(text: str | None) -> int | None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
+    """What a pod has taken of its node: its containers together, or one that runs before them if that asks for more."""
+    spec = pod.get("spec") or {}
+    total: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for container in spec.get("initContainers") or ():
+        asked = _asked(container)
+        if container.get("restartPolicy") == "Always":
+            total = _sum(total, asked)
+        else:
+            most = {name: max(most.get(name, 0.0), asked.get(name, 0.0)) for name in {*most, *asked}}
+    for container in spec.get("containers") or ():
+        total = _sum(total, _asked(container))
+    return {name: max(total.get(name, 0.0), most.get(name, 0.0)) for name in {*total, *most}}
+
+
+def _asked(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    both = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: quantity(str(amount)) for name, amount in both.items()}
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}

@@ -29,6 +29,9 @@ _ASK: Final = (0.3, 3.0)
 _EVENTS: Final = 3.0
 """Seconds after which the cluster is asked why there are no pods, or why one doesn't begin."""
 
+_PATIENT: Final = 60.0
+"""Seconds for which a pod waits that no machine of the cluster has room for."""
+
 
 class KubernetesRun:
     """A `Handle`. Several may look on at one job, from any machine that reaches the cluster."""
@@ -48,6 +51,7 @@ class KubernetesRun:
         self._said: set[str] = set()
         self._put_back: set[str] = set()  # pods of which it was told that the queue took their place away
         self._asked = 0.0  # when its queue was asked why it waits
+        self._measured = -_PATIENT  # when its pods were last compared with the machines
         streams = (os.pipe(), os.pipe())
         output.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
         out, self._err = (writer for _, writer in streams)
@@ -145,7 +149,16 @@ class KubernetesRun:
             self._say(f"the job waits: {obstacle.reason}")
             if obstacle.patience is not None and self._since(key) > obstacle.patience:
                 return _never(obstacle)
+            if obstacle.lacks_room and not self._autoscaling and self._fits_nowhere(facts, key):
+                return _never(obstacle)
         return None
+
+    def _fits_nowhere(self, facts: JobFacts, uid: str) -> bool:
+        """Whether a pod that has waited for room for a minute can never have it."""
+        if self._since(uid) < _PATIENT or monotonic() - self._measured < _PATIENT:
+            return False
+        self._measured = monotonic()
+        return any(each.uid == uid and self._job.fits_no_node(each) for each in facts.last)
 
     def _queued(self, facts: JobFacts) -> Ended | None:
         """The same of one that its queue has not admitted, or not again."""

@@ -115,6 +115,22 @@ NOT_FOR_VALUES = {
     "select",
 }
 MAX_FILE, MAX_FUNCTION = 600, 60  # lines
+# What makes a thread, a process or a file; what gives one up; and what is no more than another name for an error.
+OWNED = {
+    "Thread",
+    "Timer",
+    "Periodic",
+    "ThreadPoolExecutor",
+    "ProcessPoolExecutor",
+    "Process",
+    "Pool",
+    "Popen",
+}
+OWNED |= {"open", "fdopen", "scandir", "pipe", "pidfd_open", "socket", "dup", "mkstemp", "NamedTemporaryFile"}
+CLOSING = {"close", "shutdown", "join", "wait", "kill", "terminate", "stop", "release", "cleanup", "__exit__"}
+TRANSLATING = {"suppress", "about", "os_errors"}
+# A listing holds descriptors of folders, as it may have any number of rows. Closing them waits for nothing.
+OWNING_GENERATORS = {("directory.py", "_list"), ("directory.py", "_walk_below")}
 NAMES_FOR_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
 
 
@@ -210,6 +226,50 @@ def long_functions(source: Source) -> list[str]:
     return [
         source.at(n.lineno, f"{n.name}: {length} lines") for n, length in lengths if length > MAX_FUNCTION
     ]
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below, but for those of functions and classes inside."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from own_nodes(node)
+
+
+def yields(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own_nodes(node))
+
+
+def last_names(nodes: Iterable[ast.AST]) -> set[str]:
+    """`scandir` for a call of `os.scandir`, `close` for `folders.close()`."""
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls}
+
+
+def owning_generators(source: Source) -> list[str]:
+    """Generators that make a thread, process or file, or yield before they have closed one.
+
+    An abandoned one would be closed by the garbage collector, in the middle of whatever that interrupts.
+    """
+    found = []
+    for function in ast.walk(source.tree):
+        if not isinstance(function, ast.FunctionDef) or not yields(function):
+            continue
+        if any((dotted(each) or "").endswith("contextmanager") for each in function.decorator_list):
+            continue
+        if (source.path.name, function.name) in OWNING_GENERATORS:
+            continue
+        nodes = list(own_nodes(function))
+        owned = last_names(nodes) & OWNED
+        for node in nodes:
+            if isinstance(node, ast.With) and yields(node):
+                owned |= last_names(item.context_expr for item in node.items) - TRANSLATING
+                owned |= {name for item in node.items if (name := dotted(item.context_expr))}
+            elif isinstance(node, ast.Try) and yields(node):
+                owned |= last_names(below for end in node.finalbody for below in ast.walk(end)) & CLOSING
+        if owned:
+            found.append(source.at(function.lineno, f"{function.name} yields, and owns {sorted(owned)}"))
+    return found
 
 
 def module_of(source: Source) -> str:
@@ -312,6 +372,51 @@ def test_only_the_command_line_meets_the_process() -> None:
     below = [source for source in sources() if source.part not in ("cli", "reader")]
     below = [source for source in below if source.path not in PROGRAMS]
     report([line for source in below for line in meets_the_process(source)])
+
+
+def test_no_generator_owns_a_thread_a_process_or_a_file() -> None:
+    report([line for source in sources() for line in owning_generators(source)])
+
+
+def test_generators_that_own_something_are_seen() -> None:
+    text = """
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield from pool.map(f, range(3))
+def reader():
+    threads = futures.ThreadPoolExecutor(8)
+    try:
+        yield 1
+    finally:
+        threads.shutdown()
+def store(context):
+    with suppress(OSError), context.store() as store:
+        yield store
+def lent(files):
+    try:
+        yield files
+    finally:
+        files.close()
+def held(lock):
+    with lock:
+        yield 1
+@contextmanager
+def opened():
+    with open("x") as file:
+        yield file
+def whole(path):
+    with path.opened() as file:
+        data = file.read()
+    with suppress(OSError):
+        yield data
+def outer():
+    def inner():
+        yield 1
+    with open("x"):
+        return inner()
+"""
+    found = owning_generators(Source(PACKAGE / "imaginary.py", ast.parse(text)))
+    assert [line.split()[1] for line in found] == ["pool", "reader", "store", "lent", "held"]
 
 
 def test_functions_fit_a_screen() -> None:

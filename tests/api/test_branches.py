@@ -191,7 +191,8 @@ class Branches(RuleBasedStateMachine):
         commits = self.world.commits
         assert self.world.heads() == {name: commits[at] for name, at in self.model.heads.items()}
         for name, moves in self.model.moves.items():
-            found = list(reflog(self.world.context, path(name)))
+            with reflog(self.world.context, path(name)) as read:
+                found = list(read)
             expected = [None if at is None else commits[at] for at in reversed(moves)]
             assert [move.commit for move in found] == expected
             assert [move.before for move in found] == [*expected[1:], None]

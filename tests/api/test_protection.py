@@ -346,6 +346,7 @@ def test_sync_and_rollback_keep_to_the_rule(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="not among those"):
         rollback(ann.context(), Target.parse("@main~1"))
     rollback(bob.context(), Target.parse("@main~1"))
-    moves = list(reflog(bob.context(), None, 2))
+    with reflog(bob.context(), None, 2) as found:
+        moves = list(found)
     assert [(move.action, move.forced) for move in moves] == [("rollback", False), ("sync", True)]
     assert moves[1].message == "they were empty"

@@ -107,7 +107,8 @@ def test_a_new_branch_begins_where_the_workspace_is(lab: Lab) -> None:
     with pytest.raises(Conflict, match="has a branch fresh already"):
         to(bob, "fresh", create=True)
     published = bob.sync()
-    (move, first) = reflog(bob.context())
+    with reflog(bob.context()) as moves:
+        (move, first) = moves
     assert (move.action, first.action) == ("sync", "create") and move.commit == published.commit
     delete_branch(lab.ann.context(), BranchPath.parse("scans@fresh"), force=True)
     with pytest.raises(NotFound, match="was deleted"):

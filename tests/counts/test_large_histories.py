@@ -54,8 +54,9 @@ def test_a_comparison_reads_the_segments_that_differ(counted: tuple[Person, Coun
 
 def test_the_log_of_a_folder_reads_its_segment_of_each_commit(counted: tuple[Person, Counting]) -> None:
     person, store = counted
-    with counting(person, store) as (context, spent):
-        assert len(list(log(context, LEFT, Query(paths=(b"d0003",))))) == 2
+    query = Query(paths=(b"d0003",))
+    with counting(person, store) as (context, spent), log(context, LEFT, query) as items:
+        assert len(list(items)) == 2
     assert spent().requests <= 23 and spent().ranges <= 5, spent()
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,10 +145,9 @@ class DurableJobs:
             ref = self.written_down(bench)
             assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
             assert ref in bench.engine.list() and bench.engine.list(ref.run) == (ref,)
-            log = bench.engine.logs(ref, follow=True)
-            (out.source / "go").touch()
-            if log is not None:
-                assert b"".join(log) == b"first\nlast\n"
+            with bench.engine.logs(ref, follow=True) or nullcontext() as log:
+                (out.source / "go").touch()
+                assert log is None or b"".join(log) == b"first\nlast\n"
             assert submitter.communicate(timeout=PATIENCE)[0] == b"first\nlast\n"
             assert submitter.returncode == 4
         self.ends(bench.engine, ref)
@@ -193,8 +192,8 @@ class DurableJobs:
             submitter.kill()
             submitter.wait()
         assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
-        log = bench.engine.logs(ref, follow=False)
-        assert log is None or b"".join(log) == b"first\n"
+        with bench.engine.logs(ref, follow=False) or nullcontext() as log:
+            assert log is None or b"".join(log) == b"first\n"
         ended = bench.engine.cancel(ref, 20.0)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, 143)
         assert bench.engine.list(job.run) == ()

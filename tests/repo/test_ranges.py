@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +16,13 @@ from dsv.model import keys
 from dsv.model.codec import Codec
 from dsv.model.ids import PackId
 from dsv.model.location import Location
-from dsv.repo.ranges import RangeReader, spans
+from dsv.repo.ranges import RangeReader, ReadThreads, Span, spans
 from dsv.store.memory import MemoryStore
 from tests.waiting import PATIENCE
 
 PACK = PackId(bytes(16))
 LIMIT, BUDGET = 1 << 20, 4 << 20
+ROOT = Path(__file__).parents[2]
 
 
 class Asked:
@@ -42,7 +47,7 @@ def test_what_is_asked_for_ahead_is_bounded_by_number_and_by_bytes(size: int) ->
     content = bytes(range(256)) * (number * size // 256 + 1)
     store.put_if_absent(keys.pack_key(PACK), content[: number * size])
     asked = Asked(number, size)
-    got = RangeReader(store, budget=BUDGET).read(spans(asked, LIMIT))
+    got = RangeReader(store, ReadThreads(), budget=BUDGET).read(spans(asked, LIMIT))
     for turn, (where, item, data) in enumerate(got):
         assert (item, bytes(data or b"")) == (turn, content[where.offset : where.offset + size])
         assert (asked.count - turn - 1) * (size + 1024) <= BUDGET + 2 * LIMIT
@@ -65,10 +70,83 @@ def test_a_signal_ends_it_at_once_while_the_store_is_silent() -> None:
 
     interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     assert threading.current_thread() is threading.main_thread()
+    threads = ReadThreads()
     try:
         with pytest.raises(KeyboardInterrupt):
-            next(RangeReader(Silent()).read(spans(Asked(1, 1), LIMIT)))
+            next(RangeReader(Silent(), threads).read(spans(Asked(1, 1), LIMIT)))
+        threads.close()
         assert not answer.is_set()
         assert any(thread.name.startswith("dsv-read") for thread in threading.enumerate()), "still asking"
     finally:
         answer.set()
+
+
+def test_an_abandoned_read_asks_for_no_more_and_leaves_no_thread() -> None:
+    asked: list[int] = []
+    third, answer = threading.Event(), threading.Event()
+
+    class Slow(MemoryStore):
+        def get_range(self, key: str, start: int, length: int) -> memoryview:
+            asked.append(start)
+            if start == 2:
+                third.set()
+            assert not start or answer.wait(PATIENCE)
+            return super().get_range(key, start, length)
+
+    store = Slow()
+    store.put_if_absent(keys.pack_key(PACK), bytes(9))
+    wanted = [Span(PACK, at, at + 1, [(at, Location(PACK, at, 1, 1, Codec.RAW), at)]) for at in range(9)]
+    threads = ReadThreads()
+    got = RangeReader(store, threads, connections=2).read(wanted)
+    assert next(got)[1] == 0 and third.wait(PATIENCE)
+    del got
+    gc.collect()
+    answer.set()
+    threads.pool(2).submit(lambda: None).result()  # whatever waited for a thread has had one by then
+    threads.close()
+    assert sorted(asked) == [0, 1, 2]
+    assert not any(thread.name.startswith("dsv-read") for thread in threading.enumerate())
+
+
+def test_the_garbage_collector_may_come_while_a_thread_starts(tmp_path: Path) -> None:
+    """Python then holds the lock that waiting for the end of a thread needs."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ABANDONED, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+
+
+_ABANDONED = """
+import faulthandler, gc, sys, threading
+from pathlib import Path
+
+from dsv.api.diff import diff
+from dsv.model.names import Target
+from tests.api.people import Person
+
+faulthandler.dump_traceback_later(60, exit=True)
+gc.disable()
+ann = Person.who_synced(Path(sys.argv[1]), {f"f{number}": b"a" * number for number in range(50)})
+ann.write({f"f{number}": b"b" * number for number in range(50)})
+ann.sync()
+bob = Person(ann.home / "bob", ann.store)
+with diff(bob.context(ann.home), Target.parse("scans@main~1"), Target.parse("scans@main")) as found:
+    contents = found.contents(found.found.differences)
+    next(contents)
+    loop = [contents]
+    loop.append(loop)  # so that the garbage collector alone finds it
+    del contents, loop
+    if hasattr(threading, "_maintain_shutdown_locks"):  # before Python 3.13
+        maintain = threading._maintain_shutdown_locks
+        threading._maintain_shutdown_locks = lambda: (gc.collect(), maintain())
+    else:
+        gc.collect()
+    thread = threading.Thread(target=print, args=("started",))
+    thread.start()
+    thread.join()
+assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
+"""

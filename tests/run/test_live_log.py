@@ -17,7 +17,8 @@ NOTE = b"[dsv: of a long log only the end is here until the run has ended]\n"
 
 
 def whole(path: Path) -> bytes:
-    return b"".join(read_live(path, None))
+    with read_live(path, None) as pieces:
+        return b"".join(pieces)
 
 
 @given(parts=st.lists(st.binary(max_size=40), max_size=30))
@@ -52,9 +53,10 @@ def test_a_reader_goes_along_from_one_part_to_the_next(tmp_path: Path) -> None:
     got: list[bytes] = []
 
     def read() -> None:
-        for data in read_live(path, lambda: not over.is_set()):
-            got.append(data)
-            more.set()
+        with read_live(path, lambda: not over.is_set()) as pieces:
+            for data in pieces:
+                got.append(data)
+                more.set()
 
     reading = threading.Thread(target=read)
     reading.start()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -59,7 +60,8 @@ def resolve(context: Context, target: Target) -> Resolved:
         return resolved
 
 
-def ls(context: Context, target: Target) -> Iterator[Entry]:
+@contextmanager
+def ls(context: Context, target: Target) -> Iterator[Iterator[Entry]]:
     """The entry at the target's path, or all below it, in tree order. Raises `NotFound`."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
@@ -70,12 +72,11 @@ def ls(context: Context, target: Target) -> Iterator[Entry]:
             if near is None or target.dataset is None or repository.refs.exists(target.dataset):
                 raise
             raise NotFound(error.message, subject=error.subject, hint=f"did you mean {near}?") from error
-        empty = True
-        for entry, _ in TreeReader(repository.objects, resolved.commit).below(path):
-            empty = False
-            yield entry
-        if empty and path:
+        found = (entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path))
+        first = next(found, None)
+        if first is None and path:
             raise _no_path(target, resolved)
+        yield found if first is None else chain([first], found)
 
 
 @contextmanager

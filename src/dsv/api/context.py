@@ -20,7 +20,6 @@ from dsv.repo.repository import Clock, Repository, now_ms
 from dsv.repo.resolve import Resolved, expect, resolve
 from dsv.repo.session import Writer
 from dsv.repo.trees import TreeReader
-from dsv.store.base import Store
 from dsv.store.counting import Counting
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
@@ -130,11 +129,15 @@ class Context:
         return True
 
     def open_repository(
-        self, store: Store, target: Target | None = None, commit: CommitId | None = None
+        self, store: Counting, target: Target | None = None, commit: CommitId | None = None
     ) -> Repository:
-        """target, commit: what `resolve` and `Objects.stored_commit` are about to be asked."""
+        """The repository in a store that `store` has opened; its threads end when that is closed.
+
+        target, commit: what `resolve` and `Objects.stored_commit` are about to be asked.
+        """
         ahead = self._expecting(target)
         repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
+        store.before_close.append(repository.objects.threads.close)
         repository.refs.override = self.override
         left, split = repository.format.left, split_of(store)
         if left is not None and split is not None:

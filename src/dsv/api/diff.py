@@ -37,6 +37,10 @@ def _no_objects() -> Objects:
     raise AssertionError("a comparison that nobody opened")
 
 
+def _no_folder() -> Descent:
+    raise AssertionError("a comparison without a workspace")
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """A commit, or a workspace if `workspace` is given. Neither: a dataset before its first commit."""
@@ -56,6 +60,7 @@ class Comparison:
     problems: tuple[Problem, ...] = ()
     note: str | None = None
     objects: Callable[[], Objects] = field(default=_no_objects, repr=False)
+    folder: Callable[[], Descent] = field(default=_no_folder, repr=False)
 
     def contents(
         self, chosen: Sequence[Difference]
@@ -78,10 +83,10 @@ class Comparison:
                 yield b"".join(pieces)
 
     def _on_disk(self, root: Path, chosen: Sequence[Difference]) -> Iterator[bytes]:
-        with about(root), Descent(root) as descent:
+        with about(root):
             for one in chosen:
                 if one.after is not None and one.after.is_file:
-                    found = read_stable(descent, one.after.path, _read_whole)
+                    found = read_stable(self.folder(), one.after.path, _read_whole)
                     if isinstance(found, Problem):
                         raise refusal([found], str(root))
                     yield found.value
@@ -97,8 +102,8 @@ def diff(
     """
     scope = PathSet.of(paths)
     if before is None:
-        with _workspace_with_base(context, scope) as compared:
-            yield compared
+        with ExitStack() as opened:
+            yield _workspace_with_base(context, opened, scope)
         return
     workspace = context.workspace_or_none()
     if after is None and workspace is None:
@@ -107,14 +112,14 @@ def diff(
             subject=str(before),
             hint=f"dsv diff {before} OTHER; dsv show {before} compares a commit with its parent",
         )
-    with context.repository(before) as repository:
+    with ExitStack() as opened, context.repository(before) as repository:
         left = _side(context, repository, before)
         if after is not None:
             yield _commits(repository, left, _side(context, repository, after), scope)
             return
         assert workspace is not None
         check_binding(workspace, repository)
-        yield _with_workspace(context, workspace, left, lambda: repository.objects, scope)
+        yield _with_workspace(context, opened, workspace, left, lambda: repository.objects, scope)
 
 
 def compare_commits(
@@ -138,23 +143,27 @@ def _side(context: Context, repository: Repository, target: Target) -> Side:
     return Side(resolved.dataset, resolved.commit)
 
 
-@contextmanager
-def _workspace_with_base(context: Context, scope: PathSet) -> Iterator[Comparison]:
+def _workspace_with_base(context: Context, opened: ExitStack, scope: PathSet) -> Comparison:
     """The store is opened only if something of the base must be read."""
     workspace = context.workspace()
-    with ExitStack() as opened:
-        objects = cache(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
-        base = Side(workspace.dataset, workspace.base())
-        yield _with_workspace(context, workspace, base, objects, scope)
+    objects = cache(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
+    base = Side(workspace.dataset, workspace.base())
+    return _with_workspace(context, opened, workspace, base, objects, scope)
 
 
 def _with_workspace(
-    context: Context, workspace: Workspace, before: Side, objects: Callable[[], Objects], scope: PathSet
+    context: Context,
+    opened: ExitStack,
+    workspace: Workspace,
+    before: Side,
+    objects: Callable[[], Objects],
+    scope: PathSet,
 ) -> Comparison:
     made = workspace_changes(context, workspace, Trees(objects), before.commit, scope)
     after = Side(workspace.dataset, None, workspace.root)
     found = find_renames(made.differences, lambda entries: read_chunks(objects(), entries))
-    return Comparison(before, after, found, made.problems, made.note, objects)
+    folder = cache(lambda: opened.enter_context(Descent(workspace.root)))
+    return Comparison(before, after, found, made.problems, made.note, objects, folder)
 
 
 def _check_paths(scope: PathSet, found: Found, trees: Sequence[TreeReader | None]) -> None:

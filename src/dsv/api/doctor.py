@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -30,6 +30,7 @@ from dsv.model.units import format_bytes
 from dsv.repo.repository import Repository
 from dsv.runs.engines import ENGINES, engine_of
 from dsv.store.base import Store
+from dsv.store.counting import Counting
 from dsv.store.options import StoreOptions
 from dsv.store.probe import Proof, prove, prove_data
 from dsv.store.races import KEYS, PROCESSES, THREADS, race
@@ -60,12 +61,15 @@ class Finding:
     hint: str | None = None
 
 
-def examine(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Every check in turn, as soon as it is done. Writes a few small objects to the store and removes them again."""
+def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> Iterator[Finding]:
+    """Every check in turn, as soon as it is done. Writes a few small objects to the store and removes them again.
+
+    opened: what is opened meanwhile, for the caller to close.
+    """
     yield _versions()
     yield from _settings(context)
     yield from _workspace(context)
-    yield from examine_store(context)
+    yield from examine_store(context, opened)
     yield from _cache(context)
     yield from _engines(environ)
     yield from _pools(context, environ)
@@ -110,18 +114,19 @@ def _workspace(context: Context) -> Iterator[Finding]:
         yield _failed("workspace", error)
 
 
-def examine_store(context: Context, *, thorough: bool = False) -> Iterator[Finding]:
+def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False) -> Iterator[Finding]:
     """Reading, then writing with the conditions that dsv needs, then the clock.
 
-    thorough: many writers in several processes race for many keys, which takes some seconds.
+    opened: what is opened meanwhile, for the caller to close. thorough: many writers in several processes race for
+    many keys, which takes some seconds.
     """
     choice = context.settings.store()
     try:
-        with context.store() as store:
-            single_writer = yield from _reading(context, store)
-            yield from _writing(store, single_writer=single_writer)
-            if thorough and not single_writer:
-                yield from _under_load(store, context.store_options(choice))
+        store = opened.enter_context(context.store())
+        single_writer = yield from _reading(context, store)
+        yield from _writing(store, single_writer=single_writer)
+        if thorough and not single_writer:
+            yield from _under_load(store, context.store_options(choice))
     except NotFound as error:
         if choice.origin == BUILT_IN and not Path(choice.url).exists():
             yield Finding("store", State.WARN, error.message, error.hint)
@@ -131,7 +136,7 @@ def examine_store(context: Context, *, thorough: bool = False) -> Iterator[Findi
         yield _failed("store", error)
 
 
-def _reading(context: Context, store: Store) -> Generator[Finding, None, bool]:
+def _reading(context: Context, store: Counting) -> Generator[Finding, None, bool]:
     """Returns whether the store was made for a single writer."""
     began = time.monotonic()
     if not Repository.exists(store):

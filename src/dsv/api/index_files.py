@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 from dsv.api.context import Context
 from dsv.api.doctor import Finding, State
@@ -14,19 +13,14 @@ from dsv.repo.merge_indexes import Merged, merge_indexes
 
 def examine_indexes(context: Context) -> Iterator[Finding]:
     """Nothing if there is no store, or it can't be reached: `examine_store` tells of that."""
-    with ExitStack() as stack:
-        try:
-            repository = stack.enter_context(context.repository())
-        except NotFound:
-            return
-        except DsvError as error:
-            yield Finding("index files", State.FAIL, error.message, error.hint)
-            return
-        try:
+    try:
+        with context.repository() as repository:
             report = check_indexes(repository)
-        except DsvError as error:
-            yield Finding("index files", State.FAIL, error.message, error.hint)
-            return
+    except NotFound:
+        return
+    except DsvError as error:
+        yield Finding("index files", State.FAIL, error.message, error.hint)
+        return
     for fault in report.faults:
         yield Finding("index files", State.FAIL, fault.text, fault.hint)
     if not report.faults:

@@ -72,10 +72,10 @@ class Walk:
     ignoring: tuple[str, ...] = (NAME,)
     problems: list[Problem] = field(default_factory=list)
 
-    def sources(self) -> Iterator[tuple[bytes, Source]]:
+    def sources(self) -> list[tuple[bytes, Source]]:
         """Every path below the folder that goes into a tree, in tree order."""
         with about(self.root), Descent(self.root) as descent:
-            yield from self._below(descent)
+            return list(self._below(descent))
 
     def _below(self, descent: Descent) -> Iterator[tuple[bytes, Source]]:
         stack: list[tuple[bytes, Source | Rules]] = [(self.start, self._rules_above(descent))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -89,7 +90,8 @@ class Query:
         )
 
 
-def log(context: Context, target: Target, query: Query | None = None) -> Iterator[LogItem]:
+@contextmanager
+def log(context: Context, target: Target, query: Query | None = None) -> Iterator[Iterator[LogItem]]:
     """The commit that `target` means and its ancestors, newest first, and none before one of its children.
 
     In a workspace a target that names neither dataset nor revision means the head of the workspace's branch. Raises
@@ -104,11 +106,12 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
         head = next((one for one in heads if one.branch == branch), None)
         most = query.limit if query.takes_all else None
         commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
-        for item in _items(repository, commits, start, query):
-            found = None
-            if query.stat:
-                found = _change(repository, item, PathSet.of(query.paths))
-            yield replace(item, names=tuple(names.get(item.id, ())), found=found)
+
+        def whole(item: LogItem) -> LogItem:
+            found = _change(repository, item, PathSet.of(query.paths)) if query.stat else None
+            return replace(item, names=tuple(names.get(item.id, ())), found=found)
+
+        yield map(whole, _items(repository, commits, start, query))
 
 
 def _items(repository: Repository, commits: CommitsAhead, start: CommitId, query: Query) -> Iterator[LogItem]:

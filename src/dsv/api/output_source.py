@@ -6,6 +6,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -75,8 +76,8 @@ class Source(ABC):
         """Whether a file with this content is there."""
 
     @abstractmethod
-    def contents(self, items: Sequence[Item]) -> Iterator[tuple[Item, Iterator[bytes]]]:
-        """The files with what is in them, one after the other."""
+    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
+        """The files with what is in them, one after the other. opened: what the caller closes after each of them."""
 
     def write(self, folder: Path, draft: Path, progress: Progress) -> None:
         """Makes in the folder what is not there yet; symlinks last, so that nothing is written through one.
@@ -93,9 +94,11 @@ class Source(ABC):
                 missing.append(item)
                 continue
             progress.advance(files=1, bytes=item.size)
-        for item, pieces in self.contents(missing):
-            _write(_at(folder, item), draft, item, pieces)
-            progress.advance(files=1, bytes=item.size, transferred=item.size)
+        with ExitStack() as opened:
+            for item, pieces in self.contents(missing, opened):
+                _write(_at(folder, item), draft, item, pieces)
+                opened.close()
+                progress.advance(files=1, bytes=item.size, transferred=item.size)
         for item in self.items:
             if item.target is not None:
                 path = _at(folder, item)
@@ -120,13 +123,14 @@ class FolderSource(Source):
         same = stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (item.size, item.mtime_ns)
         return same and _hash(_at(folder, item)) == _hash(_at(self._folder, item))
 
-    def contents(self, items: Sequence[Item]) -> Iterator[tuple[Item, Iterator[bytes]]]:
+    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
         for item in items:
-            yield item, self._pieces(item)
+            yield item, self._pieces(item, opened)
 
-    def _pieces(self, item: Item) -> Iterator[bytes]:
+    def _pieces(self, item: Item, opened: ExitStack) -> Iterator[bytes]:
         path = _at(self._folder, item)
-        with about(path), _open(path) as file:
+        with about(path):
+            file = opened.enter_context(_open(path))
             while piece := file.read(_PIECE):
                 yield piece
             info = os.fstat(file.fileno())
@@ -167,7 +171,7 @@ class TreeSource(Source):
         path = _at(folder, item)
         return _is_plain(path, item.size) and _hash(path) == item.wanted.entry.file_id
 
-    def contents(self, items: Sequence[Item]) -> Iterator[tuple[Item, Iterator[bytes]]]:
+    def contents(self, items: Sequence[Item], opened: ExitStack) -> Iterator[tuple[Item, Iterator[bytes]]]:
         by_path = {item.path: item for item in items}
         wanted = [item.wanted for item in items if item.wanted is not None]
         for one, pieces in Fetcher(self._repository.objects).files(wanted):

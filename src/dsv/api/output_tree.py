@@ -78,7 +78,7 @@ class KeptOutput:
 def _sources(folder: Path) -> tuple[Sources, list[Problem]]:
     """What goes into the tree, and what can't."""
     walk = Walk(folder, ignoring=())
-    found = list(walk.sources())
+    found = walk.sources()
     problems = [*walk.problems, *_reserved(folder)]
     problems += [Problem(path, "its path is too long") for path, _ in found if len(path) > MAX_PATH]
     found = [each for each in found if len(each[0]) <= MAX_PATH]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -41,7 +42,10 @@ class MoveItem:
     message: str
 
 
-def reflog(context: Context, name: BranchPath | None = None, limit: int | None = None) -> Iterator[MoveItem]:
+@contextmanager
+def reflog(
+    context: Context, name: BranchPath | None = None, limit: int | None = None
+) -> Iterator[Iterator[MoveItem]]:
     """The moves of a branch (None: the one that the workspace follows), newest first, of a deleted one too.
 
     Reads `limit` moves and the one before them, a few at the same time. Raises `NotFound` for a branch that never was.
@@ -51,14 +55,23 @@ def reflog(context: Context, name: BranchPath | None = None, limit: int | None =
         dataset = dataset_of(context, repository, path.dataset)
         newest = repository.refs.newest(dataset, path.branch) or repository.refs.head(dataset, path.branch)
         moves = _moves(newest, repository.refs.history(newest, None if limit is None else limit + 1), limit)
-        while batch := list(islice(moves, _AT_ONCE)):
-            messages = together([partial(_message, repository, entry) for _, entry, _ in batch])
-            for (number, entry, before), message in zip(batch, messages, strict=True):
-                action = Action.parse(entry.action)
-                yield MoveItem(
-                    dataset, path.branch, number, entry.commit, before, entry.deleted, entry.author,
-                    entry.time_ms, action.verb, action.forced, message,
-                )  # fmt: skip
+        yield _items(repository, dataset, path.branch, moves)
+
+
+def _items(
+    repository: Repository,
+    dataset: DatasetName,
+    branch: BranchName,
+    moves: Iterator[tuple[int, RefEntry, CommitId | None]],
+) -> Iterator[MoveItem]:
+    while batch := list(islice(moves, _AT_ONCE)):
+        messages = together([partial(_message, repository, entry) for _, entry, _ in batch])
+        for (number, entry, before), message in zip(batch, messages, strict=True):
+            action = Action.parse(entry.action)
+            yield MoveItem(
+                dataset, branch, number, entry.commit, before, entry.deleted, entry.author,
+                entry.time_ms, action.verb, action.forced, message,
+            )  # fmt: skip
 
 
 def _moves(

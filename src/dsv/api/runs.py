@@ -95,7 +95,8 @@ class Runs:
             return kept
         try:
             live = run_folder(self.state, record.dataset, record.run) / LIVE_LOG
-            return b"".join(islice(read_live(live, None), 2 * PART_SIZE // READ_SIZE + 2))
+            with read_live(live, None) as pieces:
+                return b"".join(islice(pieces, 2 * PART_SIZE // READ_SIZE + 2))
         except OSError:
             return None
 

@@ -34,8 +34,7 @@ def show_moves(
             hint=f"dsv log --reflog {branch}",
         )
     path = BranchPath.parse(branch)
-    with call.context() as context:
-        moves = reflog(context, path, limit)
+    with call.context() as context, reflog(context, path, limit) as moves:
         if jsonl:
             for move in moves:
                 call.out.line(to_json(_item(move)))

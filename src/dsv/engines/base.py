@@ -15,7 +15,8 @@ registered in runs/engines.py, and joins the conformance suite.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Event
@@ -341,7 +342,7 @@ class Engine(Protocol):
         """
         ...
 
-    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         """What the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's end.
 
         None if it keeps nothing: of a plain process, only the process that is attached has the output.

@@ -11,8 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -183,7 +183,7 @@ class Process:
             return JobStatus(RunState.ENDED)
         return JobStatus(RunState.SUBMITTED if _is_launcher(known.pid) else RunState.RUNNING)
 
-    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:

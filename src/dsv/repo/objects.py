@@ -31,7 +31,7 @@ from dsv.repo.indexes import Indexes
 from dsv.repo.located import Located
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.packs import Packs
-from dsv.repo.ranges import RangeReader, spans
+from dsv.repo.ranges import RangeReader, ReadThreads, spans
 from dsv.repo.segment_decoder import SegmentDecoder
 from dsv.store.base import Buffer, Store, StoreMissing, TooLargeError
 from dsv.store.together import both, together
@@ -53,10 +53,11 @@ Named = TypeVar("Named", bound=Id)
 
 
 class Objects:
-    """Everything that has an id, on one store."""
+    """Everything that has an id, on one store. threads: that read from it; who opened the store closes them."""
 
     def __init__(self, store: Store, metadata: MetadataCache, heard: Heard | None = None) -> None:
         self.store = store
+        self.threads = ReadThreads()
         self._heard = heard or Heard()
         self.indexes = Indexes(store, metadata)
         self.packs = Packs(store, self.indexes, metadata)
@@ -344,7 +345,9 @@ class Objects:
                 held += len(found.value)
             elif where is not None and is_possible(kind, where):
                 remote.append((where, object_id))
-        for place, object_id, stored in RangeReader(self.store).read(spans(remote, _METADATA_SPAN)):
+        for place, object_id, stored in RangeReader(self.store, self.threads).read(
+            spans(remote, _METADATA_SPAN)
+        ):
             if stored is not None:  # else the locator was wrong, and the index decides
                 with suppress(IntegrityError):
                     found = Located(*self._accept(kind, object_id, place, stored))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heappop, heappush, heapreplace
+from threading import Lock
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from dsv.model.location import Location
 from dsv.store.base import Store
 
 Item = TypeVar("Item")
+Read = TypeVar("Read")
 
 # Reading this many bytes that nobody asked for costs less than a request of its own.
 GAP = 64 << 10
@@ -78,14 +80,54 @@ def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[
     yield from window
 
 
+class ReadThreads:
+    """The threads that read from one store, started when they are first needed. Its owner closes it.
+
+    A generator only borrows them. If it owned them, it would wait for their end when it is abandoned, in whatever the
+    garbage collector interrupts, and that may hold the lock that the wait needs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._interrupted = False
+
+    def pool(self, connections: int) -> ThreadPoolExecutor:
+        """As many threads, shared by all who ask for this number."""
+        with self._lock:
+            found = self._pools.get(connections)
+            if found is None:
+                found = self._pools[connections] = ThreadPoolExecutor(connections, "dsv-read")
+            return found
+
+    def wait_for(self, future: Future[Read]) -> Read:
+        """The result. After a signal has ended this wait, `close` does not wait for a store that does not answer."""
+        try:
+            wait((future,))
+        except BaseException:
+            self._interrupted = True
+            raise
+        return future.result()
+
+    def close(self) -> None:
+        """Drops what has not begun, and waits for what has. Later reads start new threads."""
+        with self._lock:
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.shutdown(wait=not self._interrupted, cancel_futures=True)
+
+
 class RangeReader:
     """Fetches spans with several connections, and with a weight of about `budget` bytes in memory.
 
     fetched_bytes: what was read so far, with the gaps between wanted things.
     """
 
-    def __init__(self, store: Store, *, connections: int = 8, budget: int = 64 << 20) -> None:
+    def __init__(
+        self, store: Store, threads: ReadThreads, *, connections: int = 8, budget: int = 64 << 20
+    ) -> None:
         self._store = store
+        self._threads = threads
         self._connections = connections
         self._budget = budget
         self.fetched_bytes = 0
@@ -99,8 +141,7 @@ class RangeReader:
         upcoming = next(source, None)
         if upcoming is None:
             return
-        pool = ThreadPoolExecutor(self._connections, thread_name_prefix="dsv-read")
-        waiting = False
+        pool = self._threads.pool(self._connections)
         try:
             while upcoming is not None or reading:
                 while upcoming is not None and (
@@ -112,11 +153,7 @@ class RangeReader:
                     held += upcoming.weight
                     upcoming = next(source, None)
                 _, place, span, future = reading[0]
-                if not future.done():
-                    waiting = True
-                    wait((future,))
-                    waiting = False
-                data = future.result()
+                data = self._threads.wait_for(future)
                 if not place:
                     self.fetched_bytes += 0 if data is None else span.size
                 _, where, item = span.items[place]
@@ -128,8 +165,8 @@ class RangeReader:
                     heappop(reading)
                     held -= span.weight
         finally:
-            # Only a signal ends the wait itself; a store that does not answer is then not waited for again.
-            pool.shutdown(wait=not waiting, cancel_futures=True)
+            for *_, abandoned in reading:
+                abandoned.cancel()
 
     def _has_room(self, queued: int, held: int, weight: int) -> bool:
         return queued < 2 * self._connections and held + weight <= self._budget

@@ -12,7 +12,7 @@ Each is written once, in this order, so a `record` is complete. A run keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -90,19 +90,19 @@ class RunStore:
             raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
         return record
 
-    def read_all(
-        self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]
-    ) -> Iterator[RunRecord]:
+    def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
         """Their records in this order, several fetched at a time; errors are raised where `read` would.
 
         skipped: told instead, in this thread, of each that is damaged or of a newer dsv.
         """
+        found = []
         with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
             for record in pool.map(self._read_or_not, stored):
                 if isinstance(record, RunRecord):
-                    yield record
+                    found.append(record)
                 else:
                     skipped(record)
+        return found
 
     def _read_or_not(self, stored: StoredRun) -> RunRecord | IntegrityError | Unsupported:
         try:

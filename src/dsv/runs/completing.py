@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, cast
@@ -173,10 +174,11 @@ def _log(record: RunRecord, read: Callable[[], LogKeeper | None], secrets: Known
     return None if keeper is None else keeper.kept(secrets.masker)
 
 
-def _gathered(log: Iterable[bytes] | None) -> LogKeeper | None:
+def _gathered(log: AbstractContextManager[Iterator[bytes]] | None) -> LogKeeper | None:
     if log is None:
         return None
     keeper = LogKeeper()
-    for data in log:
-        keeper.add(data)
+    with log as pieces:
+        for data in pieces:
+            keeper.add(data)
     return keeper

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from dsv.engines.base import Engine, JobStatus
@@ -22,7 +23,7 @@ class FoundJob:
         """Ends it, if it lives, and removes what the engine keeps of it; how it ended."""
         return self.engine.cancel(self.ref, grace) or self.status
 
-    def logs(self, follow: bool) -> Generator[bytes, None, None] | None:
+    def logs(self, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return self.engine.logs(self.ref, follow)
 
 

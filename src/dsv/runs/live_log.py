@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import sleep
 from typing import BinaryIO, Final
@@ -84,44 +84,50 @@ class LiveLog:
         self._size = 0
 
 
-def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[bytes]:
+@contextmanager
+def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[Iterator[bytes]]:
     """What has been written so far; with `follow`, also what is written while that is true.
 
     Raises `FileNotFoundError` if the record has been kept meanwhile, which has the log.
     """
-    file: BinaryIO = path.open("rb", buffering=0)
-    older = _older(path)
-    if older and os.path.samestat(os.fstat(file.fileno()), max(older.items())[1].stat()):
-        older.popitem()  # became that just now
-    if older:
-        number = max(older)
-        if number > 1:
-            yield b"[dsv: of a long log only the end is here until the run has ended]\n"
-        with suppress(FileNotFoundError):
-            yield from _rest(older[number].open("rb", buffering=0))
-    while True:
-        goes_on = follow is not None and follow()  # asked first: what is written after that is read below
-        following = _successor(path, file)
-        while data := file.read(READ_SIZE):
-            yield data
-        if following is not None:
-            if not any(
-                os.path.samestat(os.fstat(file.fileno()), each.stat()) for each in _older(path).values()
-            ):
-                yield b"\n[dsv: a part of the log is left out here]\n"
-            file.close()
-            file = following
-        elif not goes_on:
-            file.close()
-            return
-        else:
-            sleep(_TICK)
+    with ExitStack() as opened:
+        yield _LiveParts(path, opened).read(follow)
 
 
-def _rest(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while data := file.read(READ_SIZE):
-            yield data
+class _LiveParts:
+    """The part of a log that is read now. opened: closes it in the end."""
+
+    def __init__(self, path: Path, opened: ExitStack) -> None:
+        self._path = path
+        self._file: BinaryIO = path.open("rb", buffering=0)
+        opened.callback(lambda: self._file.close())
+
+    def read(self, follow: Callable[[], bool] | None) -> Iterator[bytes]:
+        older = _older(self._path)
+        if older and os.path.samestat(os.fstat(self._file.fileno()), max(older.items())[1].stat()):
+            older.popitem()  # became that just now
+        if older:
+            number = max(older)
+            if number > 1:
+                yield b"[dsv: of a long log only the end is here until the run has ended]\n"
+            with suppress(FileNotFoundError):
+                yield older[number].read_bytes()
+        while True:
+            goes_on = follow is not None and follow()  # asked first: what is written after that is read below
+            following = _successor(self._path, self._file)
+            while data := self._file.read(READ_SIZE):
+                yield data
+            if following is not None:
+                full = self._file
+                parts = _older(self._path).values()
+                if not any(os.path.samestat(os.fstat(full.fileno()), each.stat()) for each in parts):
+                    yield b"\n[dsv: a part of the log is left out here]\n"
+                self._file = following
+                full.close()
+            elif not goes_on:
+                return
+            else:
+                sleep(_TICK)
 
 
 def _successor(path: Path, file: BinaryIO) -> BinaryIO | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -38,10 +38,14 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Counting(Wrapper):
-    """Below Retrying it counts requests as the store sees them, above it as the program makes them."""
+    """Below Retrying it counts requests as the store sees them, above it as the program makes them.
+
+    before_close: called when the store is closed, while it can still be read.
+    """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
+        self.before_close: list[Callable[[], None]] = []
         self._counts = dict.fromkeys(Counts.__struct_fields__, 0)
         self._lock = threading.Lock()
 
@@ -87,6 +91,11 @@ class Counting(Wrapper):
         for item in rows:
             self._add(listed=1)
             yield item
+
+    def close(self) -> None:
+        while self.before_close:
+            self.before_close.pop()()
+        super().close()
 
     def _add(self, **more: int) -> None:
         with self._lock:

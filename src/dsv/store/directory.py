@@ -327,11 +327,7 @@ def _names(folder: int, begins: str) -> Iterator[str]:
     """All names that begin so, sorted. There may be millions, so no work is done for each one, and they are sorted only
     for a caller that takes more than the first ones.
     """
-    readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
-    try:
-        names = os.listdir(readable)  # noqa: PTH208 (a descriptor)
-    finally:
-        os.close(readable)
+    names = _listed(folder)
     if begins:
         names = [name for name in names if name.startswith(begins)]
     if len(names) > _MANY:
@@ -341,6 +337,14 @@ def _names(folder: int, begins: str) -> Iterator[str]:
         names = [name for name in names if name > after]
     names.sort()
     yield from names
+
+
+def _listed(folder: int) -> list[str]:
+    readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
+    try:
+        return os.listdir(readable)  # noqa: PTH208 (a descriptor)
+    finally:
+        os.close(readable)
 
 
 def _folders(folder: int) -> list[str]:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from blake3 import blake3
@@ -96,28 +95,25 @@ class Fetcher:
     def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, bytes]]:
         """All pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
         plan: deque[_Piece] = deque()
-        reader = RangeReader(self._objects.store, connections=self._connections, budget=self._budget)
+        objects = self._objects
+        reader = RangeReader(
+            objects.store, objects.threads, connections=self._connections, budget=self._budget
+        )
         self._readers.append(reader)
-        local = _DonorFiles()
-        try:
-            span = min(SPAN, self._budget // 2)
-            for where, piece, stored in reader.read(spans(self._remote(wanted, plan, local), span)):
-                while plan[0] is not piece:
-                    yield self._local(plan.popleft(), local)
-                plan.popleft()
-                yield piece, self._verified(piece, where, stored)
-            while plan:
-                yield self._local(plan.popleft(), local)
-        finally:
-            local.close()
+        span = min(SPAN, self._budget // 2)
+        for where, piece, stored in reader.read(spans(self._remote(wanted, plan), span)):
+            while plan[0] is not piece:
+                yield self._local(plan.popleft())
+            plan.popleft()
+            yield piece, self._verified(piece, where, stored)
+        while plan:
+            yield self._local(plan.popleft())
 
-    def _remote(
-        self, wanted: Iterable[Wanted], plan: deque[_Piece], local: _DonorFiles
-    ) -> Iterator[tuple[Location, _Piece]]:
+    def _remote(self, wanted: Iterable[Wanted], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):
             for piece, where in self._expand(file):
                 plan.append(piece)
-                if piece.chunk is not None and not local.has(piece):
+                if piece.chunk is not None and not _has_donor(piece):
                     yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
 
     def _with_copy(self, file: Wanted) -> Wanted:
@@ -170,10 +166,10 @@ class Fetcher:
             raise _not_its_file(piece.wanted.entry)
         return found
 
-    def _local(self, piece: _Piece, local: _DonorFiles) -> tuple[_Piece, bytes]:
+    def _local(self, piece: _Piece) -> tuple[_Piece, bytes]:
         if piece.chunk is None:
             return piece, b""
-        data = local.read(piece)
+        data = _read_donor(piece)
         if data is None or ChunkId.hash(data) != piece.chunk:  # the donor is not what it was
             if self._objects.copy_of is not None:
                 raise _damaged_copy(piece.wanted)
@@ -206,35 +202,22 @@ class _LargeFile:
             self._next = None if self._next[0].last else next(self._source)
 
 
-class _DonorFiles:
-    """The one donor file that is open at a time."""
+def _has_donor(piece: _Piece) -> bool:
+    donor = piece.wanted.donor
+    return donor is not None and piece.chunk in donor.chunks
 
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._file: BinaryIO | None = None
 
-    def has(self, piece: _Piece) -> bool:
-        donor = piece.wanted.donor
-        return donor is not None and piece.chunk in donor.chunks
-
-    def read(self, piece: _Piece) -> bytes | None:
-        donor = piece.wanted.donor
-        assert donor is not None and piece.chunk is not None
-        offset, length = donor.chunks[piece.chunk]
-        try:
-            if self._path != donor.path or self._file is None:
-                self.close()
-                self._file = open(donor.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115 (kept open)
-                self._path = donor.path
-            self._file.seek(offset)
-            return self._file.read(length)
-        except OSError:
-            return None
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+def _read_donor(piece: _Piece) -> bytes | None:
+    """What the donor has in the chunk's place; None if it can't be read."""
+    donor = piece.wanted.donor
+    assert donor is not None and piece.chunk is not None
+    offset, length = donor.chunks[piece.chunk]
+    try:
+        with open(donor.path, "rb", buffering=0, opener=_at_once) as file:
+            file.seek(offset)
+            return file.read(length)
+    except OSError:
+        return None
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -8,6 +8,7 @@ import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -67,13 +68,22 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
     top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool:
-            for looked in _look_at_all(top, root, _chosen(tree, selection, result.expected), pool):
-                if isinstance(looked, Wrong):
-                    result.wrong.append(looked)
-                    looked = looked.entry
-                result.files += looked.is_file
-                result.bytes += looked.size
-                progress.advance(1, looked.size)
+            jobs: deque[Future[Entry | Wrong]] = deque()
+
+            def drain() -> None:
+                for job in jobs:
+                    job.exception()
+
+            with closing(Folders(top, Rights.of(root), before_close=drain)) as folders:
+                for looked in _look_at_all(
+                    folders, root, _chosen(tree, selection, result.expected), pool, jobs
+                ):
+                    if isinstance(looked, Wrong):
+                        result.wrong.append(looked)
+                        looked = looked.entry
+                    result.files += looked.is_file
+                    result.bytes += looked.size
+                    progress.advance(1, looked.size)
     finally:
         os.close(top)
     result.foreign = result.left = _find_foreign(root.visible(place), result.expected)
@@ -138,32 +148,26 @@ def _chosen(
 
 
 def _look_at_all(
-    top: int, root: CacheRoot, entries: Iterable[tuple[Entry, Location | None]], pool: ThreadPoolExecutor
+    folders: Folders,
+    root: CacheRoot,
+    entries: Iterable[tuple[Entry, Location | None]],
+    pool: ThreadPoolExecutor,
+    jobs: deque[Future[Entry | Wrong]],
 ) -> Iterator[Entry | Wrong]:
-    """Each entry, or what is wrong about it, in order; files are read by several threads."""
-    jobs: deque[Future[Entry | Wrong]] = deque()
-
-    def drain() -> None:
-        for job in jobs:
-            job.exception()
-
-    folders = Folders(top, Rights.of(root), before_close=drain)
-    try:
-        for entry, where in entries:
-            try:
-                folder, name = folders.of(entry.path)
-            except OSError as error:
-                if error.errno not in _NOT_A_FOLDER:
-                    raise
-                jobs.append(pool.submit(Wrong, entry, where, "is missing"))
-            else:
-                jobs.append(pool.submit(_look, root, folder, name, entry, where))
-            if len(jobs) > _AHEAD:
-                yield jobs.popleft().result()
-        while jobs:
+    """Each entry, or what is wrong about it, in order; files are read by several threads. jobs: under way."""
+    for entry, where in entries:
+        try:
+            folder, name = folders.of(entry.path)
+        except OSError as error:
+            if error.errno not in _NOT_A_FOLDER:
+                raise
+            jobs.append(pool.submit(Wrong, entry, where, "is missing"))
+        else:
+            jobs.append(pool.submit(_look, root, folder, name, entry, where))
+        if len(jobs) > _AHEAD:
             yield jobs.popleft().result()
-    finally:
-        folders.close()
+    while jobs:
+        yield jobs.popleft().result()
 
 
 def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Location | None) -> Entry | Wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from dsv.api.doctor import Finding, State, examine
 from dsv.cli.call import Call
@@ -33,8 +34,8 @@ def doctor(call: Call) -> int:
     Each line is ok, warn or fail, with what mends it. The store is proved by writing: small objects under probe/ are
     made by many writers at once, listed, and removed. Nothing else is changed. The exit code is 1 if something fails.
     """
-    with call.context(writes=True) as context:
-        return show(call, examine(context, call.around.environ))
+    with call.context(writes=True) as context, ExitStack() as opened:
+        return show(call, examine(context, call.around.environ, opened))
 
 
 def show(call: Call, findings: Iterable[Finding]) -> int:

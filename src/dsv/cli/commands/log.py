@@ -133,14 +133,14 @@ def log(
             _followed(call, context, follow, wanted),
             graph,
         )
-        items = read_log(context, wanted, query)
-        if jsonl:
-            for item in items:
-                call.out.line(to_json(_item(item)))
-        elif call.json:
-            call.items(map(_item, items))
-        else:
-            _write(call, items, Graph() if graph else None, oneline=oneline)
+        with read_log(context, wanted, query) as items:
+            if jsonl:
+                for item in items:
+                    call.out.line(to_json(_item(item)))
+            elif call.json:
+                call.items(map(_item, items))
+            else:
+                _write(call, items, Graph() if graph else None, oneline=oneline)
 
 
 def _followed(call: Call, context: Context, path: str | None, target: Target) -> bytes | None:

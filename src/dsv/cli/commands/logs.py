@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -80,8 +79,8 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
     if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
         return False
     call.warn(f"this is {job.engine.name}'s own log of run {record.run}, and secrets are not hidden in it")
-    with closing(log):
-        for data in log:
+    with log as pieces:
+        for data in pieces:
             call.out.write(data)
             call.out.publish()
     return True
@@ -91,12 +90,12 @@ def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
     """False if the run has ended meanwhile, so that its record has the log."""
     mark = one.folder / one.run
     try:
-        live = read_live(
+        with read_live(
             Path(one.mark.live or ""), (lambda: mark.exists() and not one.mark.is_dead()) if follow else None
-        )
-        for data in live:
-            call.out.write(data)
-            call.out.publish()
+        ) as live:
+            for data in live:
+                call.out.write(data)
+                call.out.publish()
     except FileNotFoundError:
         return False
     return True

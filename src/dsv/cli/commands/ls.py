@@ -50,8 +50,7 @@ def ls(
     it, the base commit of this workspace. Nothing is downloaded to disk.
     """
     one_of(json=call.json, jsonl=jsonl, long=long)
-    with call.context(offline=offline) as context:
-        entries = list_entries(context, Target.parse(target))
+    with call.context(offline=offline) as context, list_entries(context, Target.parse(target)) as entries:
         if jsonl:
             for entry in entries:
                 call.out.line(to_json(_item(entry)))

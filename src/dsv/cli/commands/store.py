@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import chain
 from typing import Annotated
 
@@ -134,8 +135,9 @@ def _check(call: Call) -> int:
     from dsv.api.doctor import examine_store
     from dsv.api.index_files import examine_indexes
 
-    with call.context(writes=True) as context:
-        return show(call, chain(examine_store(context, thorough=True), examine_indexes(context)))
+    with call.context(writes=True) as context, ExitStack() as opened:
+        store = examine_store(context, opened, thorough=True)
+        return show(call, chain(store, examine_indexes(context)))
 
 
 def _merge_indexes(call: Call) -> int:

@@ -14,7 +14,8 @@ import csv
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from shutil import which
 from threading import Event
 from typing import Any, ClassVar
@@ -181,7 +182,7 @@ class ContainerEngine(ContainerProgram):
         gone = details is not None and self._identity() == ref.where
         return JobStatus(RunState.CUT_OFF) if gone else None
 
-    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return self.read_logs(ref.id, follow) if is_id(ref.id) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:

@@ -8,8 +8,9 @@ import re
 import select
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar
 
 from dsv.engines.base import NO_OPTIONS, ImageIdentity, JobStatus
@@ -69,7 +70,8 @@ class ContainerProgram(ABC):
             start_new_session=True,
         )
 
-    def read_logs(self, container: str, follow: bool) -> Generator[bytes, None, None]:
+    @contextmanager
+    def read_logs(self, container: str, follow: bool) -> Iterator[Iterator[bytes]]:
         """What the engine keeps of a container's output, both streams together."""
         program = subprocess.Popen(
             [self.name, "logs", *(("--follow",) if follow else ()), container],
@@ -82,8 +84,7 @@ class ContainerProgram(ABC):
         assert program.stdout is not None  # asked for above
         with program.stdout as pipe:
             try:
-                while data := os.read(pipe.fileno(), 1 << 16):
-                    yield data
+                yield iter(partial(os.read, pipe.fileno(), 1 << 16), b"")
             finally:
                 program.kill()
                 program.wait()

@@ -8,7 +8,8 @@ scripts.py for what runs there, and end.py for how its end is told.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -257,7 +258,7 @@ class Kubernetes:
             self._api.patch(job.at.path, {"spec": {"suspend": False}})
         return left or self.status(ref)
 
-    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         job = self._find(ref)
         return None if job is None else read_logs(job, follow, lambda facts: ended(facts) is not None)
 

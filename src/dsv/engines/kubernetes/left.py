@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,8 +108,7 @@ def read_log(folder: Path) -> LogKeeper | None:
         if number != before + 1:
             lost = _text(folder / "log.lost").strip()
             keeper.leave_out(int(lost) if lost.isdecimal() else 1)
-        for data in _pieces(folder / f"log.{number}"):
-            keeper.add(data)
+        keeper.add(_begin(folder / f"log.{number}"))
         before = number
     return keeper
 
@@ -140,13 +139,16 @@ def _milliseconds(seconds: str | None) -> int | None:
     return int(seconds) * 1000 if seconds and seconds.isdecimal() else None
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _begin(path: Path) -> bytes:
+    """Its bytes, at most `_MOST`, up to where it can't be read."""
+    pieces: list[bytes] = []
     left = _MOST
     with suppress(OSError), open_plain(path) as file:
         while left > 0 and (data := file.read(min(1 << 20, left))):
+            pieces.append(data)
             left -= len(data)
-            yield data
+    return b"".join(pieces)
 
 
 def _text(path: Path) -> str:
-    return b"".join(_pieces(path)).decode("utf-8", "replace")
+    return _begin(path).decode("utf-8", "replace")

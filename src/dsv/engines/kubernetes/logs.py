@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from threading import Event, Lock, Thread
 from time import sleep
 from typing import Final
@@ -177,7 +177,7 @@ class JobLogs:
 
 def read_logs(
     job: KubernetesJob, follow: bool, over: Callable[[JobFacts], bool]
-) -> Generator[bytes, None, None]:
+) -> AbstractContextManager[Iterator[bytes]]:
     """What the job has written so far; with `follow` until its end."""
     moved = Event()
 

@@ -7,7 +7,8 @@ the job can look on, and end it. See script.py for what runs there, and end.py f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -173,7 +174,7 @@ class Slurm:
         self._program.forget()
         return self.status(ref)
 
-    def logs(self, ref: JobRef, follow: bool) -> Generator[bytes, None, None] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return read_logs(self._program, ref, follow) if job_id(ref) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -206,7 +206,7 @@ def _look_afresh(folder: Path) -> None:
         pass
 
 
-def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> Generator[bytes, None, None]:
+def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
     """What the job has written, stdout and stderr together; with `follow` until its end."""
 
     def collect(writer: int, stop: Event) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -115,9 +116,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     if (
         objects.copy_of is not None
     ):  # all or nothing: a missing content is an error before the first file is written
-        for entry in writer.to_write():
-            if entry.is_file and entry.size:
-                objects.copy_of(entry)
+        writer.check_copies(objects.copy_of)
     check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
     if goal.dry_run:
         return Made(plan.created, plan.replaced, plan.removed)
@@ -141,8 +140,8 @@ def _write(
     opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: TreeWriter, plan: Plan
 ) -> Made:
     opened.progress.start(plan.created + plan.replaced, plan.fetched)
-    contents = Contents(Fetcher(opened.repository.objects), opened.copies, commit)
-    made = writer.apply(contents.of)
+    with closing(Contents(Fetcher(opened.repository.objects), opened.copies, commit)) as contents:
+        made = writer.apply(contents.of)
     made.copied, made.copied_bytes = contents.files, contents.bytes
     opened.progress.finish()
     contents.note(opened.progress.note)

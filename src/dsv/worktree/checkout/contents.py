@@ -42,7 +42,10 @@ class Pieces(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct):
-    """The contents of one commit's files. files, bytes: that were copied. failed: copies that could not be used."""
+    """The contents of one commit's files, to be closed after use.
+
+    files, bytes: that were copied. failed: copies that could not be used.
+    """
 
     fetcher: Fetcher
     copies: Copies
@@ -50,18 +53,22 @@ class Contents(msgspec.Struct):
     files: int = 0
     bytes: int = 0
     failed: int = 0
+    loan: Loan | None = None
+
+    def close(self) -> None:
+        if self.loan is not None:
+            self.loan.close()
+            self.loan = None
 
     def of(self, asked: Iterator[Asked]) -> Iterator[Content]:
         """Of each file that is asked for, in that order. Each is to be used before the next one is asked for."""
         while run := _next_run(asked):
-            loan = self.copies.lend(self.commit, [entry for entry, _ in run])
-            if loan is None:
+            self.loan = self.copies.lend(self.commit, [entry for entry, _ in run])
+            if self.loan is None:
                 yield from self._fetched(_chained(run, asked))
                 return
-            try:
-                yield from self._of_run(run, loan)
-            finally:
-                loan.close()
+            yield from self._of_run(run, self.loan)
+            self.close()
 
     def _of_run(self, run: Sequence[Asked], loan: Loan) -> Iterator[Content]:
         fetched = self._fetched(each for at, each in enumerate(run) if not loan.has(at))

@@ -91,16 +91,17 @@ class TreeWriter:
         self._made.settled = plan.settled
         return plan
 
-    def to_write(self) -> Iterator[Entry]:
-        """What a plan without conflicts would write; writes nothing."""
+    def check_copies(self, copy_of: Callable[[Entry], object]) -> None:
+        """Asks for a copy of each content that a plan without conflicts would write; writes nothing."""
         with Descent(self._scan.root) as descent:
             disk = Disk(self._scan, descent)
             for change in self._changes():
                 step = decide(change, disk, self._may_overwrite, self._settlement)
-                if step.beside is not None:
-                    yield step.beside[0]
-                if change.after is not None and step.act not in (Act.KEEP, Act.STAY, Act.CHMOD):
-                    yield change.after
+                beside = None if step.beside is None else step.beside[0]
+                written = None if step.act in (Act.KEEP, Act.STAY, Act.CHMOD) else change.after
+                for entry in (beside, written):
+                    if entry is not None and entry.is_file and entry.size:
+                        copy_of(entry)
 
     def apply(self, contents: ContentsOf) -> Made:
         """Makes the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""

@@ -29,6 +29,7 @@ BELOW: dict[str, set[str]] = {
     "worktree": {"errors", "periodic", "model", "fs", "store", "repo", "transfer", "diff", "merge"},
     "cache": {"errors", "periodic", "model", "fs", "store", "repo", "transfer"},
     "engines": {"errors", "periodic", "model", "fs"},
+    "exchange": {"errors", "periodic", "model", "fs", "store", "repo", "transfer"},
     "runs": {
         "errors",
         "periodic",
@@ -56,6 +57,7 @@ BELOW: dict[str, set[str]] = {
         "worktree",
         "cache",
         "engines",
+        "exchange",
         "runs",
     },
     "cli": {
@@ -71,6 +73,7 @@ BELOW: dict[str, set[str]] = {
         "worktree",
         "cache",
         "engines",
+        "exchange",
         "runs",
         "api",
     },

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dsv.api.remote_fs import Place
 from dsv.api.remote_writes import RemoteWrites
 from dsv.errors import IntegrityError
+from dsv.exchange.remote import Place
 
 fsspec = pytest.importorskip("fsspec")
 AbstractBufferedFile, AbstractFileSystem = fsspec.spec.AbstractBufferedFile, fsspec.AbstractFileSystem

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.import_journal import ImportJournal
 from dsv.api.remote_writes import RemoteWrites
 from dsv.errors import Unreachable
+from dsv.exchange.journal import Journal
 from tests.cli.runner import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
@@ -110,7 +110,7 @@ def test_what_is_there_is_not_written_again(
     (tmp_path / "out/d/b.bin").unlink()
     writes.clear()
     if notes.startswith("without"):
-        monkeypatch.setattr(ImportJournal, "find_if", lambda *_: None)
+        monkeypatch.setattr(Journal, "find_if", lambda *_: None)
     done = things.ok("export", "things", url, "--json").json
     assert (done["written"], done["known"], writes) == (1, 4, ["d/b.bin"])
     assert folder(tmp_path / "out") == FILES
@@ -220,7 +220,7 @@ def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
 @pytest.mark.parametrize(
     ("url", "code", "message"),
     [
-        ("nosuch://x", 2, "is no URL that can be reached"),
+        ("nosuch://x", 2, "is not a URL that dsv can read"),
         ("gs://x/y", 9, "gcsfs"),
         ("s3://out.tar", 2, "names no file in a bucket"),
         ("http://127.0.0.1:9/x.tar", 9, "its kind of server has no such thing"),

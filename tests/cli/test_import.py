@@ -6,16 +6,19 @@ import io
 import os
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dsv.api import import_url as import_module
-from dsv.api.remote_files import Remote, RemoteFile
 from dsv.errors import Unreachable
+from dsv.exchange.import_ import FolderSource, RemoteFile
 from tests.cli.runner import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 
 fsspec = pytest.importorskip("fsspec")
+from fsspec.implementations.local import LocalFileSystem  # noqa: E402
+
 BIG = os.urandom(9 << 20)
 FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG}
 
@@ -24,18 +27,18 @@ FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG}
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of files that were read."""
     seen: list[str] = []
-    read, opened = Remote.read, Remote.open
+    read, opened = FolderSource.read, FolderSource.open
 
-    def counted_read(self: Remote, file: RemoteFile) -> bytes:
+    def counted_read(self: FolderSource, file: RemoteFile) -> bytes:
         seen.append(file.path.decode())
         return read(self, file)
 
-    def counted_open(self: Remote, file: RemoteFile) -> object:
+    def counted_open(self: FolderSource, file: RemoteFile) -> object:
         seen.append(file.path.decode())
         return opened(self, file)
 
-    monkeypatch.setattr(Remote, "read", counted_read)
-    monkeypatch.setattr(Remote, "open", counted_open)
+    monkeypatch.setattr(FolderSource, "read", counted_read)
+    monkeypatch.setattr(FolderSource, "open", counted_open)
     return seen
 
 
@@ -93,15 +96,15 @@ def test_after_a_failure_it_goes_on_where_it_was(
     pets: Dsv, bucket: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module, "SAVE_BYTES", 1)
-    counted = Remote.read
+    counted = FolderSource.read
 
-    def failing(self: Remote, file: RemoteFile) -> bytes:
+    def failing(self: FolderSource, file: RemoteFile) -> bytes:
         if file.path == b"d/b.bin":
             raise Unreachable("the server went away")
         return counted(self, file)
 
     with monkeypatch.context() as once:
-        once.setattr(Remote, "read", failing)
+        once.setattr(FolderSource, "read", failing)
         failed = pets("import", bucket, "scans:", "--create")
     assert failed.code == 6 and pets("resolve", "scans").code == 3
     reads.clear()
@@ -112,10 +115,59 @@ def test_after_a_failure_it_goes_on_where_it_was(
 def test_a_file_that_changes_while_it_is_read_is_a_conflict(
     pets: Dsv, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Remote, "read", lambda self, file: b"more than it was listed with")
+    monkeypatch.setattr(FolderSource, "read", lambda self, file: b"more than it was listed with")
     done = pets("import", bucket, "scans:", "--create")
     assert done.code == 4 and "was changed while it was read" in done.err
     assert pets("resolve", "scans").code == 3
+
+
+@pytest.mark.parametrize("size", [1000, 20 << 20], ids=["small", "large"])
+def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_a_conflict(
+    pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Its size stays the same."""
+    write_files(tmp_path / "src", {"a": b"1", "z": b"a" * size})
+    os.utime(tmp_path / "src/z", (1e9, 1e9))
+    opened, whole = FolderSource.open, LocalFileSystem.cat_file
+
+    def rewrite() -> None:
+        with (tmp_path / "src/z").open("r+b") as file:
+            file.write(b"b" * size)
+
+    def open_and_rewrite(self: FolderSource, file: RemoteFile) -> object:
+        read = opened(self, file)
+
+        def then(buffer: memoryview) -> int:
+            count = read(buffer)
+            rewrite()
+            return count
+
+        return then
+
+    def read_and_rewrite(self: LocalFileSystem, path: str) -> bytes:
+        data: bytes = whole(self, path)
+        if path.endswith("z"):
+            rewrite()
+        return data
+
+    with monkeypatch.context() as once:
+        once.setattr(FolderSource, "open", open_and_rewrite)
+        once.setattr(LocalFileSystem, "cat_file", read_and_rewrite)
+        done = pets("import", f"file://{tmp_path}/src", "scans:", "--create")
+    assert done.code == 4 and "z was changed while it was read" in done.err, done
+    assert pets("resolve", "scans").code == 3
+    pets.ok("import", f"file://{tmp_path}/src", "scans:", "--create")
+    assert content(pets, "scans:z") == "b" * size
+
+
+def test_a_symlink_whose_file_has_changed_is_read_again(pets: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path, {"src/a": b"1", "outside": b"old"})
+    (tmp_path / "src/link").symlink_to("../outside")
+    pets.ok("import", f"file://{tmp_path}/src", "scans:", "--create")
+    write_files(tmp_path, {"outside": b"new"})
+    os.utime(tmp_path / "outside", (1e9, 1e9))
+    done = pets.ok("import", f"file://{tmp_path}/src", "scans:", "--json").json
+    assert (done["changed"], content(pets, "scans:link")) == (1, "new")
 
 
 def test_a_tar_and_a_folder_are_imported(pets: Dsv) -> None:
@@ -168,7 +220,7 @@ def test_what_is_no_file_is_named_and_not_opened(pets: Dsv) -> None:
     for line in (
         "'src/pipe': it is a named pipe",
         "'src/folder': it is a symlink to a folder",
-        "'src/nothing': it is a symlink to something that is no file",
+        "'src/nothing': it is a symlink to something that is not a file",
     ):
         assert line in refused.err
     assert outside("ls", "pets:src").code == 3
@@ -181,7 +233,7 @@ def test_what_is_no_file_is_named_and_not_opened(pets: Dsv) -> None:
     ("url", "target", "code", "message"),
     [
         ("memory://nowhere", "pets:", 3, "no file at memory://nowhere"),
-        ("nosuch://x", "pets:", 2, "is no URL that can be reached"),
+        ("nosuch://x", "pets:", 2, "is not a URL that dsv can read"),
         ("gs://x/y", "pets:", 9, "package that is not installed"),
         ("memory://lab/scans", "none:", 3, "no dataset none"),
         ("memory://lab/scans", "pets:a.txt", 4, "is a file, so"),

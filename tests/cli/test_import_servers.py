@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv.exchange.import_ import FolderSource, RemoteFile
 from tests.cli.runner import Dsv, write_files
 from tests.cli.test_import_errors import check_told
 from tests.labs.s3_server import S3Server
@@ -96,6 +97,15 @@ def test_a_web_page_that_did_not_change_is_not_read_again(pets: Dsv, web: Web) -
     assert (done["known"], done["any_change"], web.reads) == (1, False, [])
     write_files(web.folder, {"labels.csv": b"a,b\n3,4,5\n"})
     assert pets.ok("import", f"{web.url}/labels.csv", "pets:", "--json").json["changed"] == 1
+
+
+def test_a_folder_of_a_web_server_is_refused(pets: Dsv, web: Web) -> None:
+    """Its page is a listing; the server leads from the name without a slash to the one with it."""
+    write_files(web.folder, {"d/a": b"1"})
+    for path in ("/", "/d/", "/d"):
+        done = pets("import", web.url + path, "pets:raw")
+        assert done.code == 9 and "HTTP does not list files" in done.err and "wget" in done.err, done
+    assert pets("ls", "pets:raw").code == 3
 
 
 def test_what_a_web_server_says(pets: Dsv, web: Web) -> None:
@@ -214,7 +224,7 @@ def test_a_key_that_is_not_taken_over_ssh_is_denied(pets: Dsv, ssh: Ssh) -> None
     for name in ("id_ed25519", "id_ed25519.pub"):
         (ssh.home / "other").with_suffix(Path(name).suffix).replace(ssh.home / ".ssh" / name)
     done = pets.process("import", ssh.url(), "pets:raw")
-    check_told(done, 8, "may not be reached", f"'ssh -p {ssh.port} ")
+    check_told(done, 8, "was denied", f"'ssh -p {ssh.port} ")
 
 
 def test_what_is_not_there_over_ssh(pets: Dsv, ssh: Ssh) -> None:
@@ -245,7 +255,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.do_GET(body=False)
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.do_GET()
 
     def do_GET(self, *, body: bool = True) -> None:
@@ -265,16 +275,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
             if start:
                 self.send_header("Content-Range", f"bytes {start.removeprefix('bytes=')}/{whole}")
             self._end(data, body)
-        elif "/tree/" in path:
+        elif "/tree/" in path or "/paths-info/" in path:
             rows = [
                 {"type": "file", "oid": f"{len(data):040x}", "size": len(data), "path": name}
                 for name, data in self.files.items()
+                if "/tree/" in path or name in self.asked
             ]
             self.send_response(200)
             self._end(json.dumps(rows).encode(), body)
-        elif "/paths-info/" in path:
-            self.send_response(200)
-            self._end(b"[]", body)
         elif path.startswith("/api/datasets/"):
             self.send_response(200)
             found = {
@@ -362,6 +370,32 @@ def test_an_import_that_was_killed_reads_only_what_is_missing(pets: Dsv, ceph_s3
         done = person.ok("import", f"s3://{bucket}/scans", "pets:raw", "--json").json
         assert (done["known"], done["read"]) == (noted, count - noted)
         assert person.ok("ls", "pets:raw", "--json").json["items"][-1]["size"] == size
+    finally:
+        ceph_s3.remove_bucket(bucket)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_a_conflict(
+    pets: Dsv, ceph_s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    bucket, client = ceph_s3.bucket(), ceph_s3.client()
+    client.put_object(Bucket=bucket, Key="big", Body=BIG * 4)
+    opened = FolderSource.open
+
+    def replaced(self: FolderSource, file: RemoteFile) -> object:
+        read = opened(self, file)
+
+        def then(buffer: memoryview) -> int:
+            count = read(buffer)
+            client.put_object(Bucket=bucket, Key="big", Body=BIG[::-1] * 4)
+            return count
+
+        return then
+
+    monkeypatch.setattr(FolderSource, "open", replaced)
+    try:
+        done = pets.at(pets.cwd, **ceph_s3.env)("import", f"s3://{bucket}", "pets:raw")
+        assert done.code == 4 and "was changed while it was read" in done.err, done
     finally:
         ceph_s3.remove_bucket(bucket)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from dsv.api.context import Context
 from dsv.api.export import COMPRESSED, Exported, exported, found_entries, write_tar
-from dsv.api.remote_fs import open_place
 from dsv.api.remote_writes import RemoteWrites
 from dsv.errors import Conflict, UsageError
+from dsv.exchange.remote import open_place
 from dsv.model.names import Target
 from dsv.repo.trees import TreeReader
 from dsv.store.options import StoreOptions

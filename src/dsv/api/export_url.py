@@ -12,10 +12,10 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.export import Found, contents_of, found_entries
-from dsv.api.import_journal import ImportJournal
-from dsv.api.remote_fs import open_place, version_of
 from dsv.api.remote_writes import RemoteWrites, is_plain, is_version
 from dsv.errors import Conflict
+from dsv.exchange.journal import Journal
+from dsv.exchange.remote import open_place, version_of
 from dsv.fs.errors import about
 from dsv.fs.lock import Lock
 from dsv.model.entry import Entry, sort_key
@@ -86,7 +86,7 @@ def export_url(
         found = found_entries(TreeReader(repository.objects, commit), target)
         files = [each for each in found if each[1].is_file]
         folder = context.metadata / "stores" / str(repository.id) / "exports"
-        journal = ImportJournal(folder, url.rstrip("/"))
+        journal = Journal(folder, url.rstrip("/"))
         writes = RemoteWrites(place, str(journal.path))
         with _alone(journal.path, place.shown), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
             there = writes.found()
@@ -132,7 +132,7 @@ def _alone(journal: Path, shown: str) -> Lock:
 
 
 def _planned(
-    files: Found, there: dict[str, dict[str, object]], journal: ImportJournal, writes: RemoteWrites
+    files: Found, there: dict[str, dict[str, object]], journal: Journal, writes: RemoteWrites
 ) -> _Plan:
     """By what the server lists and what earlier exports have noted; reads nothing."""
     plan = _Plan()
@@ -168,7 +168,7 @@ def _look_into(
     plan: _Plan,
     pool: ThreadPoolExecutor,
     writes: RemoteWrites,
-    journal: ImportJournal,
+    journal: Journal,
     there: dict[str, dict[str, object]],
 ) -> None:
     """Reads what has the right size and nobody has noted: an export that was killed may have written it."""
@@ -193,7 +193,7 @@ class _Exporting:
     """Writes small files by several threads, and large ones by this one."""
 
     def __init__(
-        self, writes: RemoteWrites, journal: ImportJournal, pool: ThreadPoolExecutor, progress: Progress
+        self, writes: RemoteWrites, journal: Journal, pool: ThreadPoolExecutor, progress: Progress
     ) -> None:
         self._writes = writes
         self._journal = journal

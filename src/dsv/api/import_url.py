@@ -9,13 +9,15 @@ from functools import partial
 from dsv.api.context import Context
 from dsv.api.edit_list import PutSources
 from dsv.api.edits import Edited, Editing, EditRequest
-from dsv.api.import_journal import ImportJournal
 from dsv.api.local_files import Source
-from dsv.api.remote_files import ReadAhead, Remote, RemoteFile
+from dsv.exchange.import_ import FolderSource, RemoteFile
+from dsv.exchange.journal import Journal
+from dsv.exchange.tar import TarSource, open_source
 from dsv.model.entry import Kind
 from dsv.model.names import Target
 from dsv.store.options import StoreOptions
 from dsv.transfer.upload import Stored, Uploader
+from dsv.worktree.scan.problem import Problem
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0
@@ -48,25 +50,25 @@ def import_url(
     store.
     Raises what `edits.edit` does, `NotFound` if nothing is at the URL, and `Unsupported` if a package is missing.
     """
-    with context.store() as store:
-        reach = options or context.store_options(context.settings.store())
-        remote = Remote(url, reach)
-        files, problems = remote.files()
+    reach = options or context.store_options(context.settings.store())
+    with context.store() as store, open_source(url, reach) as source:
+        files, skipped = source.files()
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         folder = context.metadata / "stores" / str(repository.id) / "imports"
-        importing = _Importing(ImportJournal(folder, url.rstrip("/")), remote, files)
-        with importing.ahead:
-            editing = Editing(context, repository, store, target, request, importing.stored)
-            edited = editing.run([PutSources(target.path or b"", importing.sources, mirror, problems)])
+        importing = _Importing(Journal(folder, url.rstrip("/")), source, files)
+        editing = Editing(context, repository, store, target, request, importing.stored)
+        problems = [Problem(path, reason) for path, reason in skipped]
+        edited = editing.run([PutSources(target.path or b"", importing.sources, mirror, problems)])
         if not request.dry_run:
             importing.journal.save()
         return Imported(edited, len(files), importing.known, importing.read, importing.read_bytes)
 
 
 class _Importing:
-    def __init__(self, journal: ImportJournal, remote: Remote, files: list[RemoteFile]) -> None:
+    def __init__(self, journal: Journal, remote: FolderSource | TarSource, files: list[RemoteFile]) -> None:
         self.journal = journal
         self.known = self.read = self.read_bytes = 0
+        self._remote = remote
         self._unsaved, self._saved = 0, time.monotonic()
         self._of: dict[Source, RemoteFile] = {}
         self.sources: list[tuple[bytes, Source]] = []
@@ -77,12 +79,12 @@ class _Importing:
                 unknown.append(file)
             self.known += stored is not None
             size = file.size or 0 if stored is None else stored.size
-            source = Source(Kind.FILE, size, stored=stored)
+            source = Source(Kind.FILE, size, stored=stored, order=file.order)
+            source.reopen = partial(remote.reader, file)
             self._of[source] = file
             self.sources.append((file.path, source))
-        self.ahead = ReadAhead(remote, unknown)
-        for _, source in self.sources:
-            source.reopen = partial(self.ahead.reader, self._of[source])
+        self._unread = len(unknown)
+        remote.read_ahead(unknown)
 
     def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
         """A file was read and stored; now and then, what was stored is made durable and noted."""
@@ -91,7 +93,10 @@ class _Importing:
         self.read_bytes += stored.size
         self._unsaved += stored.size
         self.journal.add(file.key, file.version, stored)
-        if self._unsaved >= SAVE_BYTES or time.monotonic() - self._saved > SAVE_SECONDS:
+        saves = self._unsaved >= SAVE_BYTES or time.monotonic() - self._saved > SAVE_SECONDS
+        if saves or self.read >= self._unread:
+            self._remote.check()
+        if saves:
             uploader.finish()
             self.journal.save()
             self._unsaved, self._saved = 0, time.monotonic()

@@ -17,6 +17,7 @@ from pathlib import Path
 from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
+from dsv.fs.files import what_it_is
 from dsv.model.entry import Kind, sort_key
 from dsv.model.ids import FileId
 from dsv.model.paths import check_target, show
@@ -29,7 +30,7 @@ from dsv.worktree.scan.folder import DIRECTORY, ROW, UNSUPPORTED, Relation
 from dsv.worktree.scan.ignore import NAME, Rules
 from dsv.worktree.scan.ignore import read as read_rules
 from dsv.worktree.scan.listing import is_utf8, list_folder
-from dsv.worktree.scan.problem import Problem, Trouble, what_it_is
+from dsv.worktree.scan.problem import Problem, Trouble
 from dsv.worktree.scan.workspace_scan import Pending
 from dsv.worktree.sync.file_saver import store_content
 
@@ -42,6 +43,7 @@ class Source:
     with how many bytes, 0 at the end, for what is no file and can be read once.
     reopen: gives such a function, each time from the start.
     target: of a symlink. kind, size: as it was found; reading it tells more.
+    order: the position in an archive, which is read from its start to its end.
     """
 
     kind: Kind
@@ -53,6 +55,7 @@ class Source:
     target: bytes | None = None
     stored: Stored | None = None
     reopen: Callable[[], Callable[[memoryview], int]] | None = None
+    order: int = 0
 
 
 OnStored = Callable[[Uploader, Source, Stored], None]
@@ -190,6 +193,7 @@ def store_sources(
         if source.kind in (Kind.SYMLINK, Kind.EMPTY_DIRECTORY) or _stored_before(uploader, source):
             continue
         rest.append(source)
+    rest.sort(key=lambda source: source.order)
     progress.start(len(rest), sum(source.size for source in rest))
     start = 0
     while start < len(rest):

@@ -14,8 +14,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from dsv.api.remote_fs import S3, Place, version_of
 from dsv.errors import Unsupported
+from dsv.exchange.remote import S3, Place, version_of
 from dsv.model.ids import FileId
 
 _WHOLE = (*S3, "gs", "gcs", "az", "abfs", "abfss")

@@ -216,3 +216,16 @@ def link_count(path: Path) -> int:
         return os.fstat(descriptor).st_nlink
     finally:
         os.close(descriptor)
+
+
+def what_it_is(mode: int) -> str:
+    """The reason for a file type that can't be in a tree."""
+    for test, name in (
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    ):
+        if test(mode):
+            return f"it is {name}"
+    return "it is neither a file, a folder nor a symlink"

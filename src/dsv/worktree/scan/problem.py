@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import stat
 from collections.abc import Iterable
 
 import msgspec
@@ -48,16 +47,3 @@ def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
         subject=root,
         hint="remove them, name them in .dsvignore, or leave them out with dsv sync --skip-unsupported",
     )
-
-
-def what_it_is(mode: int) -> str:
-    """The reason for a file type that can't be in a tree."""
-    for test, name in (
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISFIFO, "a named pipe"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-    ):
-        if test(mode):
-            return f"it is {name}"
-    return "it is neither a file, a folder nor a symlink"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from dsv.fs.files import what_it_is
 from dsv.model.entry import Kind
 from dsv.model.paths import MAX_COMPONENT, MAX_PATH, check_target, fold_clashes
 from dsv.worktree.scan.folder import (
@@ -19,7 +20,7 @@ from dsv.worktree.scan.folder import (
     with_relation,
 )
 from dsv.worktree.scan.listing import Compared, Listing, is_utf8
-from dsv.worktree.scan.problem import Problem, Trouble, what_it_is
+from dsv.worktree.scan.problem import Problem, Trouble
 from dsv.worktree.scan.state import State
 
 LEAVES = "it is a symlink that leads out of the dataset"

@@ -1,5 +1,4 @@
-"""What imports on this machine have stored, so that neither the next one nor one after a kill reads it again; for
-exports the same of what they have written.
+"""Notes on the files that imports have stored and exports have written, so that the next ones skip them.
 
 A file of lines beside the local copies of a store's metadata, one for each source URL. Each line says which content a
 version of a file had; it is written once the store has the content and an index that names it. Whether the store still
@@ -32,8 +31,8 @@ class _Line(msgspec.Struct, array_like=True, frozen=True):
 _LINES = msgspec.json.Decoder(_Line)
 
 
-class ImportJournal:
-    """Of one source URL and one store."""
+class Journal:
+    """The notes on one URL and one store."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
@@ -51,7 +50,7 @@ class ImportJournal:
             self._known[read.key] = read
 
     def find(self, key: str, version: str | None) -> Stored | None:
-        """What this version of a file was stored as."""
+        """Returns the content of this version of a file, if it is noted."""
         known = self._known.get(key)
         if known is None or version is None or known.version != version:
             return None
@@ -62,18 +61,18 @@ class ImportJournal:
             return None
 
     def find_if(self, key: str, is_version: Callable[[str], bool]) -> Stored | None:
-        """What the last version of a file was stored as, if `is_version` says that it is the one that is meant."""
+        """Returns the content of the last noted version of a file, if `is_version` accepts that version."""
         known = self._known.get(key)
         return self.find(key, known.version) if known is not None and is_version(known.version) else None
 
     def add(self, key: str, version: str | None, stored: Stored) -> None:
-        """To be kept by the next `save`."""
+        """Adds a note, which the next `save` writes."""
         if version is not None:
             recipe = None if stored.recipe_id is None else str(stored.recipe_id)
             self._new.append(_Line(key, version, stored.size, str(stored.file_id), recipe))
 
     def save(self) -> None:
-        """To be called when everything added is durable in the store, and in an index."""
+        """Writes the notes. Everything added must be durable in the store, and in an index."""
         if not self._new:
             return
         with about(self.path):

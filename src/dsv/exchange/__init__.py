@@ -1,0 +1,1 @@
+"""Import from and export to places that fsspec can reach, and archives."""

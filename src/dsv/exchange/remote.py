@@ -1,0 +1,381 @@
+"""Places that fsspec can reach: opening them by URL, and turning what they raise into dsv's errors.
+
+Each of fsspec's file systems raises errors of its own for the same few causes: the host is unknown, nothing listens,
+access is denied, nothing is there. They are told apart by their HTTP status or errno, since their classes may not be
+loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.model.secret_shapes import hide_in_urls
+from dsv.store.options import StoreOptions
+
+BY_SSH = ("sftp", "ssh")
+S3 = ("s3", "s3a")
+OBJECT_STORES = (*S3, "gs", "gcs", "az", "abfs", "abfss")
+"""Protocols in which a file appears when all of it is written, and one request reads one version of it."""
+HTTP = ("http", "https")
+_CACHED = (*OBJECT_STORES, "hf")
+"""Protocols whose file systems remember listings; `refresh` asks again."""
+_ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5", "Content-MD5", "Digest")
+_TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
+_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path.home() / ".ssh/known_hosts")
+_ALIASES = {"ssh": "sftp", "https": "http", "gcs": "gs", "abfs": "az", "abfss": "az", "s3a": "s3"}
+_PACKAGES = {
+    "sftp": "paramiko", "hf": "huggingface_hub", "gs": "gcsfs", "http": "aiohttp", "az": "adlfs",
+}  # fmt: skip
+_LOGINS = {
+    "sftp": "'{ssh}' must log in without a prompt: dsv uses the same keys (ssh-copy-id, ssh-add, ~/.ssh/id_*)",
+    "hf": "hf auth login, or set HF_TOKEN; some datasets have terms to accept on their page first",
+    "http": "if the server asks for a password, put USER:PASSWORD@ before the host in the URL",
+    "gs": "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "az login, or set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "s3": "use other credentials, such as AWS_PROFILE",
+}
+_RIGHTS = {
+    **_LOGINS,
+    "sftp": "the user may lack permissions: sftp://USER@HOST/PATH logs in as another",
+}
+_ABSENT = {
+    "hf": "check the name; a private one is hidden from anyone without a token: hf auth login, or set HF_TOKEN",
+    "sftp": "check the path, which begins at the root of that machine: '{ssh} ls {path}'",
+    "s3": "check the URL: 'aws s3 ls {url}'",
+    "gs": "check the URL: 'gcloud storage ls {url}'",
+}
+_SHAPES = {"hf": "hf://datasets/OWNER/NAME", "sftp": "sftp://USER@HOST/PATH", "http": "https://HOST/PATH"}
+_ENDPOINTS = {"hf": "variable HF_ENDPOINT", "s3": "endpoint (--source-endpoint, AWS_ENDPOINT_URL)"}
+"""The setting that names the server, if the URL does not."""
+_ERRNO = re.compile(r"^\[Errno [^]]*\] ")
+_NOT_SSH = "protocol banner"
+_NO_METHODS = "No authentication methods"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file system, and the root in it that the URL names.
+
+    shown: the URL without secrets.
+    turn: held by one thread at a time, if the file system can't be used by several.
+    """
+
+    fs: Any
+    root: str
+    protocol: str
+    shown: str
+    turn: AbstractContextManager[object]
+
+    @property
+    def takes_turns(self) -> bool:
+        return not isinstance(self.turn, nullcontext)
+
+    @property
+    def by_ssh(self) -> bool:
+        return self.protocol in BY_SSH
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """The names of the file system's protocol."""
+        return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
+
+    @contextmanager
+    def at_work(self, done: str) -> Iterator[None]:
+        """Surrounds each call of the file system. done: the participle for errors, such as `read`."""
+        with converting(self.shown, done), self.turn:
+            yield
+
+    def info(self, key: str) -> dict[str, Any]:
+        """The server's present information on a file, never from a cache."""
+        with self.at_work("read"):
+            if self.protocol in _CACHED:
+                found: dict[str, Any] = self.fs.info(key, refresh=True)
+            else:
+                self.fs.invalidate_cache(key.rpartition("/")[0])
+                found = self.fs.info(key)
+            return found
+
+
+def open_place(url: str, options: StoreOptions) -> Place:
+    """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows."""
+    shown = hide_in_urls(url)
+    check_url(shown, url)
+    protocol = url.partition("://")[0].partition("::")[0]
+    try:
+        from fsspec.core import url_to_fs
+
+        with converting(shown, "reached"):
+            try:
+                fs, root = url_to_fs(url, **storage_options(protocol, options))
+            except ValueError as error:
+                raise UsageError(
+                    f"{shown} is not a URL that dsv can read or write: {error}",
+                    subject=shown,
+                    hint="dsv import --help shows URLs of each kind",
+                ) from None
+    except ImportError as error:
+        raise missing_package(url, error) from None
+    # paramiko mixes up the answers of two threads
+    turn = threading.Lock() if protocol in BY_SSH else nullcontext()
+    return Place(fs, root.rstrip("/"), protocol, shown, turn)
+
+
+def etag_and_time(info: dict[str, Any]) -> tuple[object, object]:
+    """The entity tag and the time of a file, each None if the server does not give it."""
+    etag = next((info[name] for name in _ETAGS if info.get(name)), None)
+    time = next((info[name] for name in _TIMES if info.get(name)), None)
+    if isinstance(time, str):
+        with suppress(ValueError):
+            time = datetime.fromisoformat(time)
+    if isinstance(time, datetime):  # some file systems write one time in several ways
+        time = time.timestamp()
+    return etag, time
+
+
+def version_of(info: dict[str, Any]) -> str | None:
+    """Size, entity tag and time, if the server gives one of the latter two."""
+    etag, time = etag_and_time(info)
+    return None if etag is None and time is None else f"{info.get('size')} {etag} {time}"
+
+
+def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a file is unchanged, by its size, its entity tag or else its times, and its inode."""
+    if before.get("size") != now.get("size"):
+        return False
+    (tag, time), (tag_now, time_now) = etag_and_time(before), etag_and_time(now)
+    if tag and tag_now:  # a listing may give times of another precision
+        return str(tag).strip('"') == str(tag_now).strip('"')
+    local = ("ino", "created") if "ino" in before and "ino" in now else ()
+    return time == time_now and all(before[name] == now[name] for name in local)
+
+
+def changed(shown: str) -> Conflict:
+    """The error for a file that was written to while it was read."""
+    return Conflict(
+        f"{shown} was changed while it was read; nothing was published",
+        subject=shown,
+        hint="run the same command again: what was read is not read again",
+    )
+
+
+def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
+    """fsspec's options. s3:// is reached as dsv's own stores are; other protocols find their credentials themselves."""
+    if protocol in BY_SSH:
+        return _ssh_options()
+    if protocol not in S3:
+        return {}
+    client = {"endpoint_url": options.endpoint or options.s3_endpoint, "region_name": options.region}
+    if options.ca_file:
+        client["verify"] = options.ca_file
+    found: dict[str, Any] = {"client_kwargs": {name: value for name, value in client.items() if value}}
+    if options.anonymous:
+        return {**found, "anon": True}
+    named = {
+        "key": options.access_key,
+        "secret": options.secret_key,
+        "token": options.session_token,
+        "profile": options.profile if not options.access_key else None,
+    }
+    return {**found, **{name: value for name, value in named.items() if value}}
+
+
+def _ssh_options() -> dict[str, Any]:
+    """A host key policy that trusts the servers that `ssh` trusts. Older fsspecs take none, and trust any server."""
+    import paramiko
+    from fsspec.implementations import sftp
+
+    class KnownHosts(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+        """Refuses a server whose key is not in OpenSSH's files of known hosts: it may be an impostor."""
+
+        def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+            for path in _KNOWN_HOSTS:
+                if path.is_file() and paramiko.HostKeys(str(path)).check(hostname, key):
+                    return
+            raise paramiko.SSHException(
+                f"the {key.get_name()} key of {hostname} is not in {_KNOWN_HOSTS[-1]}; "
+                "ssh asks whether it is the right one"
+            )
+
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it logs a traceback of what it raises
+    return {"host_key_policy": KnownHosts()} if hasattr(sftp, "_resolve_host_key_policy") else {}
+
+
+def check_url(shown: str, url: str) -> None:
+    """Raises `UsageError` for a URL that needs a host and has none."""
+    kind = kind_of(url)
+    if kind in ("sftp", "http") and not urlsplit(url.partition("::")[0]).hostname:
+        raise UsageError(f"{shown} has no host name", subject=shown, hint=_SHAPES[kind])
+
+
+def kind_of(url: str) -> str:
+    """Its protocol; the same for all names of one."""
+    protocol = url.partition("://")[0].partition("::")[0]
+    return _ALIASES.get(protocol, protocol)
+
+
+@contextmanager
+def converting(shown: str, done: str) -> Iterator[None]:
+    """Turns any error into one of dsv's that names the URL. done: the participle for the message, such as `read`."""
+    try:
+        yield
+    except (ImportError, DsvError):
+        raise
+    except FileNotFoundError as error:
+        cause = error.__cause__  # fsspec says so of a web server that is away or is not trusted, too
+        if isinstance(cause, Exception) and _status(cause) not in (None, 404, 410):
+            raise as_error(cause, shown, done) from error
+        if isinstance(cause, OSError) and type(cause).__module__.startswith("aiohttp"):
+            raise as_error(cause, shown, done) from error
+        raise absent(shown) from error
+    except PermissionError as error:
+        raise Denied(
+            f"access to {shown} was denied: {_line(error)}", subject=shown, hint=_hint(_RIGHTS, shown)
+        ) from error
+    except NotImplementedError as error:
+        kind = kind_of(shown)
+        raise Unsupported(f"{shown} can't be {done}: {kind}:// does not support it", subject=shown) from error
+    except Exception as error:
+        raise as_error(error, shown, done) from error
+
+
+def as_error(error: Exception, shown: str, done: str) -> DsvError:
+    """The error to raise in place of another one of a file system."""
+    name, status = type(error).__name__, _status(error)
+    login = _hint(_LOGINS, shown)
+    if "NoCredentials" in name:
+        return Denied(f"no credentials found for {shown}", subject=shown, hint=login)
+    if status in (404, 410):
+        return absent(shown)
+    if any(_is_expired(each) for each in _chain(error)):
+        return changed(shown)
+    if status is not None:
+        answer = f"the server answered {status} {_phrase(status)}".rstrip()
+        if status in (401, 403):
+            return Denied(f"access to {shown} was denied: {answer}", subject=shown, hint=login)
+        return Unreachable(
+            f"{shown} could not be {done}: {answer}", subject=shown, hint="run the same command again later"
+        )
+    if "Authentication" in name or "PasswordRequired" in name or _NO_METHODS in str(error):
+        return Denied(f"access to {shown} was denied: {_line(error)}", subject=shown, hint=login)
+    if isinstance(error, ValueError) and kind_of(shown) == "hf":  # a name that the Hub can't have
+        return UsageError(f"{shown} is not a valid URL: {_line(error)}", subject=shown, hint=_SHAPES["hf"])
+    reason, hint = _unreachable(error, shown)
+    return Unreachable(f"{shown} could not be {done}: {reason}", subject=shown, hint=hint)
+
+
+def missing_package(url: str, error: ImportError) -> Unsupported:
+    shown, package = hide_in_urls(url), _PACKAGES.get(kind_of(url))
+    more = f" {package}" if package else ""
+    return Unsupported(
+        f"{shown} needs a package that is not installed: {error}",
+        subject=shown,
+        hint=f"pip install 'dsv-data[import]'{more}",
+    )
+
+
+def absent(shown: str, lacking: str = "nothing") -> NotFound:
+    return NotFound(
+        f"there is {lacking} at {shown}",
+        subject=shown,
+        hint=_hint(_ABSENT, shown) or "check the URL: upper and lower case differ",
+    )
+
+
+def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
+    """The reason why a server was not reached, and a hint."""
+    causes = [each for each in _chain(error) if isinstance(each, OSError)]
+    unknown = next((each for each in causes if isinstance(each, socket.gaierror)), None)
+    place = _ENDPOINTS.get(kind_of(shown), "host and the port in the URL")
+    if unknown is not None:
+        hint = f"check the {place}, and the network of this machine"
+        return f"unknown host ({unknown.strerror})", hint
+    if any(each.errno == errno.ECONNREFUSED for each in causes):
+        return "connection refused", f"check the {place}, and that the server runs"
+    text = _line(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        return (
+            f"the server did not answer in time ({text})",
+            "check the host name and the network",
+        )
+    if "OfflineMode" in type(error).__name__:
+        return text, "unset HF_HUB_OFFLINE"
+    if _NOT_SSH in text:
+        return f"the server does not speak SSH ({text})", "check the port: sftp://USER@HOST:PORT/PATH"
+    if "known_hosts" in text:
+        return text, f"{_ssh(shown)}, and compare the key before you accept it"
+    if "WRONG_VERSION_NUMBER" in text:
+        return "the server does not use TLS", "use http:// for a server without encryption"
+    if "certificate" in text.lower():
+        return text, "SSL_CERT_FILE=FILE names the certificates to trust"
+    return text, None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and those below it: clients of HTTP and SSH wrap the system's."""
+    found: list[BaseException] = [error]
+    at = 0
+    while at < len(found):
+        one = found[at]
+        below = [getattr(one, "os_error", None), one.__cause__, one.__context__]
+        several = getattr(one, "errors", None)  # paramiko's, for each address of the host
+        below += several.values() if isinstance(several, dict) else []
+        found += [each for each in below if isinstance(each, BaseException) and each not in found]
+        at += 1
+    yield from found
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status of a server's refusal, wherever a client puts it."""
+    response = getattr(error, "response", None)
+    for found in (getattr(error, "status", None), getattr(response, "status_code", None)):
+        if isinstance(found, int) and found >= 400:
+            return found
+    return None
+
+
+def _is_expired(error: BaseException) -> bool:
+    """Whether S3 no longer has the version that s3fs has opened, and reads only."""
+    response = getattr(error, "response", None)
+    answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    return type(error).__name__ == "FileExpired" or answer.get("HTTPStatusCode") == 412
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _line(error: Exception) -> str:
+    """The first line of what an error says, without the system's number."""
+    return _ERRNO.sub("", next(iter(str(error).strip().splitlines()), "").strip())
+
+
+def _hint(hints: dict[str, str], shown: str) -> str | None:
+    hint = hints.get(kind_of(shown))
+    if hint is None:
+        return None
+    parts = urlsplit(shown)
+    return hint.format(ssh=_ssh(shown), path=parts.path, url=shown)
+
+
+def _ssh(shown: str) -> str:
+    """How the same server is reached by `ssh`."""
+    parts = urlsplit(shown)
+    user = f"{parts.username}@" if parts.username else ""
+    port = f"-p {parts.port} " if parts.port else ""
+    return f"ssh {port}{user}{parts.hostname}"

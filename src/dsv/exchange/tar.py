@@ -1,0 +1,284 @@
+"""Reading the files of a tar at a URL for an import."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import posixpath
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from dsv.errors import IntegrityError, Unsupported
+from dsv.exchange.import_ import SMALL, FolderSource, ReadInto, RemoteFile, Skipped, reading
+from dsv.exchange.remote import Place, absent, changed, is_same, open_place, version_of
+from dsv.fs.files import what_it_is
+from dsv.model.entry import sort_key
+from dsv.model.path_set import folders_above
+from dsv.model.paths import show
+from dsv.model.units import format_bytes
+from dsv.store.options import StoreOptions
+
+TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+UNPACKED_MIN: Final = 1 << 30
+UNPACKED_TIMES: Final = 2000
+"""A tar is refused if it unpacks to more bytes than the first, and to more than the second times its own size."""
+_READ_MAX: Final = 64 << 20
+"""Bytes of the largest header that is read at once."""
+_PIECE: Final = 8 << 20
+_LINKS_MAX: Final = 40
+_NO_FILE: Final = "it is a link to something that is not a file of the tar"
+_COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+
+
+class TarSource:
+    """The files of a tar at a URL, which is read twice from its start: once to list it, once for the contents.
+
+    inside: the folder of the tar whose files are meant. A context manager, which closes the tar.
+    """
+
+    def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:
+        self.place = place
+        self._inside = _clean(inside)
+        self._info = info
+        self._raw = _Raw(place)
+        self._last: tuple[str, bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+    def files(self) -> tuple[list[RemoteFile], list[Skipped]]:
+        """Every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither.
+
+        A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar, and
+        `Unsupported` for one that unpacks to absurdly much.
+        """
+        with self._judging():
+            start = self._raw.read(6)
+            self._raw.seek(0)
+            packed = next((opened for magic, opened in _COMPRESSED.items() if start.startswith(magic)), None)
+            self._unpacked = _Unpacking(self._raw, self._raw if packed is None else packed(self._raw))
+            self._tar = tarfile.TarFile(fileobj=self._unpacked)  # type: ignore[arg-type]
+            self._members = {_clean(one.name): one for one in self._tar.getmembers() if one.type != b"V"}
+            self._check_end(compressed=packed is not None)
+        files, skipped = self._sorted_out()
+        if not files and not skipped:
+            raise absent(self.place.shown, "no file")
+        return sorted(files, key=lambda file: sort_key(file.path)), skipped
+
+    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
+        """A tar is read in the order of its members."""
+
+    def check(self) -> None:
+        """Raises `Conflict` if the tar was changed since it was opened."""
+        if not is_same(self._info, self.place.info(self.place.root)):
+            raise changed(self.place.shown)
+
+    def reader(self, file: RemoteFile) -> ReadInto:
+        """A function that reads the file, from its first call on."""
+        source: ReadInto | None = None
+
+        def read(buffer: memoryview) -> int:
+            nonlocal source
+            with self._judging():
+                if source is None:
+                    source = self._open(self._members[file.key])
+                return source(buffer)
+
+        return read
+
+    def _open(self, member: tarfile.TarInfo) -> ReadInto:
+        if self._last is not None and self._last[0] == member.name:  # a link, or the file that it leads to
+            return reading(self._last[1])
+        opened = self._tar.extractfile(member)
+        assert opened is not None
+        if member.size > SMALL:
+            return opened.readinto  # type: ignore[attr-defined,no-any-return]
+        data = opened.read()
+        if len(data) != member.size:
+            raise tarfile.ReadError("unexpected end of data")
+        self._last = member.name, data
+        return reading(data)
+
+    def _check_end(self, *, compressed: bool) -> None:
+        """Python takes a damaged header, and a missing end, for the end of the tar."""
+        if self._unpacked.last != tarfile.NUL * tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(f"no valid header at byte {self._tar.offset:,}")
+        while compressed and self._unpacked.read(_PIECE):
+            pass  # to the checksum, which stands at the end
+
+    def _sorted_out(self) -> tuple[list[RemoteFile], list[Skipped]]:
+        files: list[RemoteFile] = []
+        skipped: list[Skipped] = []
+        version, holes = version_of(self._info), 0
+        paths = [name.encode("utf-8", "surrogateescape") for name in self._members]
+        self._folders = {
+            one.decode("utf-8", "surrogateescape") for path in paths for one in folders_above(path)
+        }
+        above = self._inside + "/" if self._inside else ""
+        for name, member in self._members.items():
+            if member.isdir() or not (name + "/").startswith(above):
+                continue
+            path = (name[len(above) :] or name.rpartition("/")[2]).encode("utf-8", "surrogateescape")
+            key, reason = self._resolve(name)
+            found = self._members.get(key)
+            if reason is None and found is not None and found.issparse():
+                data = sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
+                holes += found.size - data
+                if _is_absurd(holes, self._tar.offset):
+                    holes -= found.size - data
+                    reason = (
+                        f"it is a sparse file of {format_bytes(found.size)} with {format_bytes(data)} of data"
+                    )
+            if reason is not None or found is None:
+                skipped.append((path, reason or _NO_FILE))
+                continue
+            of_tar = None if version is None else f"{version} {found.offset}"
+            files.append(RemoteFile(path, key, found.size, of_tar, found.offset))
+        return files, skipped
+
+    def _resolve(self, name: str) -> tuple[str, str | None]:
+        """The name of the member whose content a member has, and why there is none."""
+        for folder in folders_above(name.encode("utf-8", "surrogateescape")):
+            text = folder.decode("utf-8", "surrogateescape")
+            if text in self._members and not self._members[text].isdir():
+                kind = "a symlink" if self._members[text].issym() else "a file"
+                return name, f"{show(folder)} above it is {kind} in the tar"
+        for _ in range(_LINKS_MAX):
+            member = self._members.get(name)
+            if member is None:
+                return name, "it is a symlink to a folder" if name in self._folders else _NO_FILE
+            if member.isreg():
+                return name, None
+            if member.isdir():
+                return name, "it is a symlink to a folder"
+            if not member.issym() and not member.islnk():
+                return name, what_it_is(
+                    stat.S_IFIFO if member.isfifo() else stat.S_IFCHR if member.isdev() else 0
+                )
+            folder_of = posixpath.dirname(name) if member.issym() else ""
+            name = _clean(posixpath.normpath(posixpath.join(folder_of, member.linkname)))
+        return name, _NO_FILE
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        """Turns the errors of damaged archives into `IntegrityError`. Those of the server are dsv's own by then."""
+        try:
+            yield
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
+            raise IntegrityError(
+                f"{self.place.shown} is not a whole tar: {error}",
+                subject=self.place.shown,
+                hint="compare its size and its checksum with the original, and copy it again",
+            ) from error
+
+
+class _Raw:
+    """The bytes of the tar as they lie at the URL. Reading them raises dsv's errors."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._file: Any = None
+        self._position = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self._place.at_work("read"):
+            if self._file is None:
+                self._file = self._place.fs.open(self._place.root, "rb", block_size=_PIECE)
+            data: bytes = self._file.read(size)
+        self._position += len(data)
+        return data
+
+    def seek(self, position: int, whence: int = 0, /) -> int:
+        assert whence == 0
+        if position == 0:  # a web server may not be able to seek, but it can be asked again
+            self.close()
+        elif position != self._position:
+            with self._place.at_work("read"):
+                if self._file is None:
+                    self._file = self._place.fs.open(self._place.root, "rb", block_size=_PIECE)
+                self._file.seek(position)
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+class _Unpacking:
+    """The tar itself, whatever it is compressed by; refused when it unpacks to absurdly much."""
+
+    def __init__(self, raw: _Raw, file: Any) -> None:
+        self._raw, self._file = raw, file
+        self._position = 0
+        self.last = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= _READ_MAX:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        self.last = data = self._file.read(size)
+        self._position += len(data)
+        if self._file is not self._raw and _is_absurd(self._position, self._raw.tell()):
+            raise Unsupported(
+                f"the tar unpacks to more than {UNPACKED_TIMES:,} times its size",
+                hint="if that is meant, unpack it by tar, and dsv put the folder",
+            )
+        return data  # type: ignore[no-any-return]
+
+    def seek(self, position: int, whence: int = 0, /) -> int:
+        if self._file is self._raw:
+            self._position = self._raw.seek(position)
+            return position
+        if position < self._position:
+            self._file.seek(0)
+            self._position = 0
+        while self._position < position and self.read(min(_PIECE, position - self._position)):
+            pass  # by pieces, so that the limit holds on the way too
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def open_source(url: str, options: StoreOptions) -> FolderSource | TarSource:
+    """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
+    inside = ""
+    if is_tar := url.startswith("tar://"):
+        inside, _, url = url.removeprefix("tar://").partition("::")
+    place = open_place(url, options)
+    if is_tar or url.partition("?")[0].endswith(TARS):
+        info = place.info(place.root)
+        if info.get("type") != "directory":
+            return TarSource(place, info, inside)
+    return FolderSource(place)
+
+
+def _is_absurd(unpacked: int, packed: int) -> bool:
+    return unpacked > UNPACKED_MIN and unpacked > UNPACKED_TIMES * packed
+
+
+def _clean(name: str) -> str:
+    """A member's name without `.` and empty parts, as tar unpacks it; `..` stays, and is refused as in any path."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))

@@ -1,0 +1,167 @@
+"""dsv import of tars: every member or a reason, at most two passes, and no bombs."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fsspec")
+from dsv.api import import_url as import_module
+from dsv.exchange import tar as tar_module
+from dsv.exchange.tar import _Unpacking
+from tests.cli.runner import Dsv, write_files
+
+Member = tuple[str, bytes | str]
+"""A name, and the content of a file or the target of a symlink."""
+
+
+def make_tar(path: Path, members: Iterable[Member], mode: str = "w") -> None:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, what in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(what, str):
+                info.type, info.linkname = tarfile.SYMTYPE, what
+                tar.addfile(info)
+            else:
+                info.size = len(what)
+                tar.addfile(info, io.BytesIO(what))
+
+
+@pytest.fixture
+def outside(pets: Dsv) -> Dsv:
+    return pets.at(pets.cwd.parent)
+
+
+def imported(dsv: Dsv, folder: str = "raw") -> dict[str, str]:
+    lines = dsv.ok("ls", f"pets:{folder}").lines
+    return {line.removeprefix(f"{folder}/"): dsv.ok("cat", f"pets:{line}").out for line in lines}
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.tar.xz", "x.tar.bz2"])
+def test_a_tar_of_a_folder_is_imported(outside: Dsv, name: str) -> None:
+    """Its names begin with `./`."""
+    write_files(outside.cwd / "src", {"a": b"1", "d/e/b": b"22", "d/zero": b""})
+    with tarfile.open(outside.cwd / name, f"w:{name[6:]}") as tar:  # type: ignore[call-overload]
+        tar.add(outside.cwd / "src", ".")
+    with tarfile.open(outside.cwd / name) as tar:
+        assert "./d/e/b" in tar.getnames()
+    outside.ok("import", name, "pets:raw")
+    assert imported(outside) == {"a": "1", "d/e/b": "22", "d/zero": ""}
+    outside.ok("import", f"tar://d::{outside.cwd / name}", "pets:d")
+    assert imported(outside, "d") == {"e/b": "22", "zero": ""}
+
+
+def test_no_member_is_left_out_in_silence(outside: Dsv) -> None:
+    members: list[Member] = [
+        ("a", b"1"), ("a/b", b"2"), ("d/x", b"3"), ("link", "d"), ("link/y", b"4"), ("../up", b"5"),
+        ("d/./to-x", "../d/x"), ("d/x", b"again"),
+    ]  # fmt: skip
+    make_tar(outside.cwd / "x.tar", members)
+    refused = outside("import", "x.tar", "pets:raw")
+    assert refused.code == 9, refused
+    assert "'raw/a/b': 'a' above it is a file in the tar" in refused.err
+    assert "'raw/link/y': 'link' above it is a symlink in the tar" in refused.err
+    assert "'raw/link': it is a symlink to a folder" in refused.err and "up" in refused.err
+    outside.ok("import", "x.tar", "pets:raw", "--skip-unsupported")
+    assert imported(outside) == {"a": "1", "d/to-x": "again", "d/x": "again"}
+
+
+def test_a_sparse_member_is_imported_and_one_of_a_terabyte_is_refused(outside: Dsv) -> None:
+    for name, size in (("some", 3 << 20), ("absurd", 1 << 40)):
+        with (outside.cwd / name).open("wb") as file:
+            file.write(b"data")
+            file.truncate(size)
+    subprocess.run(["tar", "-S", "-cf", "x.tar", "some", "absurd"], cwd=outside.cwd, check=True)
+    refused = outside("import", "x.tar", "pets:raw")
+    assert refused.code == 9 and "'raw/absurd': it is a sparse file of 1.10 TB" in refused.err, refused
+    assert "some" not in refused.err
+    outside.ok("import", "x.tar", "pets:raw", "--skip-unsupported")
+    assert imported(outside) == {"some": "data" + "\0" * ((3 << 20) - 4)}
+
+
+def test_a_tar_that_unpacks_to_absurdly_much_is_refused(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar_module, "UNPACKED_MIN", 1 << 20)
+    make_tar(outside.cwd / "x.tar.xz", [("zeros", bytes(40 << 20))], "w:xz")
+    done = outside("import", "x.tar.xz", "pets:raw")
+    assert done.code == 9 and "unpacks to more than 2,000 times its size" in done.err, done
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "harm", ["header", "cut", "no end", "compressed", "checksum", "cut compressed", "no tar"]
+)
+def test_a_damaged_tar_is_an_integrity_error(outside: Dsv, harm: str) -> None:
+    """Also if the damage is in a later header, where Python sees the end of the tar."""
+    make_tar(outside.cwd / "x.tar", [("a", b"1" * 3000), ("b", b"2" * 3000), ("c", b"3" * 3000)])
+    whole = (outside.cwd / "x.tar").read_bytes()
+    packed = gzip.compress(whole, mtime=0)
+    name, data = {
+        "header": ("x.tar", _flipped(whole, 3584 + 100)),
+        "cut": ("x.tar", whole[:9000]),
+        "no end": ("x.tar", whole[: 3 * 3584]),
+        "compressed": ("x.tar.gz", _flipped(packed, len(packed) // 2)),
+        "checksum": ("x.tar.gz", _flipped(packed, len(packed) - 6)),
+        "cut compressed": ("x.tar.gz", packed[:-20]),
+        "no tar": ("x.tar", b"hello" * 500),
+    }[harm]
+    (outside.cwd / name).write_bytes(data)
+    done = outside("import", name, "pets:raw", "--mirror")
+    assert done.code == 5 and f"{name} is not a whole tar" in done.err, done
+
+
+def test_a_tar_is_read_twice_whatever_the_order_of_its_members(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compressed one can only be read forward, so going back to each member would be quadratic."""
+    members: list[Member] = [(f"{n % 7}/{n}", f"{n}".encode() * 100) for n in reversed(range(700))]
+    members += [(f"links/{n}", f"../{n % 7}/{n}") for n in range(0, 700, 10)]
+    make_tar(outside.cwd / "x.tar.gz", members, "w:gz")
+    size, seen = len(gzip.decompress((outside.cwd / "x.tar.gz").read_bytes())), [0]
+    read = _Unpacking.read
+
+    def counted(self: _Unpacking, size: int = -1, /) -> bytes:
+        data = read(self, size)
+        seen[0] += len(data)
+        return data
+
+    monkeypatch.setattr(_Unpacking, "read", counted)
+    done = outside.ok("import", "x.tar.gz", "pets:raw", "--json").json
+    assert done["added"] == 770
+    assert outside.ok("cat", "pets:raw/links/690").out == "690" * 100
+    assert seen[0] <= 2 * size + 770 * 512
+
+
+def test_an_unchanged_tar_is_not_read_again_and_another_one_of_equal_sizes_and_times_is(outside: Dsv) -> None:
+    make_tar(outside.cwd / "x.tar", [("a", b"old"), ("b", b"2")])
+    outside.ok("import", "x.tar", "pets:raw")
+    assert outside.ok("import", "x.tar", "pets:raw", "--json").json["known"] == 2
+    make_tar(outside.cwd / "x.tar", [("a", b"new"), ("b", b"2")])
+    assert outside.ok("import", "x.tar", "pets:raw", "--json").json["read"] == 2
+    assert imported(outside) == {"a": "new", "b": "2"}
+
+
+def test_a_tar_that_changes_while_it_is_read_is_a_conflict(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tar(outside.cwd / "x.tar", [("a", b"old"), ("b", b"2")])
+    opened = import_module.open_source
+
+    def changing(*arguments: object) -> object:
+        source = opened(*arguments)  # type: ignore[arg-type]
+        make_tar(outside.cwd / "x.tar", [("a", b"new"), ("b", b"2")])
+        return source
+
+    monkeypatch.setattr(import_module, "open_source", changing)
+    done = outside("import", "x.tar", "pets:raw")
+    assert done.code == 4 and "was changed while it was read" in done.err, done

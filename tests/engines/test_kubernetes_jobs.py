@@ -198,6 +198,13 @@ def test_a_cluster_that_has_no_place_yet_is_told_from_one_that_refuses(
         def create(self, path: str, body: Any) -> Any:
             return refused
 
+        def items(self, path: str) -> list[Any]:
+            over = {"conditions": [{"type": "Failed", "status": "True"}]}
+            return [
+                {"metadata": {"name": name}, "status": status}
+                for name, status in (("old", over), ("new", {}))
+            ]
+
         def get(self, path: str) -> Any:
             annotations = {"dsv.run/run": "r"}
             return {"metadata": {**former, "annotations": annotations}} if former else Refusal("none", 404)
@@ -205,6 +212,8 @@ def test_a_cluster_that_has_no_place_yet_is_told_from_one_that_refuses(
     with pytest.raises(DsvError) as error:
         make(Refusing(), {"kind": "Job", "metadata": {"name": "j"}}, "r")  # type: ignore[arg-type]
     assert type(error.value) is kind
+    assert ("still kept: old" in error.value.message) == (kind is NoPlaceYet and former is None)
+    assert (error.value.hint == "kubectl delete job old") == ("still kept: old" in error.value.message)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ import pytest
 from dsv.engines.base import Ended
 from dsv.engines.kubernetes.api import Refusal
 from dsv.engines.kubernetes.end import JobFacts
+from dsv.engines.kubernetes.engine import Kubernetes
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
 from dsv.engines.kubernetes.logs import PodLog
 from dsv.engines.kubernetes.pods import Pod
 from dsv.engines.kubernetes.run import KubernetesRun
 from dsv.engines.output import Output
+from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import EndCause
 from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
@@ -94,6 +96,66 @@ def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() 
     until(lambda: run.ended is not None)
     assert cluster.suspended and cluster.deleted and cluster.told == []
     assert run.ended is not None and not run.ended.launched
+
+
+def test_a_job_is_lost_if_another_cluster_answers_and_cancelled_if_it_was_deleted() -> None:
+    for same, cause, seen in ((True, EndCause.CANCELLED, True), (False, None, False)):
+        cluster = Cluster(begun=True)
+        job = KubernetesJob(cluster, Address("training", "job", "u0"))  # type: ignore[arg-type]
+        assert job.look() is not None
+        cluster.deleted = True
+        run = KubernetesRun(
+            job, Output(None, None), lambda: None, autoscaling=False, is_same_cluster=lambda: same  # noqa: B023
+        )  # fmt: skip
+        until(lambda: run.ended is not None)  # noqa: B023
+        assert run.ended is not None and (run.ended.cause, run.ended.seen) == (cause, seen)
+
+
+class Site(Cluster):
+    """Stands for the API of one cluster, with its identity."""
+
+    identity = "k0"
+
+    def get(self, path: str, *given: Any, **query: str) -> Any:
+        if path.endswith("/kube-system"):
+            return {"metadata": {"uid": self.identity}}
+        return super().get(path)
+
+    def items(self, path: str, **query: str) -> list[Any]:
+        pods = super().items(path, **query)
+        for pod in pods:
+            pod["status"] = a_pod(code=0, phase="Succeeded").raw["status"]
+        return pods
+
+
+def _engine(site: Site, monkeypatch: pytest.MonkeyPatch, volume: Any) -> Kubernetes:
+    monkeypatch.setattr(Address, "of", lambda _: Address("training", "job", "u0"))
+    monkeypatch.setattr("dsv.engines.kubernetes.engine.KubernetesApi", lambda *_: site)
+    return Kubernetes({}, {"volumes": {"/nfs": volume}})
+
+
+REF = JobRef("kubernetes", "r", "k0", "training/job/u0000000")
+
+
+@pytest.mark.parametrize(("volume", "forgotten"), [({"claim": "c"}, True), ({"host": "/mnt"}, False)])
+def test_a_job_whose_record_is_whole_goes_unless_it_tells_where_its_data_is(
+    monkeypatch: pytest.MonkeyPatch, volume: Any, forgotten: bool
+) -> None:
+    monkeypatch.setattr(KubernetesJob, "_owns", lambda *_: True)
+    site = Site(begun=True)
+    _engine(site, monkeypatch, volume).forget(REF)
+    assert site.deleted is forgotten
+
+
+@pytest.mark.parametrize(("identity", "words"), [("k0", "has no Job job any more"), ("k1", "is another one")])
+def test_a_job_that_a_cluster_does_not_have_is_lost(
+    monkeypatch: pytest.MonkeyPatch, identity: str, words: str
+) -> None:
+    """Also if the cluster that had it was replaced."""
+    site = Site(begun=True)
+    site.deleted, site.identity = True, identity
+    found = _engine(site, monkeypatch, {"claim": "c"}).status(REF)
+    assert found is not None and found.state is RunState.CUT_OFF and words in str(found.reason)
 
 
 def test_a_job_that_is_taken_back_is_asked_about_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

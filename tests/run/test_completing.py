@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from dsv.engines.base import Ended, JobStatus
+from dsv.engines.base import Ended, JobStatus, NoEngine
 from dsv.model.ids import CommitId
-from dsv.model.run import JobRef, LogInfo, RunId, RunRecord, RunState
+from dsv.model.run import RECORD, JobRef, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart
 from dsv.runs.completing import Settler
 from dsv.runs.engines import Engines
@@ -32,6 +32,9 @@ class Cluster:
     says: JobStatus | None
     environ: Mapping[str, str] = field(default_factory=dict)
     pools: Mapping[str, Any] = field(default_factory=dict)
+    silent: NoEngine | None = None
+    forgotten: list[JobRef] = field(default_factory=list)
+    name = "slurm"
     queues = True
     shares_folders = True
 
@@ -40,6 +43,12 @@ class Cluster:
 
     def status(self, ref: JobRef) -> JobStatus | None:
         return self.says
+
+    def probe(self) -> NoEngine | None:
+        return self.silent
+
+    def forget(self, ref: JobRef) -> None:
+        self.forgotten.append(ref)
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
         return nullcontext(iter([b"the token is hunter2hunter2\n"]))
@@ -124,3 +133,37 @@ def test_what_others_know_better_is_left_to_them(
 def test_a_run_that_goes_on_is_shown_as_its_cluster_has_it(shop: Shop) -> None:
     record, _ = settler(shop, JobStatus(RunState.RUNNING)).settle(started())
     assert record.state is RunState.RUNNING and shop.runs.listing(SCANS, RUN) == []
+
+
+def test_a_cluster_forgets_a_job_once_its_record_is_whole(shop: Shop) -> None:
+    cluster = Cluster(over())
+    Settler(cast("Engines", cluster), shop.runs).settle(started())
+    assert cluster.forgotten == [started().job]
+    assert RECORD in shop.runs.listing(SCANS, RUN)[0].parts
+
+
+def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Shop, tmp_path: Path) -> None:
+    away = NoEngine("Kubernetes does not answer: refused")
+    cluster = Cluster(None, silent=away)
+
+    def seen() -> RunRecord:
+        return Settler(cast("Engines", cluster), shop.runs, answers=tmp_path / "a").settle(started())[0]
+
+    assert seen().state is RunState.QUEUED
+    since = "not reachable since 1970-01-01T00:00:01"
+    assert since in str(seen().error) and str(seen().error).endswith(away.reason)
+    cluster.says = JobStatus(RunState.RUNNING)
+    assert (seen().state, seen().error) == (RunState.RUNNING, None)
+    cluster.says = None
+    assert seen().state is RunState.RUNNING
+    assert str(seen().error).startswith("running is the last known state; not reachable since 20")
+
+
+def test_a_run_whose_job_no_cluster_has_is_cut_off(shop: Shop) -> None:
+    """Unless somebody has completed its record meanwhile, and then removed the job."""
+    gone = JobStatus(RunState.CUT_OFF, reason="the cluster has no Job j any more")
+    record, _ = settler(shop, gone).settle(started())
+    assert (record.state, record.end, record.error) == (RunState.CUT_OFF, EndCause.LOST_SIGHT, gone.reason)
+    assert settler(shop, gone, RUN).settle(started())[0] == started()
+    whole, _ = settler(shop, over()).settle(started())
+    assert settler(shop, gone).settle(started())[0] == whole

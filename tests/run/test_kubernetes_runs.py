@@ -237,6 +237,73 @@ def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Si
     assert "node 1 has" in site.dsv("logs", record["run"])
 
 
+def _pods_of(site: Site, run: str) -> dict[str, Any]:
+    """The pods of a run that the cluster has, by the numbers of their nodes."""
+    pods = site.cluster.get("pods", f"--selector=dsv.run/run=dsv-{run}")["items"]
+    number = "batch.kubernetes.io/job-completion-index"
+    return {each["metadata"]["annotations"][number]: each for each in pods}
+
+
+def test_nodes_that_were_done_stay_done_though_one_is_lost_and_the_other_is_drained(site: Site) -> None:
+    """The pod of the lost one is replaced, and would wait for ever for the other, whose pod is evicted."""
+    script = 'touch "$DSV_OUT/ready.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+    terminal = site.start(*run_of("--nodes", "2", "--gpus", "2", "--retries", "1", script=script))
+    until(lambda: site.has("ready.0", "ready.1"), "both nodes")
+    run = site.out().name
+
+    def phases() -> dict[str, str]:
+        return {number: each["status"]["phase"] for number, each in _pods_of(site, run).items()}
+
+    until(lambda: phases() == {"0": "Running", "1": "Running"}, "the cluster's word that both run")
+    pods = _pods_of(site, run)
+    done, lost = (pods[number]["spec"]["nodeName"] for number in ("0", "1"))
+    assert done != lost
+    site.cluster.stop_kubelet(lost)
+    (site.out() / "go").touch()
+    until(lambda: phases()["0"] == "Succeeded", "the end of node 0")
+    name = pods["0"]["metadata"]["name"]
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": "default"},
+    }
+    path = f"/api/v1/namespaces/default/pods/{name}/eviction"
+    site.cluster.kubectl(
+        "create", "--raw", path, "-f", "-", given=json.dumps(eviction)
+    )  # as `kubectl drain` does
+    out, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, out + err
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 0)
+    assert (record["parts"][0]["end"], record["parts"][0]["exit_code"]) == ("exited", 0)
+
+
+def test_a_machine_that_is_taken_out_of_the_cluster_is_lost_and_a_pod_that_is_deleted_is_cancelled(
+    site: Site,
+) -> None:
+    terminal = site.start(*run_of("--name", "lost"))
+    until(lambda: site.has("ready"), "the start")
+    run = site.out().name
+    until(lambda: _pods_of(site, run)["0"]["status"]["phase"] == "Running", "the cluster's word")
+    host = _pods_of(site, run)["0"]["spec"]["nodeName"]
+    site.cluster.stop_kubelet(host)
+    site.cluster.kubectl("delete", "node", host)
+    out, err = terminal.communicate(timeout=PATIENCE)
+    record = site.last()
+    assert (record["end"], terminal.returncode) == ("node-lost", 137), out + err
+    assert record["error"]
+    for grace in ("--grace-period=1", "--force"):
+        deleted = site.start(*run_of("--name", f"deleted{grace}", script=WAIT))
+        until(lambda: site.has("ready") and site.out().name != run, "the start")  # noqa: B023
+        run = site.out().name
+        until(lambda: _pods_of(site, run)["0"]["status"]["phase"] == "Running", "the cluster's word")  # noqa: B023
+        pod = _pods_of(site, run)["0"]["metadata"]["name"]
+        site.cluster.kubectl("delete", "pod", pod, grace, "--wait=false")
+        out, err = deleted.communicate(timeout=PATIENCE)
+        record = site.last()
+        assert (record["end"], record["error"]) == ("cancelled", "its pod was deleted"), out + err
+
+
 def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
     """Two nodes, of which one fails in the first attempt, with code, a variable and a parameter."""
     script = """\

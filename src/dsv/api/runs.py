@@ -23,7 +23,7 @@ from dsv.runs.engines import Engines
 from dsv.runs.listing import RunView, list_runs, run_log, show_run
 from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live
 from dsv.runs.marks import Marks
-from dsv.runs.place import LIVE_LOG, SPOOLS, run_folder
+from dsv.runs.place import ANSWERS, LIVE_LOG, SPOOLS, run_folder
 from dsv.runs.sweep_plan import Unfinished
 from dsv.runs.sweeps import SweepView, sweep_of
 
@@ -103,7 +103,7 @@ class Runs:
     def settle(self, views: Iterable[RunView], engines: Engines) -> list[RunView]:
         """The same runs as the clusters that have their jobs know them now. Records whose jobs are over, and that
         nobody else completes, are completed."""
-        settler = Settler(engines, self.runs, self.marks.supervised())
+        settler = Settler(engines, self.runs, self.marks.supervised(), self.state / ANSWERS)
         settled = []
         for view in views:
             record, sent = settler.settle(view.record)

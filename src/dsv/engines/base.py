@@ -356,6 +356,10 @@ class Engine(Protocol):
         """
         ...
 
+    def forget(self, ref: JobRef) -> None:
+        """Removes what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
+        ...
+
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         """The jobs of dsv that the engine has, of one run or of all, whoever submitted them.
 

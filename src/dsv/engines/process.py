@@ -213,6 +213,9 @@ class Process:
                     found.append(JobRef(self.name, other, known.kernel, f"{pid}:{known.start}"))
         return tuple(found)
 
+    def forget(self, ref: JobRef) -> None:
+        """Nothing is kept of a process."""
+
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, cast
 
-from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
+from dsv.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus, NoEngine
 from dsv.engines.log import KeptLog, LogKeeper
 from dsv.errors import DsvError
+from dsv.fs.files import replace_file
 from dsv.model.json_values import Json
 from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause, on_one_clock
+from dsv.model.units import rfc3339
 from dsv.repo.runs import RunStore
 from dsv.runs.ending import no_log, salvaged
 from dsv.runs.engines import Engines
@@ -96,12 +98,15 @@ def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
 class Settler:
     """Asks the clusters what has become of runs that have no end in the store, and completes their records.
 
-    supervised: the runs that a dsv of this machine waits for. An engine that gave no answer is not asked again.
+    supervised: the runs that a dsv of this machine waits for. answers: the folder for the last answer about each run.
+    An engine that gave no answer is not asked again.
     """
 
     engines: Engines
     runs: RunStore
     supervised: frozenset[RunId] = frozenset()
+    answers: Path | None = None
+    _silent: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
     _made: dict[tuple[str, str | None], Engine | None] = field(default_factory=dict)
 
     def settle(self, record: RunRecord) -> tuple[RunRecord, bool]:
@@ -109,13 +114,16 @@ class Settler:
         engine = self._engine(record)
         if record.state.is_terminal or record.job is None or engine is None or not engine.queues:
             return record, True
-        status = engine.status(record.job)
+        key = record.engine, record.pool
+        status = None if key in self._silent else engine.status(record.job)
         if status is None:
-            self._made[record.engine, record.pool] = None
-            return record, True
+            return self._as_last_known(record, engine), True
         if status.lives:
+            self._remember(record, status)
             return replace(record, state=status.state, error=status.reason or record.error), True
-        if status.ended is None or not self._is_left_to_us(record, status):
+        if status.ended is None:
+            return self._without_job(record, status), True
+        if not self._is_left_to_us(record, status):
             return record, True
         whole, log = with_what_it_left(
             with_end(record, status.ended),
@@ -128,7 +136,41 @@ class Settler:
         except DsvError:  # the next dsv that may write to the store
             return whole, False
         forget_job(whole, self.engines)
+        if self.answers is not None:
+            with suppress(OSError):
+                (self.answers / record.run).unlink()
         return whole, True
+
+    def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
+        """A run whose job the cluster does not have any more. Whoever removed that has completed the record before."""
+        if status.reason is None or record.run in self.supervised:
+            return record
+        with suppress(DsvError):
+            for stored in self.runs.listing(record.dataset, record.run):
+                if RECORD in stored.parts:
+                    return self.runs.read(stored)
+        return with_end(record, status.reason)
+
+    def _as_last_known(self, record: RunRecord, engine: Engine) -> RunRecord:
+        key = record.engine, record.pool
+        if key not in self._silent:
+            answer = engine.probe()
+            self._silent[key] = answer.reason if isinstance(answer, NoEngine) else None
+        if (reason := self._silent[key]) is None:
+            return record
+        state, since = record.state, record.started_ms
+        if self.answers is not None:
+            with suppress(OSError, ValueError):
+                path = self.answers / record.run
+                state, since = RunState(path.read_text()), int(path.stat().st_mtime * 1000)
+        said = f"{state} is the last known state; not reachable since {rfc3339(since)}: {reason}"
+        return replace(record, state=state, error=said)
+
+    def _remember(self, record: RunRecord, status: JobStatus) -> None:
+        if self.answers is not None:
+            with suppress(OSError):
+                self.answers.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(self.answers / record.run, status.state.encode(), mode=0o600)
 
     def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
         """A job that never began may go on to another pool, which only the dsv that submitted it knows."""
@@ -145,7 +187,10 @@ class Settler:
 
 
 def forget_job(record: RunRecord, engines: Engines) -> None:
-    """Removes what the job left about itself, once that is in the record."""
+    """Removes what the job left about itself, and what its cluster keeps of it, once that is in the record."""
+    engine = None if record.job is None else engines.make(record.engine, record.pool)
+    if engine is not None and record.job is not None:
+        engine.forget(record.job)
     pool = None if record.pool is None else engines.pools.get(record.pool)
     if pool is not None and pool.out is not None:
         remove_scratch(job_folder(pool.out, record.dataset, record.run))

@@ -124,6 +124,8 @@ def run(
             done = _in_turn(decided, turns, stay)
         sent = records.send() if done.problem is None else Sent(problem=done.problem)
         record, error = done.record, error_of(done.launch, done.outcome)
+        if records.is_in_store(sent) and record.state.is_terminal and record.job is not None:
+            done.launch.chosen.engine.forget(record.job)
         if not done.outcome.ended.seen and (known := records.told_by_others(record)) is not None:
             record, error = known, None  # the job was seen to end where it ran
         assert record.exit_code is not None  # it has ended

@@ -28,6 +28,8 @@ MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
 SPOOLS: Final = "unsent-runs"
 """Where records wait to be sent, in the user's folder for dsv's state."""
+ANSWERS: Final = "last-answers"
+"""The folder of what clusters said last of each run, below the user's state. A file has the state of one run."""
 LIVE_LOG: Final = "live.log"
 """What a detached job has written so far, in the folder of its run."""
 MESSAGES: Final = "dsv.log"

@@ -108,6 +108,10 @@ class RunRecords:
         except KeyboardInterrupt:
             return Sent(problem=Interrupted("sending the record was interrupted"))
 
+    def is_in_store(self, sent: Sent) -> bool:
+        """Whether all that is known of the run has been sent."""
+        return self._runs is not None and sent.problem is None
+
     def told_by_others(self, record: RunRecord) -> RunRecord | None:
         """The record that another dsv has completed in the store and that tells how the job ended.
 

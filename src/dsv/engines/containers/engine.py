@@ -196,6 +196,9 @@ class ContainerEngine(ContainerProgram):
             guard.dismiss()
         return status
 
+    def forget(self, ref: JobRef) -> None:
+        """Containers are removed when they end."""
+
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         wanted = LABEL if run is None else f"{LABEL}={run}"
         done = self.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={wanted}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -220,7 +220,13 @@ class Kubernetes:
             raise
         except DsvError as error:
             raise LaunchError(error.message, subject=error.subject, hint=error.hint) from error
-        return KubernetesRun(job, output, on_end, autoscaling=self._options.autoscaling)
+        return KubernetesRun(
+            job,
+            output,
+            on_end,
+            autoscaling=self._options.autoscaling,
+            is_same_cluster=lambda: self._cluster() == ref.where,
+        )
 
     def status(self, ref: JobRef) -> JobStatus | None:
         job = self._find(ref)
@@ -229,7 +235,7 @@ class Kubernetes:
         try:
             facts = job.look()
             if facts is None:
-                return JobStatus(RunState.CUT_OFF) if self._identity() == ref.where else None
+                return JobStatus(RunState.CUT_OFF, reason=self._why_absent(job, ref))
         except DsvError:
             return None
         if isinstance(facts, Refusal):
@@ -295,6 +301,16 @@ class Kubernetes:
             over = job.over_within(_DYING)
         return over or self.status(ref)
 
+    def forget(self, ref: JobRef) -> None:
+        """But for a cache in a folder of each node: its pods tell which nodes have a commit."""
+        job = self._find(ref)
+        if job is None or any("hostPath" in each.source for each in self._options.volumes):
+            return
+        with suppress(DsvError):
+            facts = job.look()
+            if isinstance(facts, JobFacts) and not status(facts).lives:
+                job.delete()
+
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         which = f"{MANAGED[0]}={MANAGED[1]}" + ("" if run is None else f",{LABEL}={object_name(run)}")
         where = self._identity()
@@ -335,14 +351,23 @@ class Kubernetes:
         answer = self._api.patch(job.at.path, body)
         return answer if isinstance(answer, Refusal) else None
 
+    def _why_absent(self, job: KubernetesJob, ref: JobRef) -> str:
+        """Why a cluster that answers has no such Job. Raises `Unreachable`."""
+        if self._cluster() == ref.where:
+            return f"the cluster has no Job {job.at.name} any more"
+        return f"the cluster that answers now is another one than the one with the Job {job.at.name}"
+
     def _identity(self) -> str:
         """Which cluster it is: the same wherever it is asked from. Raises `Unreachable`."""
         if self._where is None:
-            found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
-            if isinstance(found, Refusal):
-                if not found.is_denied:
-                    raise found.no_answer
-                self._where = str(self._api.connect().base_url)
-            else:
-                self._where = str(found["metadata"]["uid"])
+            self._where = self._cluster()
         return self._where
+
+    def _cluster(self) -> str:
+        """The same, asked anew."""
+        found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
+        if not isinstance(found, Refusal):
+            return str(found["metadata"]["uid"])
+        if not found.is_denied:
+            raise found.no_answer
+        return str(self._api.connect().base_url)

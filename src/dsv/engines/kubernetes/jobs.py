@@ -314,9 +314,21 @@ def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
             )
     if isinstance(answer, Refusal):
         if is_beyond_quota(answer.message) is False:
-            raise NoPlaceYet(answer.message, subject=name, hint="kubectl describe resourcequota")
+            finished = _finished(api) if "count/jobs.batch" in answer.message else []
+            kept = f"; these Jobs have ended and are still kept: {', '.join(finished)}" if finished else ""
+            hint = (
+                f"kubectl delete job {' '.join(finished)}" if finished else "kubectl describe resourcequota"
+            )
+            raise NoPlaceYet(answer.message + kept, subject=name, hint=hint)
         raise answer.error(f"the cluster does not take the {kind} {name}", name)
     return answer
+
+
+def _finished(api: KubernetesApi) -> list[str]:
+    """The names of Jobs of the namespace that are over, and that a quota still counts."""
+    found = api.items(api.path("batch/v1/jobs"))
+    jobs = [] if isinstance(found, Refusal) else [JobFacts(each) for each in found]
+    return [each.name for each in jobs if each.condition("Complete") or each.condition("Failed")]
 
 
 def _has(node: Any, resource: str) -> float:

@@ -22,6 +22,7 @@ from dsv.engines.kubernetes.pods import Obstacle, Pod
 from dsv.engines.kubernetes.queue import waiting
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
+from dsv.errors import DsvError
 from dsv.model.run_end import EndCause
 
 _ASK: Final = (0.3, 3.0)
@@ -37,9 +38,16 @@ class KubernetesRun:
     """A `Handle`. Several may look on at one job, from any machine that reaches the cluster."""
 
     def __init__(
-        self, job: KubernetesJob, output: Output, on_end: Callable[[], None], *, autoscaling: bool
+        self,
+        job: KubernetesJob,
+        output: Output,
+        on_end: Callable[[], None],
+        *,
+        autoscaling: bool,
+        is_same_cluster: Callable[[], bool] = lambda: True,
     ) -> None:
         self._job = job
+        self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
         self._on_end = on_end
         self._ended: Ended | None = None
@@ -103,6 +111,12 @@ class KubernetesRun:
                 if known is None:
                     reason = f"the cluster has no Job {self._job.at.name} any more"
                     return Ended(exit_code=CANNOT_LAUNCH, launched=False, seen=False, reason=reason)
+                with suppress(DsvError):
+                    if not self._is_same_cluster():
+                        reason = (
+                            f"the cluster was replaced by another one, which has no Job {self._job.at.name}"
+                        )
+                        return Ended(exit_code=CANNOT_LAUNCH, launched=known.begun, seen=False, reason=reason)
                 return gone(known, killed=self._kills > 0)
             if isinstance(facts, Refusal):
                 self._say(facts.no_answer.message)

@@ -203,6 +203,9 @@ class Slurm:
         jobs = self._mine(run)
         return tuple(JobRef(self.name, each.run or "", cluster, f"{each.id}:{each.folder}") for each in jobs)
 
+    def forget(self, ref: JobRef) -> None:
+        """Slurm forgets its jobs by itself."""
+
     def find_image(self, reference: str) -> ImageIdentity | None:
         return None
 

@@ -218,6 +218,25 @@ def test_restoring_everything_moves_the_base_and_wants_force_over_changes(ann: P
         ann.sync()
 
 
+def test_without_a_path_deleted_files_come_back_and_nothing_else_is_overwritten(ann: Person) -> None:
+    before = ann.files()
+    shutil.rmtree(ann.workspace / "train")
+    (ann.workspace / "link").unlink()
+    ann.write({"mine": b"m"})
+    done = restored(ann)
+    assert (done.created, done.replaced, done.removed) == (3, 0, 0)
+    assert ann.files() == {**before, "mine": b"m"}
+    for name in ("train/a.png", "test/c.png", "tool.sh"):
+        (ann.workspace / name).unlink()
+    ann.write({"train/a.png": None, "train/a.png/mine": b"m", "tool.sh": b"changed\n"})
+    (ann.workspace / "test").rmdir()
+    (ann.workspace / "test").write_bytes(b"a file of mine")
+    now = ann.files()
+    with pytest.raises(Conflict, match="would overwrite 3 paths"):
+        restored(ann)
+    assert ann.files() == now
+
+
 def test_what_restore_can_not_do(ann: Person) -> None:
     with pytest.raises(NotFound, match="nothing-here"):
         restored(ann, "nothing-here")

@@ -135,8 +135,8 @@ def test_a_file_beside_the_patterns_that_went_is_told_once(part: Dsv, first: str
     part.ok("sync")
     (part.cwd / "test/mine").unlink()
     told = part.ok(first).err
-    assert "'test/mine' is not here any more, and stays in the dataset" in told and "dsv rm" in told
-    assert "not here any more" not in part.ok("sync").err + part.ok("status").err
+    assert "'test/mine' was deleted here, and remains in the dataset" in told and "dsv rm" in told
+    assert "was deleted here" not in part.ok("sync").err + part.ok("status").err
     assert "test/mine" in part.ok("ls").out
 
 

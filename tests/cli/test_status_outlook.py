@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def follow(dsv: Dsv, steps: list[str], branch: str = "mine") -> None:
 def test_a_dataset_without_a_commit(dsv: Dsv) -> None:
     dsv.ok("init", "pets")
     assert place(dsv) == ("unknown", None, None, "nothing", [])
-    assert "the store was not asked about main yet" in dsv.ok("status").err
+    assert "main not checked yet: dsv status --fetch" in dsv.ok("status").err
     write_files(dsv.cwd, {"a": b"a"})
     assert place(dsv, "--fetch") == ("no-commit", None, None, "publish", ["dsv sync"])
 
@@ -62,8 +64,8 @@ def test_nothing_to_do(pets: Dsv, other: Dsv) -> None:
     for each in (pets, other):
         assert place(each) == ("up-to-date", 0, 0, "nothing", [])
         said = each.ok("status").err.splitlines()
-        assert said[1].startswith("main is at the base (the store said so ")
-        assert said[2:] == ["dsv sync has nothing to publish", "next: nothing to do"]
+        assert said[1].startswith("up to date with main (checked ")
+        assert said[2:] == ["no local changes to publish"]
         assert each.ok("status", "-q").err == ""
 
 
@@ -80,7 +82,13 @@ def test_what_a_sync_will_publish_and_its_command_with_the_paths_that_were_named
 def test_a_branch_that_moved_is_behind_once_a_refused_sync_or_fetch_has_asked(pets: Dsv, other: Dsv) -> None:
     commit(pets, "b")
     head = commit(pets, "c")
+    note = other.cwd / ".dsv/asked"
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps({**known, "time_ms": known["time_ms"] - 3_600_000}))
     assert place(other)[0] == "up-to-date", "the store is not asked"
+    said = other.ok("status").err
+    assert "up to date with main (checked 1h ago; dsv status --fetch checks again)" in said
+    assert "nothing to do" not in said
     assert place(other, "--fetch") == ("behind", 0, 2, "refused", ["dsv pull"])
     write_files(other.cwd, {"mine": b"mine"})
     assert other("sync").code == 4
@@ -88,9 +96,9 @@ def test_a_branch_that_moved_is_behind_once_a_refused_sync_or_fetch_has_asked(pe
     assert (found["position"], found["behind"], found["branch_at"]) == ("behind", 2, head)
     assert found["next"] == ["dsv pull", "dsv sync"]
     said = other.ok("status").err.splitlines()
-    assert said[1].startswith("main has 2 commits after the base (the store said so ")
+    assert said[1].startswith("behind main by 2 commits (checked ")
     assert said[2:] == [
-        "dsv sync would be refused: main is not at the base",
+        "dsv sync would be refused: main has new commits: pull first",
         "next: dsv pull",
         "then: dsv sync",
     ]
@@ -152,15 +160,53 @@ def test_who_may_move_a_protected_branch_is_the_author_that_a_sync_signs_with(pe
     assert reason.removeprefix("main is protected: ") in pets("sync").err
 
 
-def test_what_a_sync_would_refuse_to_publish_names_its_options(pets: Dsv) -> None:
-    (pets.cwd / "train/1.png").unlink()
-    (pets.cwd / "train/2.png").unlink()
+def test_a_removed_folder_is_restored_unless_its_removal_is_to_be_published(pets: Dsv) -> None:
+    shutil.rmtree(pets.cwd / "train")
     (pets.cwd / "link").symlink_to("x" * 10)
     found = told(pets)
-    assert (found["sync"], found["next"]) == ("refused", ["dsv sync --allow-removals"])
-    assert pets("sync").code == 4
+    assert (found["sync"], found["next"]) == ("refused", ["dsv restore train", "dsv sync"])
+    assert found["instead"] == "dsv sync --allow-removals"
+    said = pets.ok("status").err
+    assert (
+        "next: dsv restore train\nthen: dsv sync\nor, to publish the removal: dsv sync --allow-removals\n"
+        in said
+    )
+    assert "if unintended, check the mounts" in pets("sync").err
+    (pets.cwd / "sub").mkdir()
+    assert told(pets.at(pets.cwd / "sub"))["next"][0] == "dsv restore ../train"
+    (pets.cwd / "sub").rmdir()
     follow(pets, found["next"])
+    assert sorted(path.name for path in (pets.cwd / "train").iterdir()) == ["1.png", "2.png"]
     assert told(pets)["clean"]
+    shutil.rmtree(pets.cwd / "train")
+    follow(pets, [told(pets)["instead"]])
+    assert told(pets)["clean"] and pets.ok("ls").lines == ["a.txt", "link"]
+
+
+def test_what_is_offered_to_restore_never_loses_a_local_change(pets: Dsv) -> None:
+    files = {f"d{n}/{m}": b"x" for n in range(9) for m in range(4)}
+    write_files(pets.cwd, files)
+    pets.ok("sync")
+    for name in [*files, "train/1.png", "train/2.png"]:
+        (pets.cwd / name).unlink()
+    assert told(pets)["next"][0] == "dsv restore", "too many to name, and nothing would be overwritten"
+    write_files(pets.cwd, {"a.txt": b"mine"})
+    assert told(pets)["next"] == ["dsv restore PATH", "dsv sync"]
+    follow(pets, ["dsv restore " + " ".join(f"d{n}" for n in range(8))])
+    (pets.cwd / "train").rmdir()
+    write_files(pets.cwd, {"train": b"mine too"})
+    assert told(pets)["next"] == ["dsv restore d8", "dsv sync"], (
+        "a folder that is a file now would be overwritten"
+    )
+
+
+def test_a_sparse_workspace_restores_what_was_removed(pets: Dsv, tmp_path: Path) -> None:
+    pets.at(tmp_path).ok("clone", "pets", "part", "--only", "train")
+    part = pets.at(tmp_path / "part")
+    shutil.rmtree(part.cwd / "train")
+    assert told(part)["next"] == ["dsv restore train"]
+    follow(part, told(part)["next"])
+    assert told(part)["clean"] and sorted(os.listdir(part.cwd / "train")) == ["1.png", "2.png"]
 
 
 def test_an_unreachable_store_neither_fails_nor_is_asked(pets: Dsv, tmp_path: Path) -> None:

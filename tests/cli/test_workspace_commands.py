@@ -169,11 +169,11 @@ def test_status_tells_the_base_from_where_the_branch_is(pets: Dsv) -> None:
     first = pets.ok("resolve").out.strip()
     write_files(pets.cwd, {"a.txt": b"second\n"})
     head = pets.ok("sync").out.strip()
-    assert "main is at the base (the store said so " in pets.ok("status").err
+    assert "up to date with main (checked " in pets.ok("status").err
     pets.ok("restore", "--from", f"@{first}")
     said = pets.ok("status").err
     assert f"pets@main, base {first[:12]}: no differences\n" in said
-    assert "main has 1 commit after the base" in said
+    assert "behind main by 1 commit (checked " in said
     assert pets.ok("status", "--json").json["branch_at"] == head
     elsewhere = pets("sync")
     assert (elsewhere.code, elsewhere.out) == (4, "")
@@ -182,7 +182,7 @@ def test_status_tells_the_base_from_where_the_branch_is(pets: Dsv) -> None:
     done = pets.ok("rollback", f"@{first[:12]}", "--json").json
     assert_documented("rollback", done)
     assert (done["before"], done["source"]) == (head, first)
-    assert ": no differences\nmain is at the base " in pets.ok("status").err
+    assert ": no differences\nup to date with main " in pets.ok("status").err
 
 
 def test_misspelt_paths_and_branches_are_errors(pets: Dsv) -> None:

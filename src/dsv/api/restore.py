@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
 from dsv.worktree.baseline import Baseline, below, open_baseline
 from dsv.worktree.checkout.check_out import Goal, check_out, check_tree
-from dsv.worktree.checkout.settle import ALWAYS, NEVER, OverwritePolicy
+from dsv.worktree.checkout.settle import ALWAYS, OverwritePolicy
 from dsv.worktree.held import Held
 from dsv.worktree.workspace import Workspace
 
@@ -47,8 +48,9 @@ def restore(
     """Makes these paths, and all below them, what the source (None: the base) has there.
 
     Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the way.
-    Without a path it is the whole workspace, and the source becomes its base; that needs `force` if it would lose
-    anything. Raises `Conflict` with nothing written, and `NotFound` for a path that neither side has.
+    Without a path it is the whole workspace, and the source becomes its base; deleted files come back, and `force` is
+    needed if anything would be lost. Raises `Conflict` with nothing written, and `NotFound` for a path that neither
+    side has.
     """
     with open_to_write(context, "dsv restore") as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -59,12 +61,8 @@ def restore(
             raise missing_commit(before, repository.store.url)
         after = TreeReader(repository.objects, commit)
         chosen = PathSet.of(paths)
-        may_overwrite: OverwritePolicy = NEVER
-        if force:
-            may_overwrite = ALWAYS
-        elif paths:
-            may_overwrite = chosen.__contains__
         with open_baseline(opened, base, writes=True) as baseline:
+            may_overwrite = ALWAYS if force else chosen.__contains__ if paths else _deleted(baseline)
             held = baseline.held if paths else baseline.held_of(after)
             check_tree(after, workspace.root, held)
             _check_paths(baseline, after, chosen)
@@ -74,7 +72,7 @@ def restore(
                 "dsv restore",
                 commit,
                 lambda: _restoring(baseline, after, chosen, held, suspects),
-                "to drop a change of yours: dsv restore PATH; to drop all of them: dsv restore --force",
+                "dsv restore PATH gives up your changes to it; dsv restore --force gives up all of them",
                 paths,
                 may_overwrite,
             )
@@ -88,6 +86,12 @@ def restore(
             made.copied,
             made.copied_bytes,
         )
+
+
+def _deleted(baseline: Baseline) -> OverwritePolicy:
+    """Paths of the base that were deleted here: nothing is lost by writing them."""
+    missing, root = frozenset(baseline.scan.missing), os.fsencode(baseline.scan.root)
+    return lambda path: path in missing and not os.path.lexists(root + b"/" + path)
 
 
 def source_commit(

@@ -1,11 +1,14 @@
-"""What a sync would do."""
+"""How a workspace differs from its base, and what the next sync will do."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from dsv.api.branch_position import BranchPosition, branch_position, fetch_position
 from dsv.api.context import Context
@@ -17,12 +20,16 @@ from dsv.repo.local_store import LocalStore
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects
 from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state
-from dsv.worktree.checks import check_paths, check_removals, note_let_go
+from dsv.worktree.checks import check_paths, check_removals, note_let_go, restorable
 from dsv.worktree.held import Collision
 from dsv.worktree.scan.problem import Problem
 from dsv.worktree.scan.state import State
+from dsv.worktree.scan.workspace_scan import WorkspaceScan
 from dsv.worktree.status import Differences, detect_changes
 from dsv.worktree.workspace import BRIEF, Workspace
+
+_NAMED = 3
+"""Paths that a command line names at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,8 @@ def status(
         suspicious,
         baseline.begun[-1].finish if baseline.begun else None,
         len(baseline.collisions),
+        len(differences.removed),
+        "" if suspicious is None else _restore(context.cwd, scan, differences),
     )
     return Status(
         workspace,
@@ -149,6 +158,14 @@ def _suspicion(baseline: Baseline) -> str | None:
     except Conflict as refused:
         return refused.message
     return None
+
+
+def _restore(cwd: Path, scan: WorkspaceScan, differences: Differences) -> str:
+    """The command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing."""
+    paths = [os.path.relpath(scan.root / os.fsdecode(path), cwd.resolve()) for path in restorable(scan)]
+    if 0 < len(paths) <= _NAMED:
+        return "dsv restore " + " ".join(map(shlex.quote, paths))
+    return "dsv restore PATH" if differences.changed or differences.retyped else "dsv restore"
 
 
 def save_news(workspace: Workspace, state: State) -> None:

@@ -1,4 +1,4 @@
-"""What the next sync of a workspace will do, and which commands to type, by what is known without the store."""
+"""Forecasts the next sync of a workspace, and the commands to type, from what is known without asking the store."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """reason: why a sync would be refused; None if it would not. next: command lines, in the order to type them;
-    none if nothing is to be done. NAME in them is for the user to choose.
+    none if nothing is to be done. NAME in them is for the user to choose. instead: the command line that publishes
+    what `next` restores as removed.
     """
 
     outcome: Outcome
     reason: str | None
     next: tuple[str, ...]
+    instead: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What decides. differences, problems: how many paths. removals: they need `--allow-removals`.
+    """What decides. differences, problems, removed: how many paths. removals: why they need `--allow-removals`.
 
-    finish: the command line that finishes one that was interrupted here. collisions: new paths that are in the way of
-    what the dataset has and this workspace has not.
+    restore: the command line that brings back what is missing; given only with `removals`. finish: the command line
+    that finishes one that was interrupted here. collisions: new paths that are in the way of what the dataset has and
+    this workspace does not.
     """
 
     dataset: DatasetName
@@ -48,6 +51,8 @@ class Findings:
     removals: str | None
     finish: str | None
     collisions: int = 0
+    removed: int = 0
+    restore: str = ""
 
 
 def forecast(found: Findings, branch: BranchPosition) -> Forecast:
@@ -58,20 +63,24 @@ def forecast(found: Findings, branch: BranchPosition) -> Forecast:
         reasons.append(f"{format_count(found.problems, 'path')} can't be stored")
         options += " --skip-unsupported"
     if found.collisions:
-        reasons.append(f"{format_count(found.collisions, 'path')} are in the way of what is not here")
+        paths = format_count(found.collisions, "path")
+        reasons.append(f"{paths} in the way of files that this sparse workspace leaves out")
     before, beside, after = _by_branch(found, branch, reasons)
+    sync = "dsv sync" + (_BESIDE if beside else "") + options
     if found.removals is not None:
         reasons.append("it would remove too much")
-        options += " --allow-removals"
-    differs = found.differences > 0 or found.problems > 0
-    steps = list(before)
-    if differs or beside:
-        steps.append("dsv sync" + (_BESIDE if beside else "") + options)
-    steps += after
+        steps = [found.restore, *before]
+        if found.differences > found.removed or found.problems:
+            steps += [sync, *after]
+        instead = f"{sync} --allow-removals"
+    else:
+        differs = found.differences > 0 or found.problems > 0
+        steps = [*before, *([sync] if differs or beside else []), *after]
+        instead = None
     if found.finish is not None:
-        steps = [found.finish]
+        steps, instead = [found.finish], None
     if reasons:
-        return Forecast(Outcome.REFUSED, "; ".join(reasons), tuple(steps))
+        return Forecast(Outcome.REFUSED, "; ".join(reasons), tuple(steps), instead)
     return Forecast(Outcome.PUBLISH if found.differences else Outcome.NOTHING, None, tuple(steps))
 
 
@@ -82,17 +91,17 @@ def _by_branch(
     name, merge = found.branch, f"dsv merge NAME --into {found.branch}"
     match branch.position:
         case Position.DIVERGED:
-            reasons.append(f"{name} does not descend from the base")
+            reasons.append(f"{name} has diverged")
             return [], True, [merge]
         case Position.AHEAD:
-            reasons.append(f"{name} is not at the base")
+            reasons.append(f"{name} was moved back")
             return [], True, []
         case Position.NO_COMMIT if found.base is not None:
             reasons.append(f"{name} has no commit")
             return [], True, []
     before = []
     if branch.position in (Position.BEHIND, Position.ELSEWHERE):
-        reasons.append(f"{name} is not at the base")
+        reasons.append(f"{name} has new commits: pull first")
         before = ["dsv pull"]
     if branch.position is Position.GONE:
         reasons.append(f"branch {name} was deleted or renamed")

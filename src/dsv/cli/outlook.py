@@ -1,4 +1,4 @@
-"""The last lines of `dsv status`: where the branch is, what a sync will do, and what to type next."""
+"""The last lines of `dsv status`: how the base stands to the branch, what a sync will do, and what to type next."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from dsv.model.units import format_count, format_duration
 
 def outlook(found: Status, *, now_ms: int, paths: Sequence[str]) -> Iterator[str]:
     """paths: those that the command line named, if it did."""
-    asked = found.branch.asked_ms
-    place = _place(found)
-    if asked is not None:
-        seconds = (now_ms - asked) / 1000
-        ago = "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
-        place += f" (the store said so {ago})"
-    yield place
+    yield _place(found) + _asked(found, now_ms)
     if found.branch.limits is not None:
         yield f"{found.workspace.branch} is protected: {printable(describe_limits(found.branch.limits))}"
     match found.sync.outcome:
@@ -30,12 +24,11 @@ def outlook(found: Status, *, now_ms: int, paths: Sequence[str]) -> Iterator[str
         case Outcome.PUBLISH:
             yield f"dsv sync will publish {_counts(found)}"
         case Outcome.NOTHING:
-            yield "dsv sync has nothing to publish"
-    steps = with_paths(found.sync.next, paths)
-    for number, step in enumerate(steps):
+            yield "no local changes to publish"
+    for number, step in enumerate(with_paths(found.sync.next, paths)):
         yield f"{'then' if number else 'next'}: {printable(step)}"
-    if not steps:
-        yield "next: nothing to do"
+    if found.sync.instead is not None:
+        yield f"or, to publish the removal: {printable(with_paths([found.sync.instead], paths)[0])}"
 
 
 def with_paths(steps: Sequence[str], paths: Sequence[str]) -> list[str]:
@@ -50,22 +43,31 @@ def _place(found: Status) -> str:
     ahead = "" if branch.ahead is None else format_count(branch.ahead, "commit")
     match branch.position:
         case Position.UP_TO_DATE:
-            return f"{name} is at the base"
-        case Position.BEHIND if found.base is None:
-            return f"{name} has {behind}, and none of them is here"
+            return f"up to date with {name}"
         case Position.BEHIND:
-            return f"{name} has {behind} after the base"
+            return f"behind {name} by {behind}"
         case Position.AHEAD:
-            return f"{name} is {ahead} before the base"
+            return f"ahead of {name} by {ahead}"
         case Position.DIVERGED:
-            return f"{name} and the base have diverged: {behind} there, {ahead} here"
+            return f"diverged from {name}: {ahead} here, {behind} there"
         case Position.ELSEWHERE:
-            return f"{name} is at {str(branch.commit)[:12]}, not at the base"
+            return f"{name} has moved to {str(branch.commit)[:12]}"
         case Position.NO_COMMIT:
-            return f"{name} has no commit"
+            return f"{name} has no commit yet"
         case Position.GONE:
             return f"{name} was deleted or renamed"
-    return f"the store was not asked about {name} yet: dsv status --fetch"
+    return f"{name} not checked yet: dsv status --fetch"
+
+
+def _asked(found: Status, now_ms: int) -> str:
+    """When the store was asked: others may have published since."""
+    asked = found.branch.asked_ms
+    if asked is None:
+        return ""
+    seconds = (now_ms - asked) / 1000
+    if seconds < 10:
+        return " (checked just now)"
+    return f" (checked {format_duration(seconds)} ago; dsv status --fetch checks again)"
 
 
 def _counts(found: Status) -> str:

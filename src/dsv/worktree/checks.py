@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from dsv.errors import Conflict, NotFound
+from dsv.model.path_set import folders_above
 from dsv.model.paths import show
 from dsv.model.progress import Progress
 from dsv.model.units import format_count
@@ -40,11 +41,11 @@ def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
     """Says that what went here, beside what a sparse workspace is to have, stays in the dataset."""
     if not scan.let_go:
         return
-    first = show(scan.let_go[0])
-    more = f" and {format_count(len(scan.let_go) - 1, 'more path')} are" if len(scan.let_go) > 1 else " is"
+    first, others = show(scan.let_go[0]), len(scan.let_go) - 1
+    more = f" and {format_count(others, 'more path')} were" if others else " was"
     progress.note(
-        f"{first}{more} not here any more, and stay{'' if len(scan.let_go) > 1 else 's'} in the dataset, as this "
-        "workspace is sparse and its patterns don't match: dsv rm removes files from a dataset"
+        f"{first}{more} deleted here, and remain{'' if others else 's'} in the dataset, as the patterns of this sparse "
+        "workspace don't include it: dsv rm removes files from a dataset"
     )
 
 
@@ -62,11 +63,34 @@ def emptied(scan: WorkspaceScan) -> list[bytes]:
     return sorted(tops)
 
 
+def restorable(scan: WorkspaceScan) -> list[bytes]:
+    """What is missing, in few paths: a folder if no file is left in it. To restore these loses no local change."""
+    root, tops = os.fsencode(scan.root) + b"/", set(emptied(scan))
+    gone: dict[bytes, bool] = {}
+
+    def is_gone(folder: bytes) -> bool:
+        if folder not in gone:
+            empty = folder in tops and scan.state.folder(folder) is not None
+            gone[folder] = empty or not os.path.lexists(root + folder)
+        return gone[folder]
+
+    found: dict[bytes, None] = {}
+    for path in scan.missing:
+        above = [*folders_above(path), b""]
+        way = next((each for each in reversed(above[:-1]) if is_gone(each)), None)
+        if way is None and scan.state.folder(above[0]) is not None and not os.path.lexists(root + path):
+            way = path
+        if way is not None:
+            found[way] = None
+    return list(found)
+
+
 def _refused(what: str, root: str) -> Conflict:
     return Conflict(
-        f"this sync would remove {what} from the dataset; if that is not meant, something in {root} is not mounted",
+        f"this sync would remove {what} from the dataset; if unintended, check the mounts in {root}",
         subject=root,
-        hint="dsv status shows what is missing; dsv sync --allow-removals removes it",
+        hint="dsv status shows what is missing; dsv restore brings it back; dsv sync --allow-removals publishes the "
+        "removal",
     )
 
 

@@ -62,7 +62,7 @@ def pull(
     ] = None,
     table_key: TableKey = None,
 ) -> int | None:
-    """Bring the workspace up to its branch.
+    """Update the workspace to its branch.
 
     Local changes stay, and the next sync publishes them on top. A text below 1 MiB that both sides changed is merged
     line by line; a change of mode goes together with one of content. If both changed a path in another way, it ends

@@ -19,6 +19,7 @@ from dsv.model.names import Target
     "restore",
     examples=[
         ("dsv restore labels.csv", "as the base has it; your change to it is gone"),
+        ("dsv restore", "every file that was deleted here"),
         ("dsv restore train/ --from @v1", "a folder as the tag has it"),
         ("dsv restore --offline labels.csv", "from a commit that was cached here, without the store"),
         (
@@ -30,7 +31,7 @@ from dsv.model.names import Target
         "commit": "the commit that the files come from",
         "created": "how many paths were missing",
         "replaced": "how many had other content",
-        "removed": "how many went, as the commit does not have them",
+        "removed": "how many were removed, as the commit does not have them",
         **CACHED_KEYS,
     },
 )
@@ -46,10 +47,10 @@ def restore(
     ] = False,
     offline: Offline = False,
 ) -> None:
-    """Put files back as a commit has them.
+    """Restore files as a commit has them.
 
-    Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the
-    way. Without PATH it is the whole workspace, and nothing is lost without --force.
+    Local changes to a PATH that is named are lost. Files that no commit has stay, unless they are in the way. Without
+    PATH this restores the whole workspace: deleted files come back, and changes are lost only with --force.
     """
     target = None if source is None else Target.parse(source)
     with call.context(offline=offline) as context:

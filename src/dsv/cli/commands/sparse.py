@@ -37,7 +37,7 @@ def sparse(
     action: Annotated[str, typer.Argument(metavar="list|add|remove")],
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[PATTERN]...")] = None,
 ) -> None:
-    """Show or change which part of its dataset a workspace has.
+    """Show or change which part of the dataset a workspace has.
 
     A PATTERN begins at the top of the dataset: * matches within a name, **/ any folders, ? one character, and [a-f]
     one of these; a folder stands for all that is in it, and a path of exactly that name comes first. 'dsv clone

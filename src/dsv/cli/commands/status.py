@@ -53,6 +53,7 @@ ON_SCREEN = 50
         "sync": "what the next sync will do: nothing, publish, or refused",
         "reason": "why it would be refused; null if it would not",
         "next": "the command lines to type next, in this order; none if nothing is to be done. NAME is yours to choose",
+        "instead": "the command line that publishes the removal of what next restores; else null",
         "only": "the patterns of a sparse workspace, which tell what it has; null if it has everything",
         "collisions.path": "what is new here, and can't be committed together with a path that is not here",
         "collisions.other": "that path",
@@ -80,11 +81,11 @@ def status(
     ] = False,
     fetch: Annotated[bool, typer.Option("--fetch", help="Ask the store where the branch is now.")] = False,
 ) -> int:
-    """Show what a sync would do.
+    """Show local changes, and what a sync would do.
 
-    The last lines tell where the branch is, and what to type next. Files are read only where their size and times
-    leave a doubt. The store is hardly ever asked: where the branch is, is what it said to the last command that asked
-    from here, and how long ago that was is told too.
+    The last lines compare the base with the branch, and say what to type next. Files are read only if their size and
+    times leave a doubt. The store is not asked where the branch is: this tells what the last command that asked it
+    from here was told, and how long ago. --fetch asks it now.
     """
     typed = paths or ()
     with call.context() as context:
@@ -190,6 +191,7 @@ def _document(found: Status, typed: Sequence[str]) -> dict[str, object]:
         "sync": found.sync.outcome.value,
         "reason": found.sync.reason,
         "next": with_paths(found.sync.next, typed),
+        "instead": None if found.sync.instead is None else with_paths([found.sync.instead], typed)[0],
         "only": None if found.workspace.chosen.lines is None else list(found.workspace.chosen.lines),
         "collisions": [{"path": _name(each.path), "other": _name(each.other)} for each in found.collisions],
         "clean": found.is_clean,

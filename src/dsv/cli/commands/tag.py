@@ -62,7 +62,7 @@ def tag(
         ),
     ] = None,
 ) -> None:
-    """Name a commit for good, or list tags.
+    """Create an immutable tag, or list tags.
 
     TARGET is [DATASET][@REV]; without it, the base commit of this workspace. A tag never moves.
     """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsv.api.browse import cat
 from dsv.api.clone import clone
+from dsv.api.init import init
 from dsv.api.pull import pull
 from dsv.api.restore import restore
-from dsv.api.sync import Synced
+from dsv.api.sync import Synced, SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.model.location import ObjectKind
 from dsv.model.names import DatasetName, Target
@@ -166,3 +169,84 @@ def test_a_pull_removes_no_large_file_whose_recipe_is_gone_from_the_store(
         ann.sync(reupload=True)  # bob has moved the branch; what was lost is stored again all the same
     pull(ann.context())
     assert "large" not in ann.files()
+
+
+def flip(person: Person, content: bytes) -> None:
+    """Flips a bit of a content, which is stored as it is."""
+    for path in (Path(person.store) / "packs").glob("*/*"):
+        data = bytearray(path.read_bytes())
+        at = data.find(content[:32])
+        if at >= 0:
+            data[at + 5] ^= 1
+            path.chmod(0o644)
+            path.write_bytes(data)
+            return
+    pytest.fail("no pack has it")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Person:
+    """Ann, whose files are whole here, and two of them damaged in the store: `small`, and the middle of `large`."""
+    person = Person(tmp_path / "ann", str(tmp_path / "store"))
+    person.init()
+    noise = random.Random(5).randbytes(3 << 20)
+    small = random.Random(6).randbytes(4000)
+    person.write({"small": small, "large": noise, "sound": noise[5000:9000]})
+    person.sync()
+    flip(person, small)
+    flip(person, noise[2 << 20 :])
+    return person
+
+
+def read_everything(person: Person, where: Path) -> None:
+    """As somebody else does on the machine of this person."""
+    other = replace(person, home=person.home / where.name)
+    context = replace(person.context(where), metadata=person.home / "metadata")
+    clone(context, Target.parse("scans"), other.workspace)
+
+
+def test_the_error_names_the_file_and_the_dataset(damaged: Person, tmp_path: Path) -> None:
+    for path in ("small", "large"):
+        with (
+            pytest.raises(IntegrityError, match=f"scans:{path} can't be read: chunk .* in pack .*") as caught,
+            cat(damaged.context(), Target.parse(f"scans:{path}")) as pieces,
+        ):
+            b"".join(pieces)
+        assert caught.value.subject == f"scans:{path}"
+        assert "dsv sync --reupload" in (caught.value.hint or "")
+    with pytest.raises(IntegrityError, match="scans:"):
+        read_everything(damaged, tmp_path)
+
+
+def test_what_a_read_has_found_damaged_is_not_referred_to(damaged: Person) -> None:
+    """By a sync that makes another dataset of the same file; which also makes the first one whole."""
+    with pytest.raises(IntegrityError), cat(damaged.context(), Target.parse("scans:small")) as pieces:
+        b"".join(pieces)
+    other = replace(damaged, home=damaged.home / "other")
+    context = replace(other.context(), metadata=damaged.home / "metadata")
+    other.workspace.mkdir(parents=True)
+    (other.workspace / "copy").write_bytes((damaged.workspace / "small").read_bytes())
+    init(context, other.workspace, DatasetName.parse("copies"))
+    done = sync(context, SyncRequest())
+    readable(other, done)
+    done = damaged.sync()
+    assert not done.any_change
+    with cat(damaged.context(), Target.parse("scans:small")) as pieces:
+        assert b"".join(pieces) == (damaged.workspace / "small").read_bytes()
+    assert not damaged.sync().reuploaded
+
+
+def test_the_next_sync_stores_again_what_was_found_damaged(damaged: Person) -> None:
+    with pytest.raises(IntegrityError), cat(damaged.context(), Target.parse("scans:small")) as pieces:
+        b"".join(pieces)
+    assert damaged.sync().reuploaded == 1
+    with cat(damaged.context(), Target.parse("scans:small")) as pieces:
+        assert b"".join(pieces) == (damaged.workspace / "small").read_bytes()
+
+
+def test_reupload_finds_damage_that_nobody_has_met(damaged: Person) -> None:
+    done = damaged.sync(reupload=True)
+    assert done.reuploaded == 2 and not done.any_change and not done.lost
+    readable(damaged, done)
+    assert damaged.sync(reupload=True).reuploaded == 0
+    assert damaged.sync().reuploaded == 0

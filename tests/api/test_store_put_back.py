@@ -18,7 +18,10 @@ from dsv.errors import Conflict, IntegrityError
 from dsv.model import keys
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, TagName, Target
+from dsv.model.progress import NoProgress
+from dsv.repo.objects import Objects
 from dsv.repo.repository import Repository
+from dsv.transfer.upload import Uploader
 from tests.api.people import SCANS, Files, Person
 
 FIRST: Files = {f"old/{n}": b"%d" % n * 50 for n in range(30)}
@@ -167,3 +170,24 @@ def test_a_store_that_has_no_commit_any_more_gets_all_of_it_again(tmp_path: Path
     done = ann.sync()
     assert done.any_change and done.parent is None and done.commit == head(ann)
     assert ann.read(done.commit) == FIRST
+
+
+def test_a_commit_of_lost_contents_is_made_whole_by_who_has_its_files(
+    ann: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older dsv published it: it took contents from a commit that the store had lost."""
+    noted: list[str] = []
+    monkeypatch.setattr(NoProgress, "note", lambda self, text: noted.append(text))
+    lost = (ann.workspace / ".dsv/base").read_text().strip()
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "check_stored", lambda *_: None)
+        patch.setattr(Uploader, "new_location", lambda self, entry, known: known)
+        cherry_pick(ann.context(), PickRequest(Target.parse(f"scans@{lost}")))
+    with pytest.raises(IntegrityError):
+        ann.read(head(ann))
+    pull(ann.context())
+    assert any("dsv sync stores it again" in text for text in noted)
+    done = ann.sync()
+    assert done.reuploaded >= len(SECOND) and not done.lost
+    assert ann.read(head(ann)) == ann.files() == {**FIRST, **SECOND}
+    assert not ann.sync().reuploaded

@@ -102,7 +102,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
             raise UsageError(f"{target} is a symlink to {name}", subject=str(target), hint=f"dsv ls {target}")
         if not entry.is_file:
             raise UsageError(f"{target} is an empty folder", subject=str(target), hint=f"dsv ls {target}")
-        pieces = Fetcher(repository.objects, connections=4).files([Wanted(entry, where)])
+        pieces = Fetcher(repository.objects, resolved.dataset, connections=4).files([Wanted(entry, where)])
         yield next(pieces)[1]
 
 

@@ -66,9 +66,9 @@ class Comparison:
         self, chosen: Sequence[Difference]
     ) -> Iterator[tuple[Difference, bytes | None, bytes | None]]:
         """Both sides' contents of these files, whole, while the comparison is open. A side without a file is None."""
-        old = self._stored((one.before, None) for one in chosen)
+        old = self._stored(self.before, ((one.before, None) for one in chosen))
         new = (
-            self._stored((one.after, one.location) for one in chosen)
+            self._stored(self.after, ((one.after, one.location) for one in chosen))
             if self.after.workspace is None
             else self._on_disk(self.after.workspace, chosen)
         )
@@ -76,10 +76,10 @@ class Comparison:
             before = next(old) if _is_file(one.before) else None
             yield one, before, next(new) if _is_file(one.after) else None
 
-    def _stored(self, files: Iterable[tuple[Entry | None, Location | None]]) -> Iterator[bytes]:
+    def _stored(self, side: Side, files: Iterable[tuple[Entry | None, Location | None]]) -> Iterator[bytes]:
         wanted = [Wanted(entry, where) for entry, where in files if entry is not None and entry.is_file]
         if wanted:
-            for _, pieces in Fetcher(self.objects()).files(wanted):
+            for _, pieces in Fetcher(self.objects(), side.dataset).files(wanted):
                 yield b"".join(pieces)
 
     def _on_disk(self, root: Path, chosen: Sequence[Difference]) -> Iterator[bytes]:

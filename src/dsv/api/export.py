@@ -19,7 +19,6 @@ from dsv.model.ids import CommitId
 from dsv.model.location import Location
 from dsv.model.names import Target, clean_path
 from dsv.model.paths import show
-from dsv.repo.objects import Objects
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 
@@ -42,15 +41,15 @@ def export_stream(context: Context, target: Target, out: IO[bytes], compression:
         commit_id = context.resolve(repository, target).commit
         tree = TreeReader(repository.objects, commit_id)
         found = found_entries(tree, target)
-        write_tar(repository.objects, tree, found, out, compression)
+        write_tar(tree, found, out, compression)
         return exported(commit_id, found)
 
 
-def write_tar(objects: Objects, tree: TreeReader, found: Found, out: IO[bytes], compression: str) -> None:
+def write_tar(tree: TreeReader, found: Found, out: IO[bytes], compression: str) -> None:
     """A tar of what was found in the tree."""
     mode: Any = f"w|{compression}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
-        for name, entry, pieces in contents_of(objects, found):
+        for name, entry, pieces in contents_of(tree, found):
             info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
             info.mtime = tree.commit.time_ms // 1000
             info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
@@ -100,7 +99,7 @@ def export_folder(context: Context, target: Target, path: Path) -> Exported:
                 found = found_entries(tree, target)
                 if any(entry.kind is Kind.SYMLINK for _, entry, _ in found):
                     tree.check_links(tree.links())
-                links = _write(repository.objects, found, temporary)
+                links = _write(tree, found, temporary)
             for name, link in links:  # last, so that no file is written through one
                 link_path = temporary / os.fsdecode(name)
                 link_path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,9 +131,10 @@ def found_entries(tree: TreeReader, target: Target) -> Found:
     return found
 
 
-def contents_of(objects: Objects, found: Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
+def contents_of(tree: TreeReader, found: Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
     """Each with its content in checked pieces."""
-    files = Fetcher(objects).files([Wanted(entry, where) for _, entry, where in found if entry.is_file])
+    wanted = [Wanted(entry, where) for _, entry, where in found if entry.is_file]
+    files = Fetcher(tree.objects, tree.commit.dataset).files(wanted)
     for name, entry, _ in found:
         if entry.is_file:
             _, pieces = next(files)
@@ -143,10 +143,10 @@ def contents_of(objects: Objects, found: Found) -> Iterator[tuple[bytes, Entry, 
             yield name, entry, iter(())
 
 
-def _write(objects: Objects, found: Found, root: Path) -> list[tuple[bytes, bytes]]:
+def _write(tree: TreeReader, found: Found, root: Path) -> list[tuple[bytes, bytes]]:
     """Writes files and folders, and gives the symlinks."""
     links: list[tuple[bytes, bytes]] = []
-    for name, entry, pieces in contents_of(objects, found):
+    for name, entry, pieces in contents_of(tree, found):
         whole = root / os.fsdecode(name)
         if entry.kind is Kind.SYMLINK:
             links.append((name, entry.target or b""))

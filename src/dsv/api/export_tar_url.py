@@ -52,5 +52,5 @@ def export_tar_url(
         compression = COMPRESSED.get(f".{name.rpartition('.')[2]}", "")
         most = sum(entry.size + _AROUND for _, entry, _ in found)
         with writes.writing(path, most) as out:
-            write_tar(repository.objects, tree, found, out, compression)
+            write_tar(tree, found, out, compression)
         return exported(commit_id, found)

@@ -83,7 +83,8 @@ def export_url(
     place = open_place(url, reach)
     with context.repository(target) as repository:
         commit = context.resolve(repository, target).commit
-        found = found_entries(TreeReader(repository.objects, commit), target)
+        tree = TreeReader(repository.objects, commit)
+        found = found_entries(tree, target)
         files = [each for each in found if each[1].is_file]
         folder = context.metadata / "stores" / str(repository.id) / "exports"
         journal = Journal(folder, url.rstrip("/"))
@@ -101,9 +102,7 @@ def export_url(
                 raise _occupied(writes.place.shown, plan.foreign)
             context.progress.start(len(plan.write), sum(entry.size for _, entry, _ in plan.write))
             exporting = _Exporting(writes, journal, pool, context.progress)
-            exporting.run(
-                (name, entry, pieces) for name, entry, pieces in contents_of(repository.objects, plan.write)
-            )
+            exporting.run((name, entry, pieces) for name, entry, pieces in contents_of(tree, plan.write))
             context.progress.finish()
     return ExportedToUrl(
         commit,

@@ -27,7 +27,7 @@ class SyncRequest:
     """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on.
 
     new_branch: `branch` is made by this sync, and must not exist yet. Without it `branch` must exist.
-    reupload: everything that the base refers to is looked for in the store, and stored again if it is not there.
+    reupload: everything that the base refers to is read from the store, and stored again if it is lost or damaged.
     jobs: processes that read small files; None for a number that suits the work and the machine.
     rehash: reads contents again, even if sizes and times are unchanged.
     """
@@ -120,11 +120,12 @@ def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progres
 
 
 def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: SyncRequest) -> Reuploaded:
-    """Stores again what the store has lost of the base, if that is asked for, or if something is known to be lost."""
+    """Stores again what the store has lost of the base, if that is asked for or something is known to be lost."""
     repository = opened.repository
     if tree is None or not (request.reupload or repository.objects.packs.noted()):
         return Reuploaded()
-    return reupload(repository, opened.writer, tree, opened.workspace.root, thorough=request.reupload)
+    root, progress = opened.workspace.root, opened.progress
+    return reupload(repository, opened.writer, tree, root, progress, thorough=request.reupload)
 
 
 def _synced(

@@ -15,6 +15,7 @@ from dsv.store.base import Store
 T = TypeVar("T")
 
 NOT_OURS = "no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits"
+REUPLOAD = "dsv sync --reupload in a workspace that has the files"
 ONE_WINS_AGAIN = (
     "nobody should write there until the server honours If-None-Match again; then dsv pull and dsv sync"
 )
@@ -30,7 +31,7 @@ def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
     return IntegrityError(
         f"{kind.name.lower()} {object_id} in pack {where.pack} at {where.offset} is damaged",
         subject=str(object_id),
-        hint=put_back(keys.pack_key(where.pack)),
+        hint=f"{put_back(keys.pack_key(where.pack))}; or {REUPLOAD}",
     )
 
 
@@ -41,7 +42,7 @@ def unreadable(
     hint = put_back(keys.pack_key(where.pack))
     if isinstance(error, NotFound):
         message = f"pack {where.pack} of {url} is gone, with {kind.name.lower()} {object_id}"
-        hint = f"{hint}; or dsv sync --reupload in a workspace that has the files"
+        hint = f"{hint}; or {REUPLOAD}"
     elif error.subject == str(object_id):
         return error
     else:
@@ -53,7 +54,7 @@ def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:
     return IntegrityError(
         f"{kind.name.lower()} {object_id} is referenced, but in no index of {url}",
         subject=str(object_id),
-        hint="put the missing keys below index/ back from a copy of the store",
+        hint=f"put the missing keys below index/ back from a copy of the store; or {REUPLOAD}",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
@@ -28,6 +28,12 @@ FILTERED_BYTES = 1 << 20
 _LISTINGS = 10
 
 AnyIndex = Index | RemoteIndex
+Usable = Callable[[ObjectKind, Id, PackId], bool]
+"""Whether an object may be taken from this pack."""
+
+
+def _any_pack(kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
+    return True
 
 
 class Indexes:
@@ -46,24 +52,25 @@ class Indexes:
         self.damaged = set[IndexId]()
         """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
 
-    def find(self, kind: ObjectKind, object_id: Id, *, absent: Container[PackId] = ()) -> Location | None:
-        """Where the object lies, outside the packs in `absent`; None is a miss in what was loaded so far."""
-        found = self._find(kind, object_id, absent)
-        return self._find(kind, object_id, absent) if found is None and self._replace_gone() else found
+    def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
+        """Where the object lies, in a pack that is usable; None is a miss in what was loaded so far."""
+        found = self._find(kind, object_id, usable)
+        return self._find(kind, object_id, usable) if found is None and self._replace_gone() else found
 
-    def _find(self, kind: ObjectKind, object_id: Id, absent: Container[PackId]) -> Location | None:
+    def _find(self, kind: ObjectKind, object_id: Id, usable: Usable) -> Location | None:
         hidden = False
         files = self._arranged()
         self._refuse_erased(kind, object_id)
         for one in files:
             found = one.find(kind, object_id)
             if found is not None:
-                if found.pack not in absent:
+                if usable(kind, object_id, found.pack):
                     return found
                 hidden = True
         if not hidden:
             return None
-        return next((place for place in self.places(kind, object_id) if place.pack not in absent), None)
+        places = self.places(kind, object_id)
+        return next((place for place in places if usable(kind, object_id, place.pack)), None)
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
         """Every place that the files loaded so far give: where one is damaged, another may do. May repeat itself."""

@@ -203,7 +203,7 @@ class Objects:
                 return checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
             except (NotFound, IntegrityError):
                 pass
-        return self._read_by_index(kind, object_id)[0]
+        return self.read_by_index(kind, object_id, where)[0]
 
     def remember(self, kind: ObjectKind, object_id: Id, data: bytes, locator: bytes | None = None) -> None:
         """Keeps a local copy of metadata that this process is writing."""
@@ -215,8 +215,13 @@ class Objects:
         self._metadata.put("commit", str(commit_id), data)
         self._metadata.put("commit-locator", str(commit_id), locator)
 
-    def _read_by_index(self, kind: ObjectKind, object_id: Id) -> tuple[bytes, Location]:
-        """The object and where it was, from the first place that has it. Raises `IntegrityError`: none does."""
+    def read_by_index(
+        self, kind: ObjectKind, object_id: Id, tried: Location | None = None
+    ) -> tuple[bytes, Location]:
+        """The object and where it was, from the first place that has it. Raises `IntegrityError`: none does.
+
+        tried: where it was not, or was damaged. What is found lost or damaged is noted for later commands.
+        """
         first: tuple[Location, NotFound | IntegrityError] | None = None
         gone: list[PackId] = []
         for where in self._places(kind, object_id):
@@ -228,8 +233,13 @@ class Objects:
                 first = first or (where, error)
                 if isinstance(error, NotFound):
                     gone.append(where.pack)
+                else:
+                    self.packs.note_damaged(kind, object_id, where.pack)
+        if tried is not None and tried.pack not in gone and self.packs.is_lost(tried.pack):
+            gone.append(tried.pack)
         for pack_id in gone:
             self.packs.note(pack_id)
+        self.packs.note_missing(kind, object_id)
         if first is None:
             raise unlisted(kind, object_id, self.store.url)
         raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]
@@ -259,7 +269,7 @@ class Objects:
             except (NotFound, IntegrityError):
                 data = None
         if data is None:
-            data, where = self._read_by_index(kind, object_id)
+            data, where = self.read_by_index(kind, object_id, where)
             locator = self._tail(kind, where)
             self._metadata.put(kind.name.lower(), str(object_id), data)
         return Located(data, locator)

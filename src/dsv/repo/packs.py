@@ -1,4 +1,7 @@
-"""Which packs the store has. An index says where an object was put, and not that its pack is still there.
+"""Which packs and objects of the store may be relied on. An index says where an object was put, and not that its pack
+is still there, nor that its bytes are still right.
+
+What a read finds lost or damaged is noted beside the local copies of metadata, and counts as absent from then on.
 
 Before a new commit refers to something that an index names, its pack is looked for: one pack at a time until that has
 cost as many requests as a listing of all packs, and then by that listing. So it never costs more than twice the least.
@@ -7,11 +10,13 @@ cost as many requests as a listing of all packs, and then by that listing. So it
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from dsv.errors import UsageError
 from dsv.model import keys
-from dsv.model.ids import PackId
+from dsv.model.ids import ChunkId, Id, PackId
+from dsv.model.location import ObjectKind
 from dsv.repo.indexes import Indexes
 from dsv.repo.metadata import MetadataCache
 from dsv.store.base import Store
@@ -19,11 +24,15 @@ from dsv.store.together import together
 
 _PAGE = 1000
 """Rows of a listing that most stores give in one answer."""
-_NOTE = "lost-pack"
+_LOST = "lost-pack"  # PACK: it was not there when it was read
+_DAMAGED = "damaged-object"  # PACK-KIND-ID: the object's bytes in this pack were wrong
+_MISSING = "missing-object"  # KIND-ID: the object could be read from nowhere, and was not stored again since
 
 
 class Packs:
-    """Every pack is asked for once. `known_lost`: those that were found to be missing so far."""
+    """Every pack is asked for once. `known_lost`: those that were found to be missing so far. `missing`: objects that
+    could be read from nowhere; `noted` finds them.
+    """
 
     def __init__(self, store: Store, indexes: Indexes, metadata: MetadataCache) -> None:
         self._store = store
@@ -31,12 +40,25 @@ class Packs:
         self._metadata = metadata
         self._present: set[PackId] = set()
         self.known_lost: set[PackId] = set()
+        self.missing: set[tuple[ObjectKind, Id]] = set()
+        self._suspect: set[PackId] = set()
+        self._damaged: set[tuple[PackId, ObjectKind, Id]] | None = None
         self._asked = 0
         self._listed = False
 
-    def __contains__(self, pack_id: object) -> bool:
-        """As a container these are the packs that the store lacks."""
-        return isinstance(pack_id, PackId) and self.is_lost(pack_id)
+    def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
+        """Whether a new commit may refer to an object in this pack: the pack is there, and no read on this machine has
+        found the object damaged in it."""
+        return (pack_id, kind, object_id) not in self._known_damage() and not self.is_lost(pack_id)
+
+    def is_suspect(self, pack_id: PackId) -> bool:
+        """Whether the pack is known to be lost, or may have damaged objects. Asks nothing."""
+        return pack_id in self.known_lost or pack_id in self._suspect
+
+    @property
+    def any_suspect(self) -> bool:
+        """Whether there is any pack that `is_suspect` is about."""
+        return bool(self.known_lost or self._suspect or self.missing)
 
     def is_lost(self, pack_id: PackId) -> bool:
         """Whether the store lacks the pack."""
@@ -72,22 +94,54 @@ class Packs:
             if pack_id is not None:
                 self._present.add(pack_id)
 
+    def stored(self, pack_id: PackId) -> None:
+        """Takes note that this process has stored the pack."""
+        self._present.add(pack_id)
+
     def note(self, pack_id: PackId) -> None:
         """Remembers for other processes here that a pack was not there when it was read."""
-        self._metadata.put(_NOTE, str(pack_id), b"")
+        self._metadata.put(_LOST, str(pack_id), b"")
+
+    def note_damaged(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> None:
+        """Remembers that an object's bytes in a pack were wrong when they were read."""
+        self._known_damage().add((pack_id, kind, object_id))
+        self._suspect.add(pack_id)
+        self._metadata.put(_DAMAGED, f"{pack_id}-{kind.value}-{object_id}", b"")
+
+    def note_missing(self, kind: ObjectKind, object_id: Id) -> None:
+        """Remembers that an object could be read from nowhere, so that the next sync stores it again."""
+        self._metadata.put(_MISSING, f"{kind.value}-{object_id}", b"")
 
     def noted(self) -> bool:
-        """Whether a pack that some process here found missing still is. Asks nothing if there is no note."""
-        for name in self._metadata.names(_NOTE):
-            try:
+        """Whether something that some process here found lost or damaged still is, and was not stored again since.
+        Asks nothing if there is no note."""
+        for name in self._metadata.names(_LOST):
+            with suppress(UsageError):
                 pack_id = PackId.parse(name)
-            except UsageError:
-                continue
-            if not self._ask(pack_id):
-                self.forget([pack_id])
-        return bool(self.known_lost)
+                if not self._ask(pack_id):
+                    self.forget([pack_id])
+        for name in self._metadata.names(_MISSING):
+            with suppress(UsageError, ValueError):
+                number, _, text = name.partition("-")
+                kind, object_id = ObjectKind(int(number)), ChunkId.parse(text)
+                if self._indexes.find(kind, object_id, usable=self.may_rely) is None:
+                    self.missing.add((kind, object_id))
+                else:
+                    self._metadata.drop(_MISSING, name)
+        if self.missing:
+            self._suspect.update(pack_id for pack_id, _, _ in self._known_damage())
+        return bool(self.known_lost or self.missing)
 
     def forget(self, packs: Iterable[PackId]) -> None:
         """What was noted of these packs no longer matters: they are back, or what they held is stored again."""
         for pack_id in packs:
-            self._metadata.drop(_NOTE, str(pack_id))
+            self._metadata.drop(_LOST, str(pack_id))
+
+    def _known_damage(self) -> set[tuple[PackId, ObjectKind, Id]]:
+        if self._damaged is None:
+            self._damaged = set()
+            for name in self._metadata.names(_DAMAGED):
+                with suppress(UsageError, ValueError):
+                    pack, number, text = name.split("-")
+                    self._damaged.add((PackId.parse(pack), ObjectKind(int(number)), ChunkId.parse(text)))
+        return self._damaged

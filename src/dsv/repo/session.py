@@ -36,7 +36,6 @@ from dsv.periodic import Periodic
 from dsv.repo.damage import ONE_WINS_AGAIN, read_record
 from dsv.repo.denied import may_write
 from dsv.repo.indexes import FILTERED_BYTES
-from dsv.repo.packs import Packs
 from dsv.repo.refs import Head, LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Buffer, Put
@@ -77,7 +76,7 @@ class Session:
         self._epochs = epochs
         self._moves = repository.place.moves
         self.condemned = condemned
-        self._absent = _Absent(condemned, repository.objects.packs)
+        self._packs = repository.objects.packs
         self._heartbeats = 0
         self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
@@ -113,21 +112,22 @@ class Session:
         self._renewal.stop()
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Where the store already has an object that this session may refer to: its pack is there, not condemned."""
-        return self.repository.objects.indexes.find(kind, object_id, absent=self._absent)
+        """Where the store already has an object that this session may refer to, in a pack that is not condemned."""
+        return self.repository.objects.indexes.find(kind, object_id, usable=self.may_rely)
 
-    def may_refer(self, pack_id: PackId) -> bool:
-        """Whether the store has the pack, which is looked for once, and gc is not about to remove it."""
-        return pack_id not in self._absent
+    def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
+        """Whether the store has the object in this pack, as far as anybody here knows, and gc is not about to remove
+        the pack. The pack is looked for once."""
+        return pack_id not in self.condemned and self._packs.may_rely(kind, object_id, pack_id)
 
     def avoids(self, pack_id: PackId) -> bool:
-        """Whether a pack is condemned, or known to be lost; asks nothing."""
-        return pack_id in self.condemned or pack_id in self.repository.objects.packs.known_lost
+        """Whether a pack is condemned, or something in it may be lost or damaged; asks nothing."""
+        return pack_id in self.condemned or self._packs.is_suspect(pack_id)
 
     @property
     def avoids_any(self) -> bool:
         """Whether there is any pack that `avoids` is about."""
-        return bool(self.condemned or self.repository.objects.packs.known_lost)
+        return bool(self.condemned) or self._packs.any_suspect
 
     def has_pack(self, pack_id: PackId, size: int) -> bool:
         """Whether a pack of an earlier, killed session is still there, whole, and not condemned."""
@@ -141,6 +141,7 @@ class Session:
     def put_pack(self, pack_id: PackId, data: Buffer) -> None:
         """Stores a pack; it is durable when this returns."""
         self.repository.store.put_if_absent(keys.pack_key(pack_id), data)
+        self._packs.stored(pack_id)
 
     def put_index(self, encoded: bytes) -> IndexId:
         """Stores an index file, and a filter if it is large. All packs that it names must have been stored before."""
@@ -269,16 +270,6 @@ class Session:
             self.repository.store.put_if_absent(key, heartbeat.encode())
             self._heartbeats += 1
         return RENEW_SECONDS
-
-
-class _Absent(msgspec.Struct, frozen=True):
-    """The packs that a session does not refer to."""
-
-    condemned: frozenset[PackId]
-    packs: Packs
-
-    def __contains__(self, pack_id: object) -> bool:
-        return pack_id in self.condemned or pack_id in self.packs
 
 
 def _epochs(repository: Repository) -> frozenset[str]:

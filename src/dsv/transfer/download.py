@@ -21,6 +21,7 @@ from dsv.model.entry import Entry
 from dsv.model.ids import ChunkId, FileId, RecipeId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
+from dsv.model.names import DatasetName
 from dsv.model.paths import show
 from dsv.model.recipe import Recipe
 from dsv.repo.damage import NOT_OURS
@@ -64,9 +65,19 @@ class _Piece(msgspec.Struct, frozen=True):
 class Fetcher:
     """Fetches files of one store. Used from one thread; the reads happen in others."""
 
-    def __init__(self, objects: Objects, *, connections: int = 8, budget: int = READ_AHEAD) -> None:
-        """budget: the weight of what is read ahead or waits to be used, about its bytes in memory."""
+    def __init__(
+        self,
+        objects: Objects,
+        dataset: DatasetName | None = None,
+        *,
+        connections: int = 8,
+        budget: int = READ_AHEAD,
+    ) -> None:
+        """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used, about its
+        bytes in memory.
+        """
         self._objects = objects
+        self._dataset = dataset
         self._connections = connections
         self._budget = budget
         self._readers: list[RangeReader] = []
@@ -111,10 +122,13 @@ class Fetcher:
 
     def _remote(self, wanted: Iterable[Wanted], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         for file in wanted if self._objects.copy_of is None else map(self._with_copy, wanted):
-            for piece, where in self._expand(file):
-                plan.append(piece)
-                if piece.chunk is not None and not _has_donor(piece):
-                    yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
+            try:
+                for piece, where in self._expand(file):
+                    plan.append(piece)
+                    if piece.chunk is not None and not _has_donor(piece):
+                        yield where or self._objects.find(ObjectKind.CHUNK, piece.chunk), piece
+            except IntegrityError as error:
+                raise self._of_file(file.entry, error) from error
 
     def _with_copy(self, file: Wanted) -> Wanted:
         """The same, with a donor that has all of it, for a store that is not asked."""
@@ -160,11 +174,28 @@ class Fetcher:
         if stored is not None and where.length == piece.length:
             with suppress(IntegrityError):
                 return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
-        found = self._objects.read(ObjectKind.CHUNK, piece.chunk)
-        self._read_singly += len(found)
+        found = self._read(piece, where)
         if len(found) != piece.length:
             raise _not_its_file(piece.wanted.entry)
         return found
+
+    def _read(self, piece: _Piece, tried: Location | None = None) -> bytes:
+        """A chunk by the index. tried: where it was not, or was damaged."""
+        assert piece.chunk is not None
+        try:
+            found, _ = self._objects.read_by_index(ObjectKind.CHUNK, piece.chunk, tried)
+        except IntegrityError as error:
+            raise self._of_file(piece.wanted.entry, error) from error
+        self._read_singly += len(found)
+        return found
+
+    def _of_file(self, entry: Entry, error: IntegrityError) -> IntegrityError:
+        """The error with the name of the file that it is about."""
+        name = entry.path.decode(errors="backslashreplace")
+        if error.subject == name:
+            return error
+        name = name if self._dataset is None else f"{self._dataset}:{name}"
+        return IntegrityError(f"{name} can't be read: {error.message}", subject=name, hint=error.hint)
 
     def _local(self, piece: _Piece) -> tuple[_Piece, bytes]:
         if piece.chunk is None:
@@ -173,8 +204,7 @@ class Fetcher:
         if data is None or ChunkId.hash(data) != piece.chunk:  # the donor is not what it was
             if self._objects.copy_of is not None:
                 raise _damaged_copy(piece.wanted)
-            data = self._objects.read(ObjectKind.CHUNK, piece.chunk)
-            self._read_singly += len(data)
+            data = self._read(piece)
         return piece, data
 
 
@@ -254,7 +284,7 @@ def _not_its_file(entry: Entry) -> IntegrityError:
     what = "chunk" if entry.recipe_id is None else "recipe"
     return IntegrityError(
         f"the {what} of {show(entry.path)} is not its file {entry.file_id}",
-        subject=entry.path.decode(errors="replace"),
+        subject=entry.path.decode(errors="backslashreplace"),
         hint=NOT_OURS,
     )
 

@@ -228,21 +228,18 @@ class Uploader:
         return self._present(ObjectKind.CHUNK, entry.file_id)
 
     def new_location(self, entry: Entry, known: Location | None) -> Location:
-        if known is not None and (
-            known.pack in self._own
-            or known.pack in (self._data.pack, self._metadata.pack)
-            or self._session.may_refer(known.pack)
-        ):
+        if known is not None and known.pack in (self._data.pack, self._metadata.pack):
             return known
         assert entry.file_id is not None
+        kind: ObjectKind = ObjectKind.CHUNK if entry.recipe_id is None else ObjectKind.RECIPE
+        object_id: Id = entry.file_id if entry.recipe_id is None else entry.recipe_id
+        if known is not None and (
+            known.pack in self._own or self._session.may_rely(kind, object_id, known.pack)
+        ):
+            return known
         found = self.find(entry.size, entry.file_id, entry.recipe_id)
         if found is not None and found.location is not None:
             return found.location
-        kind, object_id = (
-            (ObjectKind.CHUNK, entry.file_id)
-            if entry.recipe_id is None
-            else (ObjectKind.RECIPE, entry.recipe_id)
-        )
         objects = self._session.repository.objects
         if any(place.pack in self._session.condemned for place in objects.indexes.places(kind, object_id)):
             raise self._condemned(kind, object_id)

@@ -19,6 +19,7 @@ from dsv.errors import IntegrityError
 from dsv.model.entry import Entry
 from dsv.model.ids import ChunkId, CommitId, RecipeId
 from dsv.model.location import Location
+from dsv.model.names import DatasetName
 from dsv.model.path_set import PathSet
 from dsv.repo.repository import Repository
 from dsv.repo.tree_nodes import Leaf
@@ -69,6 +70,7 @@ class StoreSource:
         self._open = open_repository
         self._connections = connections
         self._repository: Repository | None = None
+        self._dataset: DatasetName | None = None
         self._fetchers: list[Fetcher] = []
 
     @property
@@ -82,11 +84,15 @@ class StoreSource:
         return sum(fetcher.fetched_bytes for fetcher in self._fetchers)
 
     def tree(self, commit: CommitId) -> TreeReader:
-        return TreeReader(self.repository.objects, commit)
+        tree = TreeReader(self.repository.objects, commit)
+        self._dataset = tree.commit.dataset
+        return tree
 
     def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
         budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
-        fetcher = Fetcher(self.repository.objects, connections=self._connections, budget=budget)
+        fetcher = Fetcher(
+            self.repository.objects, self._dataset, connections=self._connections, budget=budget
+        )
         self._fetchers.append(fetcher)
         yield from fetcher.files(wanted)
 

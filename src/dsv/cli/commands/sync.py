@@ -35,7 +35,9 @@ Jobs = Annotated[
 
 Reupload = Annotated[
     bool,
-    typer.Option("--reupload", help="Look for all of the base in the store, and upload again what it lost."),
+    typer.Option(
+        "--reupload", help="Read all of the base from the store, and upload what is lost or damaged there."
+    ),
 ]
 Author = Annotated[
     str | None,
@@ -71,7 +73,7 @@ Author = Annotated[
         "any_change": "false where there was nothing to publish",
         "uploaded_bytes": "bytes written to the store by this sync",
         "uploaded_objects": "objects written to the store by this sync",
-        "reuploaded": "objects that the store had lost, and that were uploaded again",
+        "reuploaded": "objects that were lost or damaged in the store, and that were uploaded again",
         "lost": "paths whose content the store has lost and this folder does not have; the exit code is then 5",
     },
 )
@@ -142,7 +144,7 @@ def _warn(call: Call, done: Synced) -> None:
     if done.single_writer:
         call.warn("this store can't tell two writers apart: make sure that nobody else syncs to it now")
     if done.reuploaded:
-        call.say(f"the store had lost {format_count(done.reuploaded, 'object')}, and has them again")
+        call.say(f"{format_count(done.reuploaded, 'object')} lost or damaged in the store: uploaded again")
     for path in done.lost[:SHOWN]:
         call.warn(
             f"the store has lost the content of {path}, and this folder does not have it as the base does"

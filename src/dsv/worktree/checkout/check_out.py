@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, Unreachable, Unsupported
+from dsv.errors import Conflict, IntegrityError, Unreachable, Unsupported
 from dsv.fs.errors import about
 from dsv.merge.paths import MergeConflict
 from dsv.model.diff import Change
@@ -22,7 +22,7 @@ from dsv.model.path_set import WHOLE, Scope
 from dsv.model.paths import fold_clashes, show
 from dsv.model.units import format_count
 from dsv.repo.objects import Objects
-from dsv.repo.reachability import reach_content
+from dsv.repo.reachability import Reached, reach_content
 from dsv.repo.trees import TreeReader
 from dsv.transfer.download import Fetcher
 from dsv.worktree.baseline import Baseline, open_baseline
@@ -120,6 +120,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     check_copies(baseline.tree, goal.changes(), goal.may_overwrite, scan.root)
     if goal.dry_run:
         return Made(plan.created, plan.replaced, plan.removed)
+    _note_lost(opened, plan.here)
     goal.ready()
     begun = Begun(goal.command, scan.base, goal.commit, goal.paths)
     if (plan.writes or goal.branch is not None) and begun.commit != begun.base:
@@ -140,7 +141,8 @@ def _write(
     opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: TreeWriter, plan: Plan
 ) -> Made:
     opened.progress.start(plan.created + plan.replaced, plan.fetched)
-    with closing(Contents(Fetcher(opened.repository.objects), opened.copies, commit)) as contents:
+    fetcher = Fetcher(opened.repository.objects, opened.workspace.dataset)
+    with closing(Contents(fetcher, opened.copies, commit)) as contents:
         made = writer.apply(contents.of)
     made.copied, made.copied_bytes = contents.files, contents.bytes
     opened.progress.finish()
@@ -204,6 +206,42 @@ def check_copies(
     )
 
 
+def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
+    """Notes contents that the store has lost, of files that need not be read from it as they are here. The next sync
+    stores them again.
+    """
+    objects = opened.repository.objects
+    if not here or objects.copy_of is not None:
+        return
+    packs, lost = objects.packs, 0
+    for change in here:
+        assert change.after is not None
+        try:
+            reached = list(reach_content(objects, change.after, change.location))
+        except IntegrityError:  # of a recipe, whose loss is noted
+            lost += 1
+            continue
+        gone = [one for one in reached if not _is_stored(objects, one)]
+        for one in gone:
+            packs.note_missing(one.kind, one.id)
+            if one.location is not None and one.location.pack in packs.known_lost:
+                packs.note(one.location.pack)
+        lost += bool(gone)
+    if lost:
+        opened.progress.note(
+            f"the store has lost the content of {format_count(lost, 'file')} of this commit, which this workspace has: "
+            "dsv sync stores it again"
+        )
+
+
+def _is_stored(objects: Objects, one: Reached) -> bool:
+    """Whether the store has an object where a locator or an index says."""
+    rely, where = objects.packs.may_rely, one.location
+    if where is not None and rely(one.kind, one.id, where.pack):
+        return True
+    return objects.indexes.find(one.kind, one.id, usable=rely) is not None
+
+
 def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
     """Which packs hold these files' contents. Reads no more than the segments, with their locators."""
     holding = tree.holding(sorted(going, key=sort_key))
@@ -218,7 +256,7 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
 def _elsewhere(objects: Objects, entry: Entry) -> bool:
     """Whether an index names another place for all of a file's content: it may have been stored again."""
     return all(
-        objects.indexes.find(kind, object_id, absent=objects.packs) is not None
+        objects.indexes.find(kind, object_id, usable=objects.packs.may_rely) is not None
         for kind, object_id, _ in reach_content(objects, entry, None)
     )
 

@@ -19,7 +19,7 @@ class Plan(msgspec.Struct):
     """The sum of the steps, and every conflict, with what it is in words.
 
     fetched: bytes of contents to fetch. absent: changes to nothing. settled: paths of conflicts for which the user
-    chose a side.
+    chose a side. here: files that are new to the base, and are here with the same content already.
     """
 
     created: int = 0
@@ -30,6 +30,7 @@ class Plan(msgspec.Struct):
     absent: int = 0
     conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
     settled: list[bytes] = msgspec.field(default_factory=list)
+    here: list[Change] = msgspec.field(default_factory=list)
 
     @property
     def writes(self) -> bool:
@@ -50,6 +51,8 @@ class Plan(msgspec.Struct):
             self.removed += 1
         elif step.act in (Act.KEEP, Act.STAY):
             self.kept += 1
+            if step.act is Act.KEEP and _brings_content(step.change):
+                self.here.append(step.change)
         else:
             if step.act is Act.CREATE:
                 self.created += 1
@@ -58,6 +61,13 @@ class Plan(msgspec.Struct):
             assert step.entry is not None
             if step.act is not Act.CHMOD and step.content is None:
                 self.fetched += step.entry.size
+
+
+def _brings_content(change: Change) -> bool:
+    before, after = change.before, change.after
+    if after is None or not after.is_file or not after.size:
+        return False
+    return before is None or before.file_id != after.file_id
 
 
 def make_plan(

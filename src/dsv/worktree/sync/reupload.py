@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from dsv.errors import IntegrityError, NotFound
 from dsv.fs.descent import Descent
 from dsv.model.entry import Entry
 from dsv.model.ids import Id, NodeId
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import LocatorBuilder
+from dsv.model.progress import Progress
+from dsv.repo.objects import checked
+from dsv.repo.ranges import RangeReader, spans
+from dsv.repo.reachability import Reached, reach_tree
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, Writer
 from dsv.repo.tree_nodes import Part
 from dsv.repo.trees import LocatedSegment, TreeReader
+from dsv.transfer.download import SPAN
 from dsv.transfer.upload import Stored, Uploader
 from dsv.worktree.scan.file_reader import read_stable
 from dsv.worktree.scan.problem import Problem
@@ -31,14 +39,23 @@ class Reuploaded(msgspec.Struct):
 
 
 def reupload(
-    repository: Repository, writer: Writer, tree: TreeReader, root: Path, *, thorough: bool
+    repository: Repository,
+    writer: Writer,
+    tree: TreeReader,
+    root: Path,
+    progress: Progress,
+    *,
+    thorough: bool,
 ) -> Reuploaded:
     """Looks for everything that a base's tree refers to, and stores again what the store lacks, from files in `root`.
 
-    thorough: looks for every pack. Else only packs that are known to be lost count as lost. The commit and its ids stay
+    thorough: looks for every pack, and reads everything that the tree refers to. Else only what is known to be lost or
+    damaged counts as such. The commit and its ids stay
     the same; the index names the new places of its objects. Raises `IntegrityError` for metadata that neither the store
     nor this machine has.
     """
+    if thorough:
+        _read_all(tree, progress)
     with Session.open(repository, writer) as session:
         with Uploader(session) as uploader, Descent(root) as descent:
             done = _Reupload(tree, session, uploader, descent, thorough).run()
@@ -47,6 +64,31 @@ def reupload(
     if done.objects and not done.lost:  # the next sync need not look again
         repository.objects.packs.forget(repository.objects.packs.known_lost)
     return done
+
+
+def _read_all(tree: TreeReader, progress: Progress) -> None:
+    """Reads everything that a tree refers to from the store, which makes known what is damaged there."""
+    objects = tree.objects
+    progress.start(None, tree.commit.bytes)
+    read = set[tuple[ObjectKind, Id]]()
+
+    def wanted() -> Iterator[tuple[Location, Reached]]:
+        for one in reach_tree(tree):
+            where = one.location or objects.indexes.find(one.kind, one.id)
+            if where is not None and (one.kind, one.id) not in read:
+                read.add((one.kind, one.id))
+                yield where, one
+
+    for where, one, stored in RangeReader(objects.store, objects.threads).read(spans(wanted(), SPAN)):
+        try:
+            if stored is None:
+                raise NotFound(f"pack {where.pack} is gone")
+            checked(one.kind, one.id, where, stored[: where.stored])
+        except (NotFound, IntegrityError):
+            with suppress(IntegrityError):  # it is noted, and stored again if it is here
+                objects.read_by_index(one.kind, one.id, where)
+        progress.advance(bytes=where.length, transferred=where.stored)
+    progress.finish()
 
 
 class _Reupload:
@@ -77,18 +119,19 @@ class _Reupload:
 
     def _is_there(self, entry: Entry, where: Location | None) -> bool:
         """For a recipe the chunks that it lists are looked for too: its own location says nothing about them."""
-        if entry.recipe_id is None and where is not None and not self._avoids(where):
-            return True
         assert entry.file_id is not None
+        if entry.recipe_id is None and not self._is_doubtful(ObjectKind.CHUNK, entry.file_id, where):
+            return True
         return self._uploader.find(entry.size, entry.file_id, entry.recipe_id) is not None
 
     def _is_gone(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
-        return (where is None or self._avoids(where)) and self._session.find(kind, object_id) is None
+        return self._is_doubtful(kind, object_id, where) and self._session.find(kind, object_id) is None
 
-    def _avoids(self, where: Location) -> bool:
-        if self._thorough and self._packs.is_lost(where.pack):
+    def _is_doubtful(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
+        """Whether the index has to say if the store has the object."""
+        if where is None or self._session.avoids(where.pack) or (kind, object_id) in self._packs.missing:
             return True
-        return self._session.avoids(where.pack)
+        return self._thorough and self._packs.is_lost(where.pack)
 
     def _store(self, entry: Entry) -> None:
         def upload(descriptor: int, size: int) -> tuple[Stored, int]:

@@ -104,17 +104,19 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
     """Linux says EBADF of a write, and EIO of a sync, to what was open when the server dropped this host's state."""
     failures = [number]
 
-    def start(folder: int, name: bytes, *rest: Any, **how: Any) -> int:
-        descriptor = writer.start_file(folder, name, *rest, **how)
-        if name != b"x" or not failures:
+    fill_file = writer.fill_file
+
+    def fill(descriptor: int, pieces: Any) -> int:
+        fill_file(descriptor, pieces)
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith("/x") or not failures:
             return descriptor
         failed = failures.pop()
         os.truncate(descriptor, 100)
         os.close(descriptor)
         raise OSError(failed, os.strerror(failed))
 
-    monkeypatch.setattr(placing, "start_file", start)
-    monkeypatch.setattr(placing, "create_file", start)
+    monkeypatch.setattr(placing, "fill_file", fill)
+    monkeypatch.setattr(writer, "fill_file", fill)
     kind = FileSystem(remote=remote, sync_each=remote)
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)

@@ -15,7 +15,7 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from dsv.cache import record
 from dsv.cache.fill_state import claim_table, plan
 from dsv.cache.fill_state.room import Need
-from dsv.cache.filling import links, writer
+from dsv.cache.filling import links, placing, writer
 from dsv.cache.filling.context import FillRequest, FillResult
 from dsv.cache.filling.fill import fill
 from dsv.cache.root import CacheRoot
@@ -175,3 +175,29 @@ def test_a_host_that_the_file_server_forgot_joins_again(
     commit = world.commit(File(f"{one:03d}", 100, str(one)) for one in range(10))
     world.check(commit, cache(root, world, commit).path)
     assert next(turns) > 3
+
+
+@pytest.mark.usefixtures("remote")
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE])
+@pytest.mark.parametrize("size", [3000, 3 << 20])
+def test_what_was_fetched_for_a_folder_that_another_replaced_is_not_fetched_again(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, number: int, size: int
+) -> None:
+    """Two hosts that make one folder by renaming replace each other's while it is empty."""
+    files = [File(f"d/{name}", size, name) for name in "abc"]
+    commit = world.commit(files)
+    new_file, failures = writer.new_file, ["a", "b"]
+
+    def replaced(folder: int, name: bytes, *rest: Any, **how: Any) -> int:
+        if name.decode() in failures:
+            failures.remove(name.decode())
+            raise OSError(number, os.strerror(number))
+        return new_file(folder, name, *rest, **how)
+
+    monkeypatch.setattr(writer, "new_file", replaced)
+    monkeypatch.setattr(placing, "new_file", replaced)
+    result = cache(root, world, commit)
+    assert not failures
+    world.check(commit, result.path)
+    assert sum(fetched for _, fetched in world.fetched()) == 3 * size
+    assert result.fetched_bytes == 3 * size

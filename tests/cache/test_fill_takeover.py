@@ -14,7 +14,7 @@ import pytest
 from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
-from dsv.cache.fill_state.claim_table import ClaimTable, bar_drafts, draft_name
+from dsv.cache.fill_state.claim_table import Claim, ClaimTable, bar_drafts, draft_name
 from dsv.cache.filling.links import State, examine
 from dsv.cache.filling.writer import Folders, Rights
 from dsv.cache.layout import FILE_TIME
@@ -43,6 +43,27 @@ def test_each_part_is_claimed_once_however_many_ask(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(taken) == list(range(50))
+
+
+def test_a_listing_that_misses_its_own_claims_gives_no_part_to_a_process_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over NFS a folder that others change meanwhile is sometimes listed without its first names."""
+    mine, other = (ClaimTable(tmp_path, 4, owner, LOCAL) for owner in ("mine", "other"))
+    claims = [mine.claim_free() for _ in range(2)]
+    mine.finish(Claim(0, 1))
+    assert [claim and claim.part for claim in claims] == [0, 1]
+    other.refresh()
+    other.begin_at(2)
+    assert other.claim_free() == Claim(2, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda folder: ["2.1"])
+        mine.refresh()
+        assert mine.done == 1
+        assert mine.claim_free() == Claim(3, 1)
+        assert mine.claim_free() is None
+    mine.refresh()
+    assert set(mine.owners()) == {1, 2, 3}
 
 
 def test_only_the_newest_generation_counts(tmp_path: Path) -> None:

@@ -362,3 +362,32 @@ def test_the_renewing_thread_survives_what_it_cannot_write(
         assert not lease.lost.is_set()
         fail.clear()
         until(lambda: lease.secure)
+
+
+def test_the_lease_of_a_silent_process_is_ended_by_whoever_takes_its_part_over(
+    root: CacheRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that it has not renewed lately; and it renews before it relies on what others have filled."""
+    lease = Lease.take(root, place(), "stage")
+    run = Lease.take(root, place(), "run")
+    elsewhere = msgspec.structs.replace(lease.record.owner, kernel="another host", pid=1, start=1)
+    other = Lease.take(root, place(), "stage")
+    now = root.now()
+
+    def owners() -> set[str]:
+        return {one.owner.id for one in read_claims(root, place()).leases}
+
+    leases.end_leases_of(root, place(), lease.record.owner, now)
+    assert owners() == {lease.record.owner.id, run.record.owner.id, other.record.owner.id}, "renewed just now"
+    leases.end_leases_of(root, place(), elsewhere, now + 2 * leases.SILENCE)
+    assert len(owners()) == 3, "those of another process"
+    other.renew()
+    leases.end_leases_of(root, place(), lease.record.owner, other._name.renewed + leases.SILENCE)
+    assert owners() == {run.record.owner.id, other.record.owner.id}
+    publish(root, place(), {"a": b"1"})
+    began = leases.boot_clock()
+    monkeypatch.setattr(leases, "boot_clock", lambda: began + 2 * leases.SILENCE)
+    assert lease.confirm()
+    assert lease.record.owner.id in owners()
+    for one in (lease, run, other):
+        one.release()

@@ -1,4 +1,4 @@
-"""The lease protocol, L1 to L9 and E1 to E4 of docs/cache-protocol.md, over every interleaving of its steps.
+"""The lease protocol, L1 to L9, L13 and E1 to E4 of docs/cache-protocol.md, over every interleaving of its steps.
 
 A plain model of the file server and of takers, evictors and a sweeper. Each is a little program whose
 steps are the requests that it sends, in the order of the code, and one search runs through all orders of
@@ -106,7 +106,9 @@ def taker(world: World, at: int, variant: Variant) -> Iterator[World]:
                 yield world.put(at, me._replace(step="publish"))
         case "publish":
             if world.visible:
-                yield world.put(at, me._replace(step="confirm"))
+                renews = "ender" in variant and "confirm without renewal" not in variant
+                number = me.number + 1 if renews else me.number
+                yield world.put(at, me._replace(step="write" if renews else "confirm", number=number))
             elif world.last == 3:
                 yield world.put(at, me._replace(step="release"))
             else:
@@ -115,7 +117,10 @@ def taker(world: World, at: int, variant: Variant) -> Iterator[World]:
                 yield published.put(at, me._replace(step="record", seen=frozenset({f"entry-{new}"})))
         case "record":
             (entry,) = me.seen
-            yield world.plus(entry).put(at, me._replace(step="confirm", seen=NONE))
+            renews = "ender" in variant and "confirm without renewal" not in variant
+            number = me.number + 1 if renews else me.number
+            after = me._replace(step="write" if renews else "confirm", number=number, seen=NONE)
+            yield world.plus(entry).put(at, after)
         case "use":
             yield world.put(at, me._replace(step="release", relies=False))
             if me.number == 0 and at == 0:  # one of them renews; with both the search takes a minute
@@ -179,6 +184,18 @@ def evictor(world: World, at: int, variant: Variant) -> Iterator[World]:
             yield world.minus(frozenset({intent})).put(at, Actor("over"))
 
 
+def ender(world: World, at: int) -> Iterator[World]:
+    """L13: while the fill is open it notes the leases of one who is silent in it, and ends them at any later time."""
+    me = world.actors[at]
+    if me.step == "note":
+        silent = [TAKERS[one] for one in range(len(TAKERS)) if world.actors[one].step == "publish"]
+        if silent and not world.visible:
+            names = frozenset(one for one in world.claims if one.startswith(f"lease-{silent[0]}."))
+            yield world.put(at, me._replace(step="end", seen=names))
+    elif me.step == "end":
+        yield world.minus(me.seen).put(at, Actor("over"))
+
+
 def sweeper(world: World) -> Iterator[World]:
     """Each thing that `Sweeper` may do, at any moment, to anybody however alive."""
     for number, name in enumerate(EVICTORS):
@@ -195,8 +212,10 @@ def successors(world: World, variant: Variant) -> Iterator[World]:
     for at in range(len(TAKERS)):
         yield from taker(world, at, variant)
         yield from time_passes(world, at)
-    for at in range(len(TAKERS), len(world.actors)):
+    for at in range(len(TAKERS), len(TAKERS + EVICTORS)):
         yield from evictor(world, at, variant)
+    for at in range(len(TAKERS + EVICTORS), len(world.actors)):
+        yield from ender(world, at)
     yield from sweeper(world)
 
 
@@ -255,6 +274,19 @@ def test_one_taker_and_two_evictors() -> None:
 def test_two_takers_and_one_evictor() -> None:
     states, wrong = explore(begin(evictors=("e1",)), frozenset(), both)
     assert wrong is None and states > 5_000, (states, wrong)
+
+
+def filling() -> World:
+    """A taker that has to fill, an evictor that comes after that, and somebody who takes over from the taker."""
+    world = begin(takers=("t1",), evictors=("e1",))._replace(visible=0, claims=NONE)
+    return world._replace(actors=(*world.actors[:2], Actor("plan"), Actor("over"), Actor("note")))
+
+
+def test_who_ends_the_lease_of_a_silent_process_hurts_nobody() -> None:
+    states, wrong = explore(filling(), frozenset({"ender"}), nobody_is_hurt)
+    assert wrong is None and states > 500, (states, wrong)
+    _, wrong = explore(filling(), frozenset({"ender", "confirm without renewal"}), nobody_is_hurt)
+    assert wrong is not None and "relies on" in wrong
 
 
 def test_the_check_notices_when_a_part_of_the_protocol_is_left_out() -> None:

@@ -21,7 +21,8 @@ def hurry(lease: float = 0, expiry: float = 0, part_files: float = 0, part_bytes
     if lease:
         leases.Lease.take.__func__.__kwdefaults__["ttl"] = lease  # type: ignore[attr-defined]
     if expiry:
-        workers.EXPIRY, workers.HEARTBEAT_REMOTE = expiry, expiry / 10
+        leases.SILENCE = workers.EXPIRY = expiry
+        workers.HEARTBEAT_REMOTE = expiry / 10
         participant._POLL_REMOTE = (0.1, min(2.0, expiry / 10))
         progress._NOTE_EVERY = expiry / 4
         room._BEGINS_WITHIN = sweep.ABANDONED = 2 * expiry

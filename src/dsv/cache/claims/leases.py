@@ -1,4 +1,4 @@
-"""Taking, renewing and ending leases: rules L1 to L9 of docs/cache-protocol.md, which says why they hold.
+"""Taking, renewing and ending leases: rules L1 to L9 and L13 of docs/cache-protocol.md, which says why they hold.
 
 A lease is a file `lease-<owner>.<number>.<renewed>` with two names, the last and the one before. To renew it, the older
 one is renamed to the next. A name is never used twice, so that clearing away an expired lease can't remove a renewed
@@ -21,7 +21,7 @@ from typing import Literal, Self
 import msgspec
 
 from dsv.cache.claims import intents
-from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord
+from dsv.cache.claims.claims import LEASE, LeaseName, LeaseRecord, read_claims
 from dsv.cache.claims.owners import Owner
 from dsv.cache.disk import own_folder
 from dsv.cache.layout import Place
@@ -36,6 +36,8 @@ TTL = 900.0
 """Seconds that a lease is valid after its last renewal: for so long a host may be cut off without consequences."""
 _RENEWALS = 5  # per TTL
 _RETRY = 10.0
+SILENCE = 40.0
+"""Seconds after its last renewal from which others may end the lease of a silent process that fills (rule L13)."""
 
 
 class Lease:
@@ -60,6 +62,7 @@ class Lease:
         self._identity: tuple[int, int] | None = None
         self._entries: frozenset[str] = frozenset()
         self._sure_until = 0.0
+        self._renewed_at = 0.0
         self._released = False
         self._renewal = Periodic("dsv-lease", self._renew_in_time, first=record.ttl / _RENEWALS)
         self._held = False
@@ -108,10 +111,17 @@ class Lease:
         return not self.lost.is_set() and boot_clock() < self._sure_until
 
     def confirm(self) -> bool:
-        """Whether the whole commit is visible, and so stays visible while the lease lasts. Raises `OSError`."""
-        self._entries = self._recorded()
-        self._identity = visible_identity(self.root, self.place)
-        return self._identity is not None
+        """Whether the whole commit is visible, and so stays visible while the lease lasts. Raises `OSError`.
+
+        Renews first if others may have ended the lease by now (rule L13).
+        """
+        while True:
+            if not self._recently_renewed():
+                self.renew()
+            self._entries = self._recorded()
+            self._identity = visible_identity(self.root, self.place)
+            if self._recently_renewed():
+                return self._identity is not None
 
     def renew(self) -> None:
         """Renews once, and looks whether the commit is still the one that was confirmed. Raises `OSError`."""
@@ -193,6 +203,11 @@ class Lease:
         # What others see as valid ends at the server's `renewed + ttl`, which is after this: `started`
         # came first, and a twentieth is more than two clocks drift apart in that time.
         self._sure_until = started + self.record.ttl * 0.95
+        self._renewed_at = started
+
+    def _recently_renewed(self) -> bool:
+        """By this host's clock, with room for the drift of two clocks."""
+        return boot_clock() < self._renewed_at + SILENCE * 0.9
 
     def _remove(self) -> None:
         for path in (self._path, self._older):
@@ -235,6 +250,23 @@ class Lease:
         except OSError:  # cut off, or no room for a file: `secure` tells when that matters
             return min(interval, _RETRY)
         return interval if self.secure else 0.0  # it hung for so long that it is old already
+
+
+def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) -> None:
+    """Ends the `stage` leases of a process whose part of a fill was taken over: rule L13 of docs/cache-protocol.md.
+
+    silent_at: the server's time at which the process was found to be gone, and the fill not done. What was renewed
+    less than `SILENCE` before that stays. Raises `OSError`.
+    """
+    for lease in read_claims(root, place).leases:
+        if lease.purpose != "stage" or not gone.kernel or not lease.owner.same_process(gone):
+            continue
+        for name in list_names(root.claims(place)):
+            found = LeaseName.parse(name)
+            if found is None or found.holder != lease.owner.id:
+                continue
+            if found.renewed < silent_at - SILENCE or lease.owner.surely_dead():
+                (root.claims(place) / name).unlink(missing_ok=True)
 
 
 def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:

@@ -61,7 +61,7 @@ class ClaimTable:
         self._newest: dict[int, int] = {}
         self._done: set[int] = set()
         self._mark = "done" if kind.remote else f"done.{_boot_tag()}"
-        self._finished: set[int] = set()
+        self._finished: dict[int, int] = {}
         self._lost: set[int] = set()
         self._cursor = 0
 
@@ -90,11 +90,11 @@ class ClaimTable:
     def refresh(self) -> float:
         """Looks at the folder anew, past the memory of an NFS client; returns the server's time.
 
+        What was seen once is kept: no name here is ever removed, and a listing over NFS may miss some.
+
         Raises `OSError`; `FileNotFoundError` or ESTALE if the fill has ended.
         """
         now = self._clock(self._folder)
-        newest: dict[int, int] = {}
-        done: dict[int, int] = {}
         lost: set[int] = set()
         for name in os.listdir(self._folder):  # noqa: PTH208 (names, not paths)
             number, _, rest = name.partition(".")
@@ -103,14 +103,14 @@ class ClaimTable:
             generation, _, mark = rest.partition(".")
             part = int(number)
             if not mark:
-                newest[part] = max(int(generation), newest.get(part, 0))
+                self._saw_claim(part, int(generation))
             elif mark in ("done", self._mark):
-                done[part] = max(int(generation), done.get(part, 0))
+                self._finished[part] = max(int(generation), self._finished.get(part, 0))
             else:
                 lost.add(part)
-        self._newest = newest
-        self._finished = set(done)
-        self._done = {part for part, generation in done.items() if generation >= newest.get(part, 0)}
+        self._done = {
+            part for part, generation in self._finished.items() if generation >= self._newest.get(part, 0)
+        }
         self._lost = lost - self._done
         return now
 
@@ -145,6 +145,7 @@ class ClaimTable:
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
         self._done.add(claim.part)
+        self._finished[claim.part] = max(claim.generation, self._finished.get(claim.part, 0))
 
     def overtaken(self, claim: Claim) -> bool:
         """Whether a newer generation was seen at the last `refresh`."""
@@ -164,10 +165,17 @@ class ClaimTable:
             path.symlink_to(self._owner)
         except FileExistsError:
             # a request that was sent again after its answer was lost finds its own work
-            if self._owner_of(part, generation) != self._owner or self._newest.get(part, 0) >= generation:
-                return None
-        self._newest[part] = max(generation, self._newest.get(part, 0))
+            known = self._newest.get(part, 0) >= generation
+            self._saw_claim(part, generation)
+            return Claim(part, generation) if not known and self._is_mine(part, generation) else None
+        self._saw_claim(part, generation)
         return Claim(part, generation)
+
+    def _is_mine(self, part: int, generation: int) -> bool:
+        return self._owner_of(part, generation) == self._owner
+
+    def _saw_claim(self, part: int, generation: int) -> None:
+        self._newest[part] = max(generation, self._newest.get(part, 0))
 
     def _next_free(self) -> int | None:
         candidates = itertools.chain(range(self._cursor, self.count), range(self._cursor))

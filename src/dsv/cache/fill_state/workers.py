@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsv.cache.claims.leases import SILENCE
 from dsv.cache.claims.owners import Owner
 from dsv.cache.root import CacheRoot
 from dsv.fs.files import FORGOTTEN, list_names, read_small
@@ -21,7 +22,7 @@ from dsv.periodic import Periodic
 
 HEARTBEAT_LOCAL = 1.0  # seconds between two of them, if only this host can be watching
 HEARTBEAT_REMOTE = 4.0
-EXPIRY = 40.0  # seconds of silence until other hosts take over; with their polling well below a minute
+EXPIRY = SILENCE  # seconds until other hosts take over; with their polling well below a minute
 _RECORD_SIZE = 1024  # bytes; rewritten in place, as a rename would leave readers with a stale handle
 
 

@@ -210,7 +210,7 @@ class PartWorker:
 
     def _finish(self, job: Job) -> None:
         """All files were handed out; makes sure that they are whole, and says so."""
-        self._placer.pool.drain()
+        self._placer.settle(job)
         for round_ in range(_ROUNDS):
             if not job.again:
                 break
@@ -244,7 +244,7 @@ class PartWorker:
         with contextlib.closing(self._source.files(self._orders_of(again), ahead=self._ahead)) as files:
             for one, pieces in files:
                 self._placer.write(again, one.entry, pieces)
-        self._placer.pool.drain()
+        self._placer.settle(again)
         self._placer.end(again)
         self._asked = asked
         job.again, job.symlinks = again.again, again.symlinks

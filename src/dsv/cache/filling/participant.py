@@ -7,9 +7,10 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from dsv.cache.claims.leases import end_leases_of
 from dsv.cache.fill_state.claim_table import Claim, ClaimTable, do_free_parts
 from dsv.cache.fill_state.fill_directory import FillDirectory, publish
 from dsv.cache.fill_state.room import need_of, refusal
@@ -126,6 +127,7 @@ class FillParticipant:
             workers = read_workers(self._directory.workers)
             claim = self._with_room(self._claim_abandoned(workers, now))
             if claim is not None:
+                self._end_leases(workers.values(), now)
                 self._do(worker, iter((claim,)))
                 wait = first
                 continue
@@ -135,6 +137,13 @@ class FillParticipant:
 
     def _claim_abandoned(self, workers: Mapping[str, Worker], now: float) -> Callable[[], Claim | None]:
         return lambda: self._table.claim_abandoned(lambda owner: _gone(workers.get(owner), now))
+
+    def _end_leases(self, workers: Iterable[Worker], now: float) -> None:
+        """Those of processes that are gone without having said so."""
+        for worker in workers:
+            if worker.gone(now) and not worker.left:
+                with contextlib.suppress(OSError):  # they expire by themselves
+                    end_leases_of(self._context.root, self._directory.place, worker.owner, now)
 
     def _do(self, worker: PartWorker, claims: Iterator[Claim]) -> None:
         def do() -> None:

@@ -16,7 +16,15 @@ from dsv.cache.fill_state.claim_table import Claim, draft_name
 from dsv.cache.fill_state.fill_directory import FillDirectory
 from dsv.cache.filling.links import Links, State, Taken, examine
 from dsv.cache.filling.source import Item, LinkRun
-from dsv.cache.filling.writer import Folders, Rights, create_file, finish_file, start_file
+from dsv.cache.filling.writer import (
+    Folders,
+    Rights,
+    create_file,
+    fill_file,
+    finish_file,
+    new_file,
+    start_file,
+)
 from dsv.fs import system
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.entry import Entry, Kind
@@ -26,6 +34,8 @@ _LINKS_EACH = 32  # by one thread at a time
 # A name that is taken, a folder that another's equal one replaced, or drafts that a later claimer has barred: the part
 # is looked through again, if it still is this claimer's.
 _LOOK_AGAIN = (errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+_REPLACED = (errno.ENOENT, errno.ESTALE)
+_LOOKS = 3
 
 
 # Small files whose content waits to be written; more would only cost memory.
@@ -125,8 +135,9 @@ class Job(msgspec.Struct):
     """A claimed part on its way.
 
     check: look at what is there first. open: files asked for and not yet written. passed: all were asked for.
-    again: look it through once more. replace: paths of broken files. unlinked: what could not be linked
-    with its run; failed: nor by itself; copied: what took room instead. symlinks: paths and targets, in turn.
+    again: look it through once more. unplaced: small files whose folder was replaced, with their content.
+    replace: paths of broken files. unlinked: what could not be linked with its run; failed: nor by itself; copied:
+    what took room instead. symlinks: paths and targets, in turn.
     """
 
     claim: Claim
@@ -134,6 +145,7 @@ class Job(msgspec.Struct):
     open: int = 0
     passed: bool = False
     again: bool = False
+    unplaced: list[tuple[Entry, bytes]] = msgspec.field(default_factory=list)
     replace: set[bytes] = msgspec.field(default_factory=set)
     unlinked: list[Item] = msgspec.field(default_factory=list)
     failed: list[Item] = msgspec.field(default_factory=list)
@@ -249,32 +261,67 @@ class Placer:
     def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
         """Creates the file, or replaces the broken one, from verified pieces."""
         executable = entry.kind is Kind.EXECUTABLE
-        if not self.pool.threads and not job.replace:
-            try:
-                create_file(*self._arriving.of(entry.path), pieces, self._rights, executable=executable)
-            except OSError as error:
-                _look_again(job, error)
-            return
         broken = entry.path in job.replace
-        small = self.pool.threads and entry.size <= SINGLE_CHUNK_MAX
-        content = (b"".join(pieces),) if small else pieces
+        if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
+            self._write_small(job, entry, b"".join(pieces))
+            return
         try:
+            if not broken and not self.pool.threads:
+                finish_file(fill_file(self._create(entry), pieces), self._rights, executable=executable)
+                return
             target = self._arriving.of(entry.path)
-            place = (self._draft_folder(job), os.urandom(8).hex().encode()) if broken else target
-            begun = -1 if small else start_file(*place, content, self._rights, executable=executable)
+            if broken:
+                place = (self._draft_folder(job), os.urandom(8).hex().encode())
+                begun = start_file(*place, pieces, self._rights, executable=executable)
+            else:
+                begun = fill_file(self._create(entry), pieces)
         except OSError as error:
             _look_again(job, error)
             return
 
         def finish() -> None:
-            descriptor = (
-                begun if begun >= 0 else start_file(*place, content, self._rights, executable=executable)
-            )
-            finish_file(descriptor, self._rights, executable=executable)
+            finish_file(begun, self._rights, executable=executable)
             if broken:
                 os.rename(place[1], target[1], src_dir_fd=place[0], dst_dir_fd=target[0])
 
-        self._run(job, finish, entry.size if small else 0)
+        self._run(job, finish)
+
+    def _create(self, entry: Entry) -> int:
+        """The new file of an entry, in the folder that is there now: another's equal one may have replaced it."""
+        for attempt in range(_LOOKS):
+            try:
+                target = self._arriving.of(entry.path)
+                return new_file(*target, self._rights, executable=entry.kind is Kind.EXECUTABLE)
+            except OSError as error:
+                if error.errno not in _REPLACED or attempt == _LOOKS - 1:
+                    raise
+            self._arriving.forget(entry.path)
+        raise AssertionError("unreachable")
+
+    def _write_small(self, job: Job, entry: Entry, content: bytes) -> None:
+        executable = entry.kind is Kind.EXECUTABLE
+        try:
+            folder, name = self._arriving.of(entry.path)
+        except OSError as error:
+            _look_again(job, error, (entry, content))
+            return
+
+        def write() -> None:
+            create_file(folder, name, (content,), self._rights, executable=executable)
+
+        self._run(job, write, entry.size, (entry, content))
+
+    def settle(self, job: Job) -> None:
+        """Returns when nothing is in flight; what was fetched for a folder that was replaced is written again."""
+        self.pool.drain()
+        for _ in range(_LOOKS):
+            unplaced, job.unplaced = job.unplaced, []
+            for entry, content in unplaced:
+                self._arriving.forget(entry.path)
+                self._write_small(job, entry, content)
+            self.pool.drain()
+        job.again = job.again or bool(job.unplaced)
+        job.unplaced.clear()
 
     def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
         """What is there of these files already. Raises `OSError`."""
@@ -329,18 +376,27 @@ class Placer:
         self._stack.callback(os.close, descriptor)
         return descriptor
 
-    def _run(self, job: Job, task: Callable[[], None], size: int = 0) -> None:
+    def _run(
+        self,
+        job: Job,
+        task: Callable[[], None],
+        size: int = 0,
+        content: tuple[Entry, bytes] | None = None,
+    ) -> None:
         def run() -> None:
             try:
                 task()
             except OSError as error:
-                _look_again(job, error)
+                _look_again(job, error, content)
 
         self.pool.run(run, size)
 
 
-def _look_again(job: Job, error: OSError) -> None:
-    """Has the job's part looked through once more if that may help; else raises the error."""
+def _look_again(job: Job, error: OSError, content: tuple[Entry, bytes] | None = None) -> None:
+    """Has the job's part looked through once more if that may help, or this content written again; else raises."""
     if error.errno not in _LOOK_AGAIN:
         raise error
-    job.again = True
+    if content is not None and error.errno in _REPLACED:
+        job.unplaced.append(content)
+    else:
+        job.again = True

@@ -188,7 +188,16 @@ def start_file(
     folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
 ) -> int:
     """Creates and writes it; returns a descriptor for `finish_file`. Raises `FileExistsError`, `OSError`."""
-    descriptor = os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
+    return fill_file(new_file(folder, name, rights, executable=executable), pieces)
+
+
+def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool) -> int:
+    """Raises `FileExistsError`, `OSError`."""
+    return os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
+
+
+def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
+    """Writes the pieces to a new file; returns its descriptor, or closes it if that fails. Raises `OSError`."""
     at = 0
     try:
         for piece in pieces:

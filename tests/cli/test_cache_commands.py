@@ -106,6 +106,14 @@ def test_cached_is_a_dashboard(pets: Dsv) -> None:
     assert by_name[("v1",)]["pins"][0]["why"] == "the paper"
     assert by_name[("v2",)]["selection"] == ["train"]
     assert report["room"]["unused_for"] == 86400
+    room = report["room"]
+    files = [path for path in (Path(report["cache"]) / ".dsv/stores").rglob("*") if path.is_file()]
+    assert room["metadata_bytes"] == sum(path.stat().st_blocks * 512 for path in files) > 0
+    assert room["used_bytes"] > room["metadata_bytes"]
+    pets.ok("evict", "pets@v2:train")
+    text = pets.ok("cached").out
+    assert "of it metadata)" in text
+    pets.ok("cache", "pets@v2:train")
     text = pets.ok("cached").out
     assert "  pinned by " in text
     assert ": the paper\n" in text

@@ -10,7 +10,7 @@ from dsv.cache.disk import explain
 from dsv.cache.eviction.evict import disk_now
 from dsv.cache.eviction.inventory import Inventory, Item, take_inventory
 from dsv.cache.eviction.policy import Planner
-from dsv.cache.eviction.trash import Trash, find_trash
+from dsv.cache.eviction.trash import Trash, find_trash, measure
 from dsv.cache.fill_state import fill_directory, room
 from dsv.cache.fill_state.plan import estimated_room
 from dsv.cache.fill_state.workers import read_workers
@@ -97,9 +97,14 @@ class FillItem:
 
 @dataclass(frozen=True, slots=True)
 class RoomItem:
-    """Room that the cache takes, what is reserved for fills, what the file system has, and the owner's limits."""
+    """Room that the cache takes, what is reserved for fills, what the file system has, and the owner's limits.
+
+    used_bytes: of cached commits, of fills, and of metadata.
+    metadata_bytes: of what was fetched to know trees and names; no limit counts it.
+    """
 
     used_bytes: int
+    metadata_bytes: int
     used_files: int
     reserved_bytes: int
     free_bytes: int
@@ -263,8 +268,11 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
     used = sum((item.room for item in inventory.visible), disk.filling)
     candidates = [item.candidate(inventory.now) for item in inventory.visible]
     limits = settings.limits
+    metadata = measure(root.dot / "stores")
+    metadata_bytes = 0 if metadata is None else metadata.room.bytes
     return RoomItem(
-        used_bytes=used.bytes,
+        used_bytes=used.bytes + metadata_bytes,
+        metadata_bytes=metadata_bytes,
         used_files=used.files,
         reserved_bytes=disk.reserved.bytes,
         free_bytes=disk.free,

@@ -29,14 +29,14 @@ def find_trash(root: CacheRoot) -> list[Trash]:
         folder = root.trash / name
         if folder == root.spare_folder or folder.is_symlink() or not folder.is_dir():
             continue
-        trash = _measure(folder)
+        trash = measure(folder)
         if trash is not None:
             found.append(trash)
     return found
 
 
-def _measure(folder: Path) -> Trash | None:
-    """None for an empty folder."""
+def measure(folder: Path) -> Trash | None:
+    """Counts the room that a folder takes, up to some files; None for an empty folder, or none. Raises `OSError`."""
     room, seen = Extent(), 0
     links: set[tuple[int, int]] = set()
     empty = True

@@ -56,8 +56,8 @@ from dsv.model.units import format_bytes, format_count, format_duration
         "fills.room_left": "bytes that are still reserved for it",
         "fills.workers": "who fills",
         "fills.live": "false where it was broken off",
-        "room": "used_bytes, used_files, reserved_bytes, free_bytes, total_bytes; the limits max_size, max_files, "
-        "min_free and unused_for (seconds); exceeded: limits that do not hold",
+        "room": "used_bytes (with metadata_bytes), used_files, reserved_bytes, free_bytes, total_bytes; the limits "
+        "max_size, max_files, min_free and unused_for (seconds); exceeded: limits that do not hold",
         "foreign": "names in the cache that dsv did not put there",
         "trash.path": "a folder of what an eviction took out of sight and has not deleted (yet)",
         "trash.bytes": "room on disk that it takes",
@@ -192,6 +192,8 @@ def _room(report: CachedReport) -> str:
     parts = [
         f"{report.folder}: {format_bytes(room.used_bytes)} used in {format_count(room.used_files, 'file')}"
     ]
+    if room.metadata_bytes:
+        parts[0] += f" ({format_bytes(room.metadata_bytes)} of it metadata)"
     if room.reserved_bytes:
         parts.append(f"{format_bytes(room.reserved_bytes)} reserved")
     parts.append(f"{format_bytes(room.free_bytes)} of {format_bytes(room.total_bytes)} free")
@@ -232,6 +234,7 @@ def _document(report: CachedReport) -> dict[str, object]:
         ],
         "room": {
             "used_bytes": room.used_bytes,
+            "metadata_bytes": room.metadata_bytes,
             "used_files": room.used_files,
             "reserved_bytes": room.reserved_bytes,
             "free_bytes": room.free_bytes,

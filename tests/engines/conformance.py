@@ -33,7 +33,7 @@ class EngineConformance(DurableJobs):
 
     @pytest.mark.parametrize("code", [0, 1, 3, 125, 126, 127, 255])
     def test_the_exit_code_is_the_commands_own(self, bench: Bench, code: int) -> None:
-        ended = bench.run(bench.shell(f"exit {code}")).outcome.ended
+        ended = bench.run(bench.shell(f"exit {code}")).outcome
         assert (ended.exit_code, ended.launched) == (code, True)
 
     def test_a_command_killed_by_a_signal_is_128_and_more(self, bench: Bench) -> None:
@@ -124,7 +124,7 @@ class EngineConformance(DurableJobs):
         running = bench.start(bench.shell(script, mounts=(out,), env=env), stdout=writer)
         assert os.read(reader, 100) == b"first\n"
         (out.source / "go").touch()
-        assert running.wait().ended.exit_code == 0
+        assert running.wait().exit_code == 0
         assert os.read(reader, 100) == b"second\n"
         os.close(reader)
         os.close(writer)
@@ -151,14 +151,14 @@ class EngineConformance(DurableJobs):
             self.ready(out)
             running.signals.send(number)
             outcome = running.wait()
-            assert (outcome.ended.exit_code, outcome.signal) == (code, number)
+            assert (outcome.exit_code, outcome.signal) == (code, number)
 
     def test_a_signal_that_nobody_handles_ends_the_job(self, bench: Bench) -> None:
         out, env = self.out(bench)
         running = bench.start(bench.shell(READY_THEN_WAIT, mounts=(out,), env=env))
         self.ready(out)
         running.signals.send(signal.SIGTERM)
-        assert running.wait().ended.exit_code == 128 + signal.SIGTERM
+        assert running.wait().exit_code == 128 + signal.SIGTERM
 
     def test_a_job_that_ignores_signals_is_ended_after_its_grace(self, bench: Bench) -> None:
         out, env = self.out(bench)
@@ -168,7 +168,7 @@ class EngineConformance(DurableJobs):
         self.ready(out)
         began = time.monotonic()
         running.signals.send(signal.SIGTERM)
-        assert running.wait().ended.exit_code == 128 + signal.SIGKILL
+        assert running.wait().exit_code == 128 + signal.SIGKILL
         assert time.monotonic() - began >= 1.5
 
     def test_a_second_signal_ends_the_job_at_once(self, bench: Bench) -> None:
@@ -179,7 +179,7 @@ class EngineConformance(DurableJobs):
         self.ready(out)
         running.signals.send(signal.SIGINT)
         running.signals.send(signal.SIGINT)
-        assert running.wait().ended.exit_code == 128 + signal.SIGKILL
+        assert running.wait().exit_code == 128 + signal.SIGKILL
 
     def test_a_warning_signal_ends_nothing(self, bench: Bench) -> None:
         out, env = self.out(bench)
@@ -191,7 +191,7 @@ class EngineConformance(DurableJobs):
         time.sleep(1.5)
         assert running.handle.ended is None
         running.signals.send(signal.SIGTERM)
-        assert running.wait().ended.exit_code == 0
+        assert running.wait().exit_code == 0
 
     def test_a_lost_lease_ends_the_job(self, bench: Bench) -> None:
         out, env = self.out(bench)
@@ -199,7 +199,7 @@ class EngineConformance(DurableJobs):
         self.ready(out)
         running.lost = "the lease is gone"
         outcome = running.wait()
-        assert (outcome.lost, outcome.ended.exit_code) == ("the lease is gone", 5)
+        assert (outcome.reason, outcome.cause, outcome.exit_code) == ("the lease is gone", "lease-lost", 125)
 
     def test_a_terminal_that_is_stuck_keeps_no_job_from_ending(self, bench: Bench) -> None:
         out, env = self.out(bench)
@@ -219,7 +219,7 @@ class EngineConformance(DurableJobs):
         running = bench.start(
             bench.shell("i=0; while [ $i -lt 2000 ]; do echo line; i=$((i+1)); done; exit 4"), stdout=writer
         )
-        assert running.wait().ended.exit_code == 4
+        assert running.wait().exit_code == 4
         os.close(writer)
 
     def test_stdin_is_empty(self, bench: Bench) -> None:
@@ -228,7 +228,7 @@ class EngineConformance(DurableJobs):
     def test_memory_and_processor_time_are_seen(self, bench: Bench) -> None:
         script = "x=$(head -c 60000000 /dev/zero | tr '\\0' a); sleep 3; echo ${#x}"
         done = bench.run(bench.shell(script))
-        usage = done.outcome.ended.usage
+        usage = done.outcome.usage
         assert done.stdout == b"60000000\n"
         assert usage is not None and usage.cpu_seconds is not None and usage.cpu_seconds > 0.01
         assert usage.peak_memory_bytes is not None and 50e6 < usage.peak_memory_bytes < 2e9
@@ -245,7 +245,7 @@ class EngineConformance(DurableJobs):
     def test_two_jobs_at_once(self, bench: Bench) -> None:
         jobs = [bench.shell(f"sleep 0.5; exit {code}") for code in (11, 12)]
         running = [bench.start(job) for job in jobs]
-        assert [each.wait().ended.exit_code for each in running] == [11, 12]
+        assert [each.wait().exit_code for each in running] == [11, 12]
 
     def test_no_thread_is_left(self, bench: Bench) -> None:
         before = set(threading.enumerate())

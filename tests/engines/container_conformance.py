@@ -45,16 +45,16 @@ class ContainerConformance(EngineConformance):
 
     def test_an_image_that_is_not_there_is_125(self, bench: Bench) -> None:
         done = bench.run(bench.job("sh", image="127.0.0.1:1/no/such:image"))
-        assert (done.code, done.outcome.ended.launched) == (125, False)
-        assert done.outcome.ended.reason and "127.0.0.1:1" in done.outcome.ended.reason
-        assert done.outcome.ended.cause is EndCause.IMAGE_NOT_PULLED
+        assert (done.code, done.outcome.launched) == (125, False)
+        assert done.outcome.reason and "127.0.0.1:1" in done.outcome.reason
+        assert done.outcome.cause is EndCause.IMAGE_NOT_PULLED
 
     def test_a_mount_that_is_not_there_is_125(self, bench: Bench) -> None:
         gone = bench.mount("/data")
         gone.source.rmdir()
         done = bench.run(bench.shell("exit 0", mounts=(gone,)))
-        assert (done.code, done.outcome.ended.launched) == (125, False)
-        assert done.outcome.ended.cause is None
+        assert (done.code, done.outcome.launched) == (125, False)
+        assert done.outcome.cause is None
         assert not gone.source.exists()
 
     @pytest.mark.parametrize("image", ["--privileged", "-v/:/host", "", "a b", "a\nb"])
@@ -70,13 +70,13 @@ class ContainerConformance(EngineConformance):
         second = bench.start(bench.shell("exit 0", name=job.name))
         second.signals.send(signal.SIGTERM)
         second.signals.send(signal.SIGTERM)
-        assert not second.wait().ended.launched
+        assert not second.wait().launched
         done = bench.run(bench.shell("exit 0", name=job.name))
-        assert (done.code, done.outcome.ended.launched) == (125, False)
-        assert job.name in (done.outcome.ended.reason or "")
+        assert (done.code, done.outcome.launched) == (125, False)
+        assert job.name in (done.outcome.reason or "")
         assert running.handle.ended is None
         running.signals.send(signal.SIGTERM)
-        assert running.wait().ended.exit_code == 9
+        assert running.wait().exit_code == 9
 
     def test_what_is_mounted_read_only_cannot_be_written(self, bench: Bench) -> None:
         data = bench.mount("/data")
@@ -107,17 +107,17 @@ class ContainerConformance(EngineConformance):
 
     def test_a_container_beyond_its_memory_is_ended(self, bench: Bench) -> None:
         done = bench.run(bench.shell("exec tail -c 200000000 /dev/zero", memory_bytes=32 << 20))
-        assert done.outcome.ended.cause is EndCause.OUT_OF_MEMORY
-        assert "out of memory" in (done.outcome.ended.reason or "")
+        assert done.outcome.cause is EndCause.OUT_OF_MEMORY
+        assert "out of memory" in (done.outcome.reason or "")
 
     def test_a_container_within_its_limits_goes_on(self, bench: Bench) -> None:
         done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", memory_bytes=64 << 20, cpus=0.5))
-        assert (done.code, done.outcome.ended.cause) == (0, None)
+        assert (done.code, done.outcome.cause) == (0, None)
         assert int(done.stdout.split()[1]) == (32 << 20) >> 10
 
     def test_the_image_is_known_afterwards(self, bench: Bench) -> None:
         assert bench.image is not None
-        image = bench.run(bench.shell("exit 0")).outcome.ended.image
+        image = bench.run(bench.shell("exit 0")).outcome.image
         assert image is not None and image.id.startswith("sha256:") and image.digest is None
         assert bench.engine.find_image(bench.image) == image
         assert bench.engine.find_image(image.id) == image
@@ -174,7 +174,7 @@ class ContainerConformance(EngineConformance):
             running.signals.send(signal.SIGINT)
             outcome = running.wait()
             connection.close()
-        assert (outcome.ended.exit_code, outcome.ended.launched) == (130, False)
+        assert (outcome.exit_code, outcome.launched) == (130, False)
 
     @pytest.mark.parametrize("ends", ["before", "after"])
     def test_output_is_whole_if_the_program_that_delivers_it_dies(self, bench: Bench, ends: str) -> None:
@@ -200,7 +200,7 @@ class ContainerConformance(EngineConformance):
             (out.source / "go").touch()
             until(lambda: not lives(handle._engine.inspect(handle._id) or {}), "the container's end")
             handle._program.kill()
-        ended = running.wait().ended
+        ended = running.wait()
         assert (ended.exit_code, ended.reason) == (9, None)
         os.close(writer)
         with os.fdopen(reader, "rb") as file:

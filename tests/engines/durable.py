@@ -117,7 +117,7 @@ class DurableJobs:
         assert (another.status(ref), another.list(ref.run)) == (JobStatus(RunState.RUNNING), (ref,))
         ended = another.cancel(ref, 1.0)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, code)
-        assert running.wait().ended.exit_code == code
+        assert running.wait().exit_code == code
         assert another.list(ref.run) == ()
         again = another.cancel(ref, 1.0)  # of a job that is over there is nothing to end
         assert again is not None and not again.lives

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.engines.base import Engine, Facts, Job, Mount, NoEngine, Plan
+from dsv.engines.base import Ended, Engine, Facts, Job, Mount, NoEngine, Plan
 from dsv.engines.foreground import Foreground
 from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.signals import Signals
-from dsv.engines.supervise import Outcome, supervise
+from dsv.engines.supervise import supervise
 from dsv.model.run import JobRef
 from dsv.model.secrets import Masker
 from tests.waiting import PATIENCE, until
@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE, until
 class Finished:
     """A job that is over."""
 
-    outcome: Outcome
+    outcome: Ended
     stdout: bytes
     stderr: bytes
     log: bytes
@@ -32,7 +32,7 @@ class Finished:
 
     @property
     def code(self) -> int:
-        return self.outcome.ended.exit_code
+        return self.outcome.exit_code
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Running:
     refs: list[JobRef]
     notes: list[str] = field(default_factory=list)
     lost: str | None = None
-    result: list[Outcome] = field(default_factory=list)
+    result: list[Ended] = field(default_factory=list)
     thread: threading.Thread | None = None
 
     @property
@@ -52,7 +52,7 @@ class Running:
         until(lambda: bool(self.refs), "the reference of the job")
         return self.refs[0]
 
-    def wait(self) -> Outcome:
+    def wait(self) -> Ended:
         assert self.thread is not None
         self.thread.join(PATIENCE)
         assert self.result, "the job did not end"

@@ -48,7 +48,7 @@ def test_a_container_that_outlives_its_program_is_waited_for(
     docker.await_calls("logs", 1)
     assert running.handle.ended is None and not docker.calls("rm")
     docker.set("over", 7)
-    ended = running.wait().ended
+    ended = running.wait()
     assert (ended.exit_code, ended.launched, ended.seen) == (7, True, True)
     assert (ended.reason is not None and "what it wrote then is lost" in ended.reason) is lost
     assert docker.calls("rm") == 1 and not docker.removed_alive
@@ -61,7 +61,7 @@ def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeD
     running = started(bench, docker)
     docker.set("over", '"many"')
     docker.set("left", 0)
-    ended = running.wait().ended
+    ended = running.wait()
     assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
     assert ended.reason is not None and "docker said what dsv does not understand" in ended.reason
 
@@ -76,7 +76,7 @@ def test_a_daemon_that_is_away_for_a_moment_ends_nothing(bench: Bench, docker: F
     docker.await_calls("logs", 1)
     assert running.handle.ended is None
     docker.set("over", 3)
-    assert (running.wait().ended.exit_code, docker.removed_alive) == (3, False)
+    assert (running.wait().exit_code, docker.removed_alive) == (3, False)
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -94,7 +94,7 @@ def test_a_signal_reaches_a_container_that_outlived_its_program(
         until(lambda: docker.calls("kill") > 0, "passing the signal on")
         docker.clear("down")
     outcome = running.wait()
-    assert (outcome.ended.exit_code, outcome.signal) == (143, signal.SIGTERM)
+    assert (outcome.exit_code, outcome.signal) == (143, signal.SIGTERM)
     assert not docker.removed_alive
 
 
@@ -105,7 +105,7 @@ def test_an_engine_that_does_not_answer_any_more(
     running = started(bench, docker)
     docker.set("down")
     docker.set("left", 125)
-    ended = running.wait().ended
+    ended = running.wait()
     assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
     assert ended.reason is not None and "did not answer" in ended.reason and "deadbeefcafe" in ended.reason
     assert not docker.calls("rm")
@@ -121,7 +121,7 @@ def test_who_ends_a_job_of_an_engine_that_does_not_answer_waits_no_longer_than_i
     docker.await_calls("container inspect", 2)
     running.signals.send(signal.SIGINT)
     outcome = running.wait()
-    assert (outcome.ended.exit_code, outcome.ended.seen, outcome.signal) == (125, False, signal.SIGINT)
+    assert (outcome.exit_code, outcome.seen, outcome.signal) == (125, False, signal.SIGINT)
     assert docker.calls("kill") >= 3 and not docker.calls("rm")
 
 
@@ -133,5 +133,5 @@ def test_of_a_container_that_is_gone_the_program_knows(
     running = started(bench, docker)
     docker.set("gone")
     docker.set("left", left)
-    ended = running.wait().ended
+    ended = running.wait()
     assert (ended.exit_code, ended.launched, ended.seen) == (left, True, seen)

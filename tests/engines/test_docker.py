@@ -24,8 +24,8 @@ class TestDocker(ContainerConformance):
 
     def test_gpus_without_the_toolkit_are_125(self, bench: Bench) -> None:
         done = bench.run(bench.job("sh", "-c", "exit 0", gpus=1))
-        assert (done.code, done.outcome.ended.launched) == (125, False)
-        assert "could not select device driver" in (done.outcome.ended.reason or "")
+        assert (done.code, done.outcome.launched) == (125, False)
+        assert "could not select device driver" in (done.outcome.reason or "")
 
 
 def test_a_daemon_that_is_not_there(tmp_path: Path, docker_engine: ContainerEngine) -> None:

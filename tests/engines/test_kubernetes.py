@@ -99,7 +99,7 @@ def test_a_submitter_that_is_killed_between_the_objects_of_its_job(
     (ref,) = bench.engine.list(job.run)
     assert bench.engine.status(ref) == JobStatus(RunState.SUBMITTED)
     if step == 1:
-        assert bench.start(job).wait().ended.exit_code == 3
+        assert bench.start(job).wait().exit_code == 3
         assert there() == {*kinds, "Pod"}
         kubernetes.kubectl("delete", f"job/{object_name(job.run)}")
     else:
@@ -115,11 +115,11 @@ def test_a_job_is_taken_back_while_it_waits_and_not_once_it_has_its_place(
     waiting = bench.start(bench.shell("true", cpus=10_000.0))
     until(lambda: bench.engine.status(waiting.ref) == JobStatus(RunState.QUEUED), "the job in its queue")
     assert bench.engine.withdraw(waiting.ref) == JobStatus(RunState.NOT_LAUNCHED)
-    assert not waiting.wait().ended.launched and bench.engine.list(waiting.ref.run) == ()
+    assert not waiting.wait().launched and bench.engine.list(waiting.ref.run) == ()
     for _ in range(3):
         starting = bench.start(bench.shell("exit 4"))
         answer = bench.engine.withdraw(starting.ref)
-        ended = starting.wait().ended
+        ended = starting.wait()
         assert answer is not None
         taken = answer.state in (RunState.NOT_LAUNCHED, RunState.CUT_OFF)
         assert (ended.launched, ended.exit_code) == ((False, 125) if taken else (True, 4)), answer
@@ -163,7 +163,7 @@ def test_what_cannot_begin_says_why_in_the_words_of_the_cluster(
         (bench.start(bench.job("true", image="Not/AnImage:1")), EndCause.IMAGE_NOT_PULLED, "Not/AnImage:1"),
     ]
     for running, cause, words in begun:
-        done = running.wait().ended
+        done = running.wait()
         assert (done.launched, done.exit_code, done.cause) == (False, 125, cause), done
         assert words in (done.reason or "")
         assert bench.engine.list(running.ref.run) == ()

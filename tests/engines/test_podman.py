@@ -57,4 +57,4 @@ class TestPodman(ContainerConformance):
         if Path("/etc/cdi").is_dir():
             pytest.skip("this machine has real device specifications")
         done = bench.run(bench.job("sh", "-c", "exit 0", gpus=1))
-        assert (done.code, done.outcome.ended.launched) == (125, False)
+        assert (done.code, done.outcome.launched) == (125, False)

@@ -23,4 +23,4 @@ class TestSlurm(ClusterConformance):
 
     def test_memory_and_processor_time_are_seen(self, bench: Bench) -> None:
         """They aren't, without Slurm's accounting."""
-        assert bench.run(bench.shell("true")).outcome.ended.usage is None
+        assert bench.run(bench.shell("true")).outcome.usage is None

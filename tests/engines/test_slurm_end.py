@@ -81,7 +81,10 @@ def test_how_a_job_ended(
 
 def test_the_node_that_failed_first_says_how_the_job_ended(tmp_path: Path) -> None:
     files = {"node__1__0": "n1 10 143 13\n", "node__1__1": "n2 10 9 12\n", "end": "143\n"}
-    done = ended(queued("FAILED"), left(tmp_path, **files))
+    left(tmp_path, **files)
+    for node, written in ((0, 13), (1, 12)):
+        os.utime(tmp_path / f"node.1.{node}", (written, written))
+    done = ended(queued("FAILED"), read_left(tmp_path))
     assert done is not None and (done.exit_code, done.reason) == (
         9,
         "node 1 (n2) failed first, with exit code 9",
@@ -107,6 +110,69 @@ def test_of_two_nodes_that_failed_in_the_same_second_one_was_first(
 def test_a_job_that_slurm_has_lives(tmp_path: Path, state: str) -> None:
     """Also one whose last attempt ended: Slurm begins it again."""
     assert ended(queued(state), left(tmp_path, node__1__0="n1 10 143 12\n")) is None
+
+
+@pytest.mark.parametrize(
+    ("job", "files", "word"),
+    [
+        (queued("FAILED", "JobLaunchFailure"), {"node__1__0": "n1 10 143 13\n"}, "batch script"),
+        (queued("FAILED", "NonZeroExitCode"), {"node__1__0": "n1 10\n", "end": "137 1\n"}, "node 0 (n1)"),
+        (None, {"node__1__0": "n1 10\n", "end": "143 1\n"}, "node 0 (n1)"),
+    ],
+)
+def test_a_job_that_was_killed_from_outside_was_lost_sight_of(
+    tmp_path: Path, job: Queued | None, files: dict[str, str], word: str
+) -> None:
+    """The batch script, srun, or what holds the data: the command itself did not say how it ended."""
+    done = ended(job, left(tmp_path, **files))
+    assert done is not None and (done.cause, done.exit_code, done.seen) == (EndCause.LOST_SIGHT, 125, True)
+    assert word in (done.reason or "")
+
+
+def test_a_command_that_ended_before_its_batch_script_was_killed_keeps_its_end(tmp_path: Path) -> None:
+    done = ended(queued("FAILED", "JobLaunchFailure"), left(tmp_path, node__1__0="n1 10 3 13\n", end="3 1\n"))
+    assert done is not None and (done.cause, done.exit_code) == (EndCause.EXITED, 3)
+
+
+def test_the_reason_why_a_job_waited_is_not_why_it_ended(tmp_path: Path) -> None:
+    job = Queued("7", "CANCELLED", "", "Resources", f"dsv:{RUN}:{FOLDER}")
+    done = ended(job, left(tmp_path))
+    assert done is not None and (done.cause, done.reason) == (
+        EndCause.CANCELLED,
+        "it was cancelled before it began",
+    )
+
+
+def test_a_job_whose_script_slurm_could_not_run_names_the_node(tmp_path: Path) -> None:
+    """Its SlurmdSpoolDir is full, for instance."""
+    done = ended(queued("CANCELLED"), left(tmp_path))
+    assert done is not None and (done.cause, done.exit_code, done.launched) == (
+        EndCause.NOT_STARTED,
+        125,
+        False,
+    )
+    assert "on n1" in (done.reason or "") and "SlurmdSpoolDir" in (done.hint or "")
+
+
+def test_times_are_of_the_file_servers_clock(tmp_path: Path) -> None:
+    """The node's clock is an hour ahead, and tells only how long the command took."""
+    left(tmp_path, node__1__0="n1 4600 0 4612\n", end="0 1\n")
+    os.utime(tmp_path / "node.1.0", (1000, 1000))
+    done = ended(queued("COMPLETED"), read_left(tmp_path))
+    assert done is not None and [(part.started_ms, part.ended_ms) for part in done.parts] == [
+        (988_000, 1_000_000)
+    ]
+
+
+def test_a_command_that_told_no_end_ended_when_the_job_last_wrote(tmp_path: Path) -> None:
+    """And not when dsv looked."""
+    left(tmp_path, node__1__0="n1 4600\n", err__0="step cancelled\n", attended="", complete__log="")
+    os.utime(tmp_path / "node.1.0", (1000, 1000))
+    os.utime(tmp_path / "err.0", (1004, 1004))
+    done = ended(queued("FAILED", "JobLaunchFailure"), read_left(tmp_path))
+    assert done is not None and [(part.end, part.started_ms, part.ended_ms) for part in done.parts] == [
+        (EndCause.LOST_SIGHT, 1_000_000, 1_004_000)
+    ]
 
 
 def test_a_job_of_which_nothing_is_known_was_lost_sight_of(tmp_path: Path) -> None:

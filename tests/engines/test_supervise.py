@@ -49,8 +49,8 @@ def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pyt
         hung_up=lambda: None,
         grace=lambda: 0.0,
     )
-    assert (outcome.ended.exit_code, outcome.signal) == (128 + signal.SIGINT, signal.SIGINT)
-    assert outcome.ended.may_live and not outcome.ended.seen
+    assert (outcome.exit_code, outcome.signal) == (128 + signal.SIGINT, signal.SIGINT)
+    assert outcome.may_live and not outcome.seen
     assert handle.kills > 1
     assert [text.rpartition("; ")[2] for text in said] == [
         "it has 0 s, once more ends it now",

@@ -138,6 +138,23 @@ class SlurmNodes:
     def start_slurmd(self, name: str) -> None:
         (self.folder / f"{name}.off").unlink(missing_ok=True)
 
+    def kill_program(self, words: str) -> None:
+        """One process of a job, by SIGKILL: the first whose command line has these words."""
+        left = [_pid(self.folder, name) for name in NODES]
+        while left:
+            pid = left.pop(0)
+            try:
+                line = (
+                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                )
+                if words in line:
+                    os.kill(pid, signal.SIGKILL)
+                    return
+                left += _children(pid)
+            except FileNotFoundError:
+                continue
+        raise LabError(f"no process has the words {words!r}")
+
     def power_off(self, name: str) -> None:
         """Everything on the node is gone at once."""
         stop(self.folder, name, grace=0)

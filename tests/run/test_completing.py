@@ -14,7 +14,7 @@ from dsv.engines.base import Ended, JobStatus, NoEngine
 from dsv.model.ids import CommitId
 from dsv.model.run import RECORD, JobRef, LogInfo, RunId, RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart
-from dsv.runs.completing import Settler
+from dsv.runs.completing import Settler, completed
 from dsv.runs.engines import Engines
 from tests.run.shop import SCANS, Shop
 
@@ -167,3 +167,41 @@ def test_a_run_whose_job_no_cluster_has_is_cut_off(shop: Shop) -> None:
     assert settler(shop, gone, RUN).settle(started())[0] == started()
     whole, _ = settler(shop, over()).settle(started())
     assert settler(shop, gone).settle(started())[0] == whole
+
+
+def took(*parts: RunPart) -> tuple[int, int | None]:
+    record = completed(started(started_ms=4_000), replace(OVER, parts=parts), noticed_ms=90_000_000)
+    return record.started_ms, record.ended_ms
+
+
+def test_times_of_clocks_that_differ_are_never_subtracted() -> None:
+    """Node 1 is 20 minutes ahead of node 0, and so is the node of the second attempt."""
+    ahead = 1_200_000
+    one = RunPart(node=0, host="n1", started_ms=5_000, ended_ms=9_000)
+    other = RunPart(node=1, host="n2", started_ms=5_000 + ahead, ended_ms=12_000 + ahead)
+    assert took(one, other) == (5_000, 12_000)
+    assert took(replace(one, node=1), replace(other, node=0)) == (5_000, 12_000)
+    behind = RunPart(attempt=2, host="n3", started_ms=15_000 - ahead, ended_ms=18_000 - ahead)
+    assert took(one, behind) == (5_000, 12_000)
+    assert took(one, replace(behind, started_ms=15_000, ended_ms=18_000)) == (5_000, 18_000)
+
+
+def test_without_times_of_the_job_those_of_whoever_looked_count() -> None:
+    assert took(RunPart(host="n1", started_ms=5_000)) == (5_000, 90_000_000)
+    assert took() == (4_000, 90_000_000)
+
+
+def test_a_run_says_what_its_nodes_say_of_the_cache() -> None:
+    parts = (RunPart(node=0, cache_hit=True, stage_bytes=0), RunPart(node=1, cache_hit=False, stage_bytes=7))
+    record = completed(started(cache_hit=True), replace(OVER, parts=parts))
+    assert (record.cache_hit, record.stage_bytes) == (False, 7)
+
+
+def test_a_job_that_was_certainly_lost_is_completed_as_cut_off(shop: Shop) -> None:
+    gone = replace(OVER, exit_code=125, cause=EndCause.LOST_SIGHT, reason="the batch script was killed")
+    record, sent = settler(shop, over(gone)).settle(started())
+    assert sent and (record.state, record.end, record.error) == (
+        RunState.CUT_OFF,
+        EndCause.LOST_SIGHT,
+        "the batch script was killed",
+    )

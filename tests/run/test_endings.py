@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from dsv.engines.base import Ended
 from dsv.engines.containers import run as container_run
 from dsv.engines.log import LogKeeper
-from dsv.engines.supervise import Outcome, supervise
+from dsv.engines.supervise import supervise
 from dsv.model.resources import ALL_GPUS
 from dsv.model.run import RECORD, RunState
 from dsv.model.run_end import EndCause, RunPart
@@ -96,7 +97,7 @@ def test_a_run_ends_with_its_job_and_not_with_its_readers(
 ) -> None:
     delivered: list[int] = []
 
-    def deliver_late(*given: Any, **more: Any) -> Outcome:
+    def deliver_late(*given: Any, **more: Any) -> Ended:
         outcome = supervise(*given, **more)
         delivered.append(now_ms())
         time.sleep(0.05)
@@ -113,14 +114,14 @@ def test_a_run_ends_when_its_job_did_whatever_the_clock_of_its_node(
 ) -> None:
     """The end is seen late, as after an outage of the cluster."""
 
-    def seen_late(*given: Any, over: Any, **more: Any) -> Outcome:
-        outcome = supervise(*given, over=lambda: None, **more)
+    def seen_late(*given: Any, over: Any, **more: Any) -> Ended:
+        ended = supervise(*given, over=lambda: None, **more)
         began = now_ms() + ahead_ms
         part = RunPart(host="n1", started_ms=began, ended_ms=began + 4000, exit_code=0, end=EndCause.EXITED)
         with monkeypatch.context() as later:
             later.setattr("dsv.runs.attempts.now_ms", lambda: began - ahead_ms + 71_000)
             over()
-        return replace(outcome, ended=replace(outcome.ended, parts=(part,)))
+        return replace(ended, parts=(part,))
 
     monkeypatch.setattr("dsv.runs.attempts.supervise", seen_late)
     before = now_ms()

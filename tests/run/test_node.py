@@ -18,7 +18,7 @@ from dsv.model.node_order import NodeOrder, OrderedData
 from dsv.model.run import RunId, Usage
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.run_parts import decode_part, encode_part, node_log_name, parse_part_name, part_name
-from dsv.runs.collect import assemble, is_over, join_logs
+from dsv.runs.completing import assemble, is_over, join_logs
 from dsv.runs.node import NodeResult, NodeSeat, run_node
 from dsv.runs.staged import Staged
 from tests.run.shop import FolderLease, Folders, Shop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import cast
 
@@ -14,7 +14,6 @@ from dsv.engines import foreground
 from dsv.engines.base import Ended, Engine, JobStatus, NoPlaceYet, Plan
 from dsv.engines.foreground import Foreground
 from dsv.engines.output import Output
-from dsv.engines.supervise import Outcome
 from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import EndCause
 from dsv.runs.pools import patience
@@ -25,7 +24,7 @@ from tests.waiting import PATIENCE, until
 REF = JobRef("slurm", "20261120-132145-1f2e3d4c", "c", "7:/job")
 WAITS = JobStatus(RunState.QUEUED)
 GONE = JobStatus(RunState.NOT_LAUNCHED)
-CANCELLED = Outcome(Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED))
+CANCELLED = Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED)
 
 
 @dataclass
@@ -82,12 +81,12 @@ def test_a_job_that_somebody_stopped_while_it_was_taken_back_does_not_go_on() ->
     waiting = Patience(0.0, "no GPU is free")
     waiting.begin(cast("Engine", queue), REF)
     assert queue.over.wait(PATIENCE)
-    assert waiting.left(Outcome(stopped)) is None
+    assert waiting.left(stopped) is None
     late = Queue(iter([WAITS]), GONE)  # it was stopped once it had been taken back
     waiting = Patience(0.0, "no GPU is free")
     waiting.begin(cast("Engine", late), REF)
     assert late.over.wait(PATIENCE)
-    assert waiting.left(Outcome(stopped)) is None
+    assert waiting.left(stopped) is None
 
 
 def test_a_job_that_somebody_cancelled_does_not_go_on() -> None:
@@ -136,7 +135,7 @@ def test_a_job_goes_on_to_the_next_pool_if_the_engine_stays_full() -> None:
     job = submitted(Full(iter([]), None), waiting)
     until(lambda: job.ended is not None)
     assert job.ended is not None and not job.ended.taken
-    assert waiting.left(Outcome(job.ended)) == GaveUp("the quota is used up")
+    assert waiting.left(job.ended) == GaveUp("the quota is used up")
 
 
 def test_a_signal_ends_the_wait_for_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +147,4 @@ def test_a_signal_ends_the_wait_for_a_full_engine(monkeypatch: pytest.MonkeyPatc
     job.signal(signal.SIGTERM)
     until(lambda: job.ended is not None)
     assert job.ended is not None and not job.ended.launched
-    assert waiting.left(Outcome(job.ended, signal=signal.SIGTERM)) is None
+    assert waiting.left(replace(job.ended, signal=signal.SIGTERM)) is None

@@ -18,7 +18,7 @@ from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
 from dsv.model.run import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.repo.run_spool import Spool
-from dsv.runs.cut_off import record_cut_off
+from dsv.runs.completing import record_cut_off
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import find_job
 from dsv.runs.life import RunResult, run

@@ -8,6 +8,8 @@ import pty
 import signal
 import subprocess
 
+import pytest
+
 from tests.labs.machine import environment
 from tests.run.slurm_site import WAIT, Site, run_of
 from tests.waiting import PATIENCE, until
@@ -111,3 +113,40 @@ def test_a_run_that_nobody_looks_at_completes_its_own_record(site: Site) -> None
     tree = f"digits@{record['output']['tree']}"
     assert json.loads(site.dsv("cat", f"{tree}:metrics.json")) == {"acc": 0.9}
     assert site.last()["output"] == record["output"], "what this machine still had of it changes nothing"
+
+
+@pytest.mark.parametrize("program", ["dsv.cache.keeping.attendant", "srun --ntasks", "slurm_script"])
+def test_a_job_whose_own_programs_are_killed_was_lost_sight_of(site: Site, program: str) -> None:
+    """It says so, with a reason, and the times of the command."""
+    terminal = site.start(*run_of())
+    site.ready()
+    site.slurm.kill_program(program)
+    terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 125
+    record = site.last()
+    assert (record["state"], record["end"], record["exit_code"]) == ("cut-off", "lost-sight", 125)
+    assert "killed" in record["error"] and record["parts"][0]["host"].startswith("n")
+    part = record["parts"][0]
+    assert (record["started"], record["ended"]) == (part["started"], part["ended"])
+
+
+def test_a_pending_job_that_somebody_cancels_says_so(site: Site) -> None:
+    taken = site.slurm.call("sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    terminal = site.start(*run_of())
+    until(lambda: site.queued() and site.state(site.queued()[0]) == "PENDING", "the job")
+    until(lambda: "Resources" in site.slurm.call("squeue", "--noheader", "--format=%r"), "why it waits")
+    site.slurm.call("scancel", site.queued()[0])
+    terminal.communicate(timeout=PATIENCE)
+    record = site.last()
+    assert (record["end"], record["error"]) == ("cancelled", "it was cancelled before it began"), taken
+
+
+def test_an_end_while_the_controller_is_away_is_told_by_the_node(site: Site) -> None:
+    terminal = site.start(*run_of())
+    site.ready()
+    site.slurm.stop_controller()
+    site.go()
+    assert terminal.wait(PATIENCE) == 0
+    (part,) = (record := site.last())["parts"]
+    assert part["host"].startswith("n") and part["cache_hit"] is record["cache_hit"] is False
+    assert (record["started"], record["ended"]) == (part["started"], part["ended"])

@@ -64,7 +64,7 @@ def test_a_part_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
     spoiled = _spoil(shop, first.run, RECORD)
     later = shop.run("sh", "-c", "exit 4")
     assert (later.exit_code, later.error) == (4, None)
-    assert isinstance(later.sent.problem, Unreachable) and later.sent.problem.subject == str(spoiled)
+    assert isinstance(later.problem, Unreachable) and later.problem.subject == str(spoiled)
     assert [part.path for part in shop.spool.waiting()] == [spoiled]
 
     said: list[DsvError] = []
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
     folder.symlink_to(folder)
     later = shop.run("true")
     assert later.exit_code == 0
-    assert later.sent.problem is not None and later.sent.problem.subject == str(folder)
+    assert later.problem is not None and later.problem.subject == str(folder)
     assert shop.spool.waiting() == []
     said: list[DsvError] = []
     views = list_runs(shop.runs, shop.spool, None, skipped=said.append)

@@ -20,7 +20,7 @@ from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
-from dsv.runs.collect import complete_from_parts
+from dsv.runs.completing import complete_from_parts
 from dsv.runs.node import NodeResult, NodeSeat, run_node
 from dsv.runs.place import RunPlace
 

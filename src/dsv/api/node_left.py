@@ -23,7 +23,7 @@ from dsv.model.run import RECORD, RunId, RunRecord, RunState
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.repo.runs import RunStore
-from dsv.runs.completing import finish, forget_job, with_end, with_what_it_left
+from dsv.runs.completing import completed, finish, forget_job, with_what_it_left
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob
 from dsv.runs.known_secrets import KnownSecrets
@@ -75,7 +75,7 @@ def _complete(
         return False
     secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
     job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, done.exit_code, done))
-    whole, log = with_what_it_left(with_end(start, done), job, secrets, logged=order.log)
+    whole, log = with_what_it_left(completed(start, done), job, secrets, logged=order.log)
     with _seen_alive(folder), output_kept(context, order, Path(order.out or ".")) as keep:
         whole = finish(RunStore(repository.store), replace(whole, output=keep(repository)), log)
     forget_job(whole, engines)

@@ -16,8 +16,7 @@ from dsv.model.run_end import EndCause, RunPart
 from dsv.model.run_parts import encode_part, node_log_name, part_name
 from dsv.repo.repository import Repository
 from dsv.repo.runs import RunStore, StoredRun
-from dsv.runs.collect import put_together
-from dsv.runs.completing import kept_log, with_metrics
+from dsv.runs.completing import kept_log, put_together, with_metrics
 from dsv.runs.engines import Engines
 from dsv.runs.known_secrets import KnownSecrets
 from dsv.runs.node import NodeSeat

@@ -17,8 +17,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore
 from dsv.repo.sweep_notes import SweepNotes
-from dsv.runs.completing import Settler
-from dsv.runs.cut_off import record_cut_off
+from dsv.runs.completing import Settler, record_cut_off
 from dsv.runs.engines import Engines
 from dsv.runs.listing import RunView, list_runs, run_log, show_run
 from dsv.runs.live_log import PART_SIZE, READ_SIZE, read_live

@@ -103,8 +103,8 @@ def _tell(call: Call, result: RunResult, file: _JsonFile | None) -> int:
         call.warn(f"the output is not in the store: {record.output.error}")
     if record.metrics_error is not None:
         call.warn(f"metrics.json is not in the record: {record.metrics_error}")
-    if result.sent.problem is not None:
-        call.warn(f"the record is kept here, and sent by the next run: {result.sent.problem.message}")
+    if result.problem is not None:
+        call.warn(f"the record is kept here, and sent by the next run: {result.problem.message}")
     if file is not None:
         _write(call, file, to_json(document(_document(result))) + "\n")
     return result.exit_code

@@ -184,7 +184,7 @@ class Ended:
     whether it did, because the engine doesn't tell any more. stopped: who asked dsv on any machine to end it.
     taken: False if the engine did not take the job at all. parts: of each node and attempt, if the engine saw to
     them itself. may_live: it could not be ended, so it may still begin or run. metrics: what it left in
-    `metrics.json`, of an engine whose folders can't be seen here.
+    `metrics.json`, of an engine whose folders can't be seen here. signal: the first ending one that dsv passed on.
     """
 
     exit_code: int
@@ -200,6 +200,7 @@ class Ended:
     parts: tuple[RunPart, ...] = ()
     may_live: bool = False
     metrics: bytes | None = None
+    signal: int | None = None
 
 
 class ImageNotPulled(LaunchError):

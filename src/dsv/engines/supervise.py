@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
-from dsv.engines.base import Ended, Handle
+from dsv.engines.base import CANNOT_LAUNCH, Ended, Handle
 from dsv.engines.guard import GRACE
 from dsv.engines.output import Output
 from dsv.engines.signals import TELLING, Signals
+from dsv.model.run_end import TIMED_OUT, EndCause
 
 _TICK: Final = 1.0
 _AGAIN: Final = 5.0
 _LAST_OUTPUT: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """signal: the first ending one that was passed on; lost: why dsv ended the job itself; timed_out: it was ended
-    because its time was over."""
-
-    ended: Ended
-    signal: int | None = None
-    lost: str | None = None
-    timed_out: bool = False
 
 
 def supervise(
@@ -40,7 +30,7 @@ def supervise(
     grace: Callable[[], float] = lambda: GRACE,
     expired: Callable[[], bool] = lambda: False,
     hung_up: Callable[[], None] | None = None,
-) -> Outcome:
+) -> Ended:
     """Returns when the job is over and its output delivered.
 
     lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
@@ -51,15 +41,15 @@ def supervise(
     are not caught, ends the job first.
     """
     try:
-        outcome = _until_end(handle, output, signals, lost, note, grace, expired, hung_up)
+        ended = _until_end(handle, output, signals, lost, note, grace, expired, hung_up)
     except BaseException:
         output.let_go()
         _end_now(handle, signals)
         raise
     output.job_ended()
     over()
-    _deliver(output, signals, patient=_ended_by_itself(outcome))
-    return outcome
+    _deliver(output, signals, patient=_by_itself(ended))
+    return ended
 
 
 def _until_end(
@@ -71,7 +61,7 @@ def _until_end(
     grace: Callable[[], float],
     expired: Callable[[], bool],
     hung_up: Callable[[], None] | None,
-) -> Outcome:
+) -> Ended:
     first: int | None = None
     timed_out = False
     reason: str | None = None
@@ -84,7 +74,7 @@ def _until_end(
         elif number == signal.SIGHUP and hung_up is not None:
             hung_up()
         elif number is not None and kills > 1 and hung_up is not None:
-            return Outcome(_left_alive(128 + number), first, reason, timed_out)
+            return _judged(_left_alive(128 + number), first, reason, timed_out)
         elif number is not None and first is None:
             first, seconds = number, grace()
             note(
@@ -112,7 +102,7 @@ def _until_end(
                 note("the job does not end, or its cluster does not answer; once more leaves it as it is")
     if not ended.launched and first is not None:
         ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
-    return Outcome(ended, first, reason, timed_out)
+    return _judged(ended, first, reason, timed_out)
 
 
 def _left_alive(exit_code: int) -> Ended:
@@ -120,8 +110,22 @@ def _left_alive(exit_code: int) -> Ended:
     return Ended(exit_code=exit_code, launched=True, seen=False, may_live=True, reason=reason)
 
 
-def _ended_by_itself(outcome: Outcome) -> bool:
-    return outcome.signal is None and outcome.lost is None and not outcome.timed_out
+def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) -> Ended:
+    """The end with its cause. What dsv did itself comes before what the engine saw of it."""
+    ended = replace(ended, signal=first)
+    if lost is not None:
+        return replace(ended, cause=EndCause.LEASE_LOST, exit_code=CANNOT_LAUNCH, reason=lost)
+    if not ended.seen:
+        return replace(ended, cause=EndCause.LOST_SIGHT)
+    if timed_out:
+        return replace(ended, cause=EndCause.TIME_LIMIT, exit_code=ended.exit_code or TIMED_OUT)
+    if first is not None:
+        return replace(ended, cause=EndCause.CANCELLED)
+    return replace(ended, cause=ended.cause or (EndCause.EXITED if ended.launched else EndCause.NOT_STARTED))
+
+
+def _by_itself(ended: Ended) -> bool:
+    return ended.signal is None and ended.cause not in (EndCause.LEASE_LOST, EndCause.TIME_LIMIT)
 
 
 def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:

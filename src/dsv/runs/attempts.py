@@ -6,19 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from signal import Signals as SignalName
 from time import monotonic
+from typing import cast
 
-from dsv.engines.base import Engine
+from dsv.engines.base import Ended, Engine
 from dsv.engines.foreground import Foreground
 from dsv.engines.gpu import GpuWatch, names_of
-from dsv.engines.log import LogKeeper
+from dsv.engines.log import KeptLog, LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.signals import Signals
-from dsv.engines.supervise import Outcome, supervise
-from dsv.model.run import GpuUse, JobRef, RunRecord, RunState
-from dsv.model.run_end import RunPart, may_try_again
+from dsv.engines.supervise import supervise
+from dsv.model.json_values import Json
+from dsv.model.run import GpuUse, JobRef, LogInfo, RunRecord, RunState, Usage
+from dsv.model.run_end import EndCause, RunPart, exit_signal, may_try_again
 from dsv.repo.repository import now_ms
-from dsv.runs.ending import Executed, metrics_of, no_log, part_of, salvaged, usage_of
-from dsv.runs.place import Metrics, make_folder, make_skeleton, metrics_stamp, remove_scratch, write_params
+from dsv.runs.completing import completed, no_log, salvaged
+from dsv.runs.place import (
+    Metrics,
+    make_folder,
+    make_skeleton,
+    metrics_stamp,
+    parse_metrics,
+    read_metrics,
+    remove_scratch,
+    write_params,
+)
 from dsv.runs.plan import Launch
 from dsv.runs.pools.patience import Patience
 from dsv.runs.pools.turns import GaveUp
@@ -32,10 +43,11 @@ def execute(
     output: Callable[[], Output],
     log: LogKeeper | None,
     supervision: Supervision,
-) -> Executed | GaveUp:
+) -> tuple[RunRecord, Ended, KeptLog | None] | GaveUp:
     """Runs the job until an attempt succeeds, must not be repeated, or was the last. output: made anew for each.
 
-    Gives up if the job does not begin for so long that it is to go on to another pool.
+    Returns the record, whole but for what becomes of the output, how the job ended, and its log. Gives up if the job
+    does not begin for so long that it is to go on to another pool.
     """
     may_live = False
     try:
@@ -47,12 +59,12 @@ def execute(
         while True:
             this = replace(launch, attempt=len(parts) + 1)
             end = _End()
-            outcome = _attempt(this, begun, end, output(), supervision)
-            may_live = outcome.ended.may_live
-            if (gave_up := supervision.patience.left(outcome)) is not None:
+            ended = _attempt(this, begun, end, output(), supervision)
+            may_live = ended.may_live
+            if (gave_up := supervision.patience.left(ended)) is not None:
                 records.moves_on()
                 return gave_up
-            parts.append(_part(this, begun, end, outcome, records))
+            parts.append(_part(this, begun, end, ended, records))
             left = 0 if "retries" in launch.chosen.engine.gives else launch.spec.retries - len(parts) + 1
             if left <= 0 or may_live or not may_try_again(parts[-1]):
                 break
@@ -61,12 +73,67 @@ def execute(
     finally:
         if not may_live:
             remove_scratch(launch.scratch)
-    metrics = salvaged(
-        lambda: metrics_of(launch, before, outcome.ended), lambda problem: Metrics(problem=problem)
-    )
+    ended = _described(launch, ended, parts, end.gpus)
+    metrics = salvaged(lambda: metrics_of(launch, before, ended), lambda problem: Metrics(problem=problem))
     kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
-    usage = usage_of(outcome.ended, end.gpus)
-    return Executed(begun.record, outcome, tuple(parts), end.time_ms, usage, metrics, kept)
+    record = replace(
+        completed(begun.record, ended, end.time_ms),
+        metrics=metrics.values,
+        metrics_error=metrics.problem,
+        log=None if kept is None else LogInfo(kept.total, len(kept.data)),
+    )
+    return record, ended, kept
+
+
+def _described(launch: Launch, ended: Ended, parts: Sequence[RunPart], gpus: tuple[GpuUse, ...]) -> Ended:
+    """The end of the last attempt as the record has it: with all attempts, who ended it, and without secrets."""
+    return replace(
+        ended,
+        reason=salvaged(lambda: masked(launch, ended.reason), lambda problem: problem),
+        stopped=parts[-1].cancelled_by or ended.stopped,
+        parts=tuple(_masked_part(launch, part) for part in ended.parts or parts),
+        usage=usage_of(ended, gpus),
+    )
+
+
+def metrics_of(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
+    if launch.chosen.engine.shares_folders:
+        found = read_metrics(launch.out, before)
+    else:
+        found = Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
+    values = None if found.values is None else launch.masker.value(found.values)
+    return Metrics(cast("dict[str, Json] | None", values), masked(launch, found.problem))
+
+
+def part_of(
+    ended: Ended, *, attempt: int, host: str, started_ms: int, ended_ms: int, by: str | None
+) -> RunPart:
+    """What the record says of one attempt on this machine. by: who asked for its end, if somebody did."""
+    return RunPart(
+        attempt=attempt,
+        host=host,
+        started_ms=started_ms,
+        ended_ms=ended_ms,
+        end=ended.cause,
+        exit_code=ended.exit_code,
+        exit_signal=exit_signal(ended.exit_code) if ended.launched and ended.seen else None,
+        cancelled_by=by if ended.cause is EndCause.CANCELLED else None,
+        error=ended.reason,
+    )
+
+
+def usage_of(ended: Ended, gpus: tuple[GpuUse, ...]) -> Usage | None:
+    if ended.usage is None:
+        return Usage(gpus=gpus) if gpus else None
+    return replace(ended.usage, gpus=gpus)
+
+
+def masked(launch: Launch, text: str | None) -> str | None:
+    return None if text is None else launch.masker.text(text)
+
+
+def _masked_part(launch: Launch, part: RunPart) -> RunPart:
+    return replace(part, error=salvaged(lambda: masked(launch, part.error), lambda problem: problem))
 
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:
@@ -142,7 +209,7 @@ class _End:
             self.gpus = self.watch.stop()
 
 
-def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervision: Supervision) -> Outcome:
+def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervision: Supervision) -> Ended:
     plan, engine = launch.plan(), launch.chosen.engine
     begun.submit()
     end.watch = _gpu_watch(launch)
@@ -156,7 +223,7 @@ def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervisi
 
     job = Foreground(engine, plan, output, supervision.signals.wake, begun.note, waits)
     limit = None if "time_seconds" in engine.gives else launch.spec.time_seconds
-    outcome = supervise(
+    ended = supervise(
         job,
         output,
         supervision.signals,
@@ -170,16 +237,16 @@ def _attempt(launch: Launch, begun: _Begun, end: _End, output: Output, supervisi
         ),
     )
     job.check()
-    return outcome
+    return ended
 
 
-def _part(launch: Launch, begun: _Begun, end: _End, outcome: Outcome, records: RunRecords) -> RunPart:
+def _part(launch: Launch, begun: _Begun, end: _End, ended: Ended, records: RunRecords) -> RunPart:
     by = records.stopped_by(launch.run)
-    if by is None and outcome.signal is not None:
-        by = SignalName(outcome.signal).name
+    if by is None and ended.signal is not None:
+        by = SignalName(ended.signal).name
     started = begun.started_ms if begun.started is not None else end.time_ms
     return part_of(
-        outcome,
+        ended,
         attempt=launch.attempt,
         host=launch.place.host,
         started_ms=started,

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from dsv.engines.base import NO_OPTIONS, Engine, Plan
+from dsv.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan
 from dsv.engines.guard import GRACE
 from dsv.engines.here import with_free_gpus
 from dsv.engines.limits import check_given
 from dsv.engines.log import LogKeeper
 from dsv.engines.output import Output
 from dsv.engines.signals import Signals, spared
-from dsv.engines.supervise import Outcome
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
 from dsv.model.ids import CommitId
 from dsv.model.names import Target
 from dsv.model.pool import PassedOver
 from dsv.model.progress import NoProgress, Progress
 from dsv.model.run import RunId, RunOutput, RunRecord, RunState
+from dsv.model.run_end import EndCause
 from dsv.model.store_access import NO_ACCESS
 from dsv.repo.repository import now_ms
-from dsv.runs.announce import announced, record_not_started
-from dsv.runs.attempts import Supervision, execute
-from dsv.runs.ending import Executed, error_of, keep, record_of
+from dsv.runs.attempts import Supervision, execute, masked
+from dsv.runs.completing import completed
 from dsv.runs.engines import choose
 from dsv.runs.live_log import LiveLog
-from dsv.runs.place import RunPlace, first_time, leave_terminal
+from dsv.runs.place import LIVE_LOG, RunPlace, first_time, leave_terminal, make_folder
 from dsv.runs.plan import Launch
 from dsv.runs.pools.patience import Patience
 from dsv.runs.pools.turns import GaveUp, take_turns
-from dsv.runs.records import RunRecords, Sent
+from dsv.runs.records import RunRecords
 from dsv.runs.spec import JobSpec, check_spec
 from dsv.runs.staged import Lease, Staged, Staging
+
+_GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
+"""What engines say if it is the GPUs that keep a job from starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,23 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """exit_code: of dsv. error: set if that is not the exit code of the command. sent: what became of
-    the record: `sent.problem` says why it isn't in the store yet."""
+    """A run that has ended.
+
+    engine: which had its job. error: why dsv could not launch it, ended it, or lost sight of it. problem: why the
+    record isn't in the store yet; it is then kept here and sent by the next run.
+    """
 
     record: RunRecord
-    exit_code: int
+    engine: Engine
     out: Path
     error: LaunchError | None
-    sent: Sent
+    problem: DsvError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of dsv."""
+        assert self.record.exit_code is not None  # it has ended
+        return self.record.exit_code
 
 
 def run(
@@ -114,7 +126,7 @@ def run(
         live = None
         if announce is not None:
             stdout = stderr = None
-            live = stack.enter_context(announced(decided, records, announce))
+            live = stack.enter_context(_announced(decided, records, announce))
         terminals = tuple(each for each in (0, 1, 2) if signals is not None and os.isatty(each))
         stay = _Stay(records, signals, watcher, grace, (stdout, stderr), live, terminals)
         if turns is None:
@@ -122,24 +134,14 @@ def run(
             assert not isinstance(done, GaveUp)  # there is no other pool
         else:
             done = _in_turn(decided, turns, stay)
-        sent = records.send() if done.problem is None else Sent(problem=done.problem)
-        record, error = done.record, error_of(done.launch, done.outcome)
-        if records.is_in_store(sent) and record.state.is_terminal and record.job is not None:
-            done.launch.chosen.engine.forget(record.job)
-        if not done.outcome.ended.seen and (known := records.told_by_others(record)) is not None:
-            record, error = known, None  # the job was seen to end where it ran
-        assert record.exit_code is not None  # it has ended
-        return RunResult(record, record.exit_code, done.launch.out, error, sent)
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """problem: why the record could not be kept."""
-
-    launch: Launch
-    outcome: Outcome
-    record: RunRecord
-    problem: NoRoom | None
+        if done.problem is None:
+            done = replace(done, problem=records.send())
+            if records.is_in_store(done.problem) and done.record.job is not None:
+                done.engine.forget(done.record.job)
+        lost = done.record.end is EndCause.LOST_SIGHT
+        if lost and (known := records.told_by_others(done.record)) is not None:
+            done = replace(done, record=known, error=None)  # the job was seen to end where it ran
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class _Stay:
     live: LiveLog | None
     terminals: tuple[int, ...]
 
-    def at(self, decided: Launch, staging: Staging, patience: Patience) -> _Done | GaveUp:
+    def at(self, decided: Launch, staging: Staging, patience: Patience) -> RunResult | GaveUp:
         """Makes sure of the data and has the job run, until its record is kept. The leases end with that."""
         records = self.records
         with ExitStack() as leases:
@@ -172,21 +174,31 @@ class _Stay:
                 done = execute(launch, records, lambda: Output(*self.sinks, log), log, supervision)
                 if isinstance(done, GaveUp):
                     return done
-                output = _kept_output(launch, done, records, staging, supervision)
-                return _Done(launch, done.outcome, *keep(launch, done, records, output))
+                record, ended, kept = done
+                data = None if kept is None else kept.data
+                if launch.keeps_output and not ended.may_live:
+                    records.ended(record, data)
+                    record = replace(record, output=_kept_output(launch, staging, supervision))
+                problem = None
+                if (
+                    not ended.may_live
+                ):  # else whoever finds the supervisor gone ends the job, and then the record
+                    problem = _keep(record, data, records)
+                engine = launch.chosen.engine
+                return RunResult(record, engine, launch.out, _error_of(launch, ended), problem)
 
     def _hang_up(self, launch: Launch) -> None:
         leave_terminal(launch.own, self.terminals)
         self.watcher.note(f"the terminal is gone; the run goes on: dsv logs {launch.run}")
 
 
-def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> _Done:
+def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> RunResult:
     """The run at one pool after the other, until it begins. An engine that was given it has it no more before another
     gets it; whoever is killed in between leaves a mark that names the last pool."""
     place, records, note = decided.place, stay.records, stay.watcher.note
     now = decided
 
-    def at(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> _Done | GaveUp:
+    def at(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> RunResult | GaveUp:
         nonlocal now
         if passed:
             note(f"not on {passed[-1].pool}: {passed[-1].reason}")
@@ -204,17 +216,12 @@ def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> _Done:
         return take_turns(turns.pools, turns.wait, at)
     except BaseException as error:
         if records.starts and not records.begun and records.under_way:
-            record_not_started(now, records, error)
+            _record_not_started(now, records, error)
         raise
 
 
-def _kept_output(
-    launch: Launch, done: Executed, records: RunRecords, staging: Staging, supervision: Supervision
-) -> RunOutput | None:
-    """Sends the output to the store, if that is where it goes; also that of a job that failed. A signal ends that."""
-    if not launch.keeps_output or done.outcome.ended.may_live:
-        return None
-    records.ended(record_of(launch, done), None if done.log is None else done.log.data)
+def _kept_output(launch: Launch, staging: Staging, supervision: Supervision) -> RunOutput | None:
+    """Sends the output to the store, also that of a job that failed. A signal ends that."""
     try:
         with supervision.signals.raising():
             if not launch.chosen.engine.shares_folders:
@@ -222,6 +229,85 @@ def _kept_output(
             return staging.keep_output(launch.out, launch.run)
     except (Interrupted, Terminated, KeyboardInterrupt) as error:
         return RunOutput(error=error.message if isinstance(error, DsvError) else "it was interrupted")
+
+
+def _keep(record: RunRecord, log: bytes | None, records: RunRecords) -> NoRoom | None:
+    """Keeps the whole record. That it can't be kept doesn't change how the job ended."""
+    try:
+        records.finish(record, log)
+    except NoRoom as problem:
+        return problem
+    return None
+
+
+def _error_of(launch: Launch, ended: Ended) -> LaunchError | None:
+    if ended.cause is EndCause.LEASE_LOST:
+        return LaunchError(
+            f"run {launch.run} was ended: {masked(launch, ended.reason)}",
+            subject=launch.run,
+            hint=f"dsv run --again {launch.run}",
+        )
+    engine = launch.chosen.engine
+    if not ended.seen:
+        return LaunchError(
+            f"how run {launch.run} ended is not known, nor whether it did: {masked(launch, ended.reason)}",
+            subject=launch.run,
+            hint="dsv runs"
+            if engine.queues
+            else f"{engine.name} ps --all --filter label=dsv.run={launch.run}",
+        )
+    if ended.launched or ended.signal is not None:
+        return None
+    reason = masked(launch, ended.reason)
+    about_gpus = launch.spec.gpus is not None and _GPUS.search(reason or "") is not None
+    return LaunchError(
+        f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
+        subject=launch.run,
+        hint=masked(launch, ended.hint) or (engine.gpu_hint if about_gpus else f"dsv runs {launch.run}"),
+    )
+
+
+@contextmanager
+def _announced(
+    decided: Launch, records: RunRecords, announce: Callable[[RunId, Path, Path], None]
+) -> Iterator[LiveLog | None]:
+    """Tells of the run, and keeps a record of it if its job doesn't come to start. Gives its live log, None if no log
+    is wanted."""
+    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
+    make_folder(decided.own)
+    path = decided.own / LIVE_LOG
+    live = LiveLog(path, decided.masker) if decided.spec.log else None
+    try:
+        records.announce(early, path if live is not None else None)
+        announce(early.run, decided.own, decided.out)
+        yield live
+    except BaseException as error:
+        if not records.begun and records.under_way:
+            _record_not_started(decided, records, error)
+        raise
+    finally:
+        if live is not None:
+            live.close() if records.under_way else live.remove()
+
+
+def _record_not_started(decided: Launch, records: RunRecords, error: BaseException) -> None:
+    """Ends the record of a run that is under way, and whose job no engine has."""
+    early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
+    records.finish(completed(early, _not_started(decided, error), now_ms()), None)
+    records.send()
+
+
+def _not_started(decided: Launch, error: BaseException) -> Ended:
+    message = (
+        error.message if isinstance(error, DsvError) else f"dsv met an unexpected {type(error).__name__}"
+    )
+    told = isinstance(error, Interrupted | Terminated)
+    return Ended(
+        exit_code=error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH,
+        launched=False,
+        cause=EndCause.CANCELLED if told else EndCause.NOT_STARTED,
+        reason=decided.masker.text(message),
+    )
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:

@@ -28,7 +28,8 @@ from dsv.model.run import RunId
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.secrets import Masker
 from dsv.repo.repository import now_ms
-from dsv.runs.ending import part_of, salvaged
+from dsv.runs.attempts import part_of
+from dsv.runs.completing import salvaged
 from dsv.runs.place import RunPlace, make_folder, remove_scratch, write_params
 from dsv.runs.staged import DataStaging, Lease, Staged
 
@@ -151,11 +152,11 @@ def _supervised(
 
     handle = Foreground(engine, engine.plan(job, facts), output, signals.wake, lambda ref: None)
     with signals.caught():
-        outcome = supervise(handle, output, signals, lost=lost, note=watcher.note, grace=lambda: grace)
+        ended = supervise(handle, output, signals, lost=lost, note=watcher.note, grace=lambda: grace)
         handle.check()
     part = part_of(
-        outcome, attempt=seat.attempt, host=place.host, started_ms=started, ended_ms=now_ms(),
-        by=None if outcome.signal is None else SignalName(outcome.signal).name,
+        ended, attempt=seat.attempt, host=place.host, started_ms=started, ended_ms=now_ms(),
+        by=None if ended.signal is None else SignalName(ended.signal).name,
     )  # fmt: skip
     return replace(part, node=seat.rank)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -16,14 +16,6 @@ from dsv.runs.marks import Marks
 
 _START_SECONDS: Final = 35.0
 """How long the end of a run waits for its start to be sent: a little more than a refused connection takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """problem: why the record is not in the store (yet); it is then kept here and sent by the next run."""
-
-    parts: int = 0
-    problem: DsvError | None = None
 
 
 class RunRecords:
@@ -93,24 +85,25 @@ class RunRecords:
             self._marks.remove(record.run)
         self.under_way = False
 
-    def send(self) -> Sent:
-        """Sends what waits, of earlier runs too. What the store answers is a result, and so is an interrupt."""
+    def send(self) -> DsvError | None:
+        """Sends what waits, of earlier runs too. Returns why something is not in the store yet: it is then kept here
+        and sent by the next run. An interrupt is such a reason as well."""
         if self._runs is None:
-            return Sent()
+            return None
         try:
             if self._start is not None:
                 self._start.join(_START_SECONDS)
-            if self._start_problem is not None:
-                return Sent(problem=self._start_problem)
-            return Sent(self._spool.send(self._runs))
+            if self._start_problem is None:
+                self._spool.send(self._runs)
+            return self._start_problem
         except (DsvError, OSError) as error:
-            return Sent(problem=_explained(error))
+            return _explained(error)
         except KeyboardInterrupt:
-            return Sent(problem=Interrupted("sending the record was interrupted"))
+            return Interrupted("sending the record was interrupted")
 
-    def is_in_store(self, sent: Sent) -> bool:
-        """Whether all that is known of the run has been sent."""
-        return self._runs is not None and sent.problem is None
+    def is_in_store(self, problem: DsvError | None) -> bool:
+        """Whether all that is known of the run has been sent. problem: what `send` returned."""
+        return self._runs is not None and problem is None and not self.under_way
 
     def told_by_others(self, record: RunRecord) -> RunRecord | None:
         """The record that another dsv has completed in the store and that tells how the job ended.

@@ -43,7 +43,7 @@ _SAID: Final = {
 def is_late(job: Queued | None, left: Left) -> bool:
     """Whether the script has ended, as Slurm says, and this machine does not see all yet that it left: what a file
     server told of a folder may be believed for a minute."""
-    if job is None or job.state not in ("COMPLETED", "FAILED"):
+    if job is None or job.state not in ("COMPLETED", "FAILED") or job.was_killed:
         return False
     return left.end is None or (left.end == 0 and not left.succeeded)
 
@@ -57,12 +57,21 @@ def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | N
     done = replace(done, stopped=left.stopped)
     if not done.launched:
         return done
-    cause = (done.cause or EndCause.EXITED) if done.seen else EndCause.LOST_SIGHT
-    earlier = (
-        part if part.end is not None else replace(part, end=EndCause.LOST_SIGHT) for part in left.earlier
-    )
-    last = (part if part.end is not None else replace(part, end=cause) for part in left.parts)
+    cause = done.cause or EndCause.LOST_SIGHT
+    earlier = (_with_end(part, EndCause.LOST_SIGHT, None) for part in left.earlier)
+    last = (_with_end(part, cause, left.written_ms) for part in left.parts)
     return replace(done, parts=(*earlier, *last))
+
+
+def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart:
+    """A part whose node did not say how its command ended. written_ms: when the job last wrote anything."""
+    if part.end is not None:
+        return part
+    return replace(
+        part,
+        end=EndCause.LOST_SIGHT if cause is EndCause.EXITED else cause,
+        ended_ms=None if written_ms is None else max(written_ms, part.started_ms or 0),
+    )
 
 
 def left_here(left: Left) -> Ended | None:
@@ -88,32 +97,76 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
         reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes left word of that"
         return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+    if job is not None and job.was_killed and left.end is None:
+        return _killed(job, left)
     if job is None and left.end is None and cause is None and part is None:
         reason = "Slurm has no such job any more, and the job left no word of its end"
         return Ended(exit_code=CANNOT_LAUNCH, launched=left.begun, seen=False, reason=reason)
+    if job is not None and _was_not_run(job, left):
+        return _not_run(job)
     if not left.begun:
         told = left.launcher or CANNOT_LAUNCH
         if cause is EndCause.CANCELLED or left.stopped is not None:
             told = _KILLED
         elif cause is EndCause.TIME_LIMIT:
             told, said = TIMED_OUT, "its time was over before the data was there"
-        why = (
-            left.stopped
-            or said
-            or _last_words(left.log + left.said)
-            or (job.reason if job is not None else None)
-        )
+        why = left.stopped or said or _last_words(left.log + left.said) or _why_not_begun(job)
         return Ended(
             exit_code=told, launched=False, reason=why, cause=_or_stopped(cause, left, EndCause.NOT_STARTED)
         )
     if left.launcher is not None and cause is None and left.stopped is None:
         return _never_began(left) if len(left.parts) < left.nodes else _lease_lost(left)
+    if cause is None and left.stopped is None and (part is None or part.exit_code is None):
+        return _untold(left)
     code = (
         part.exit_code if part is not None and part.exit_code else left.end or _CUT_SHORT.get(cause, _KILLED)
     )
     return Ended(
         exit_code=code, launched=True, reason=_reason(cause, said, part, left), cause=_or_stopped(cause, left)
     )
+
+
+def _killed(job: Queued, left: Left) -> Ended:
+    """The batch script was killed, or could not be started. Slurm then ends the commands."""
+    if not left.begun:
+        reason = f"Slurm could not run the batch script ({job.reason})"
+        return Ended(exit_code=CANNOT_LAUNCH, launched=False, reason=reason, cause=EndCause.NOT_STARTED)
+    reason = f"the batch script of the job was killed ({job.reason})"
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LOST_SIGHT)
+
+
+def _was_not_run(job: Queued, left: Left) -> bool:
+    """Whether Slurm had given nodes to the job, and its batch script, which writes to the log first, did not run."""
+    ran = left.begun or left.end is not None or left.stopped is not None or bool(left.log)
+    return job.state == "CANCELLED" and bool(job.nodes) and not ran
+
+
+def _not_run(job: Queued) -> Ended:
+    """Slurm cancels a job whose batch script it can't run on the nodes that it has given to it."""
+    reason = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
+    return Ended(
+        exit_code=CANNOT_LAUNCH,
+        launched=False,
+        reason=reason,
+        hint=f"scontrol show node {job.nodes}; SlurmdSpoolDir may be full",
+        cause=EndCause.NOT_STARTED,
+    )
+
+
+def _untold(left: Left) -> Ended:
+    """A command whose node did not say how it ended: srun, or what held the data, was killed."""
+    untold = [part for part in left.parts if part.exit_code is None]
+    nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
+    said = _last_line(left.log)
+    reason = f"the command on {nodes} was killed from outside of it" + (f": {said}" if said else "")
+    return Ended(exit_code=CANNOT_LAUNCH, launched=True, reason=reason, cause=EndCause.LOST_SIGHT)
+
+
+def _why_not_begun(job: Queued | None) -> str | None:
+    """What Slurm says of a job that ended before it began. Of one that was cancelled it says why it waited before."""
+    if job is None:
+        return None
+    return "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
 
 
 def _never_began(left: Left) -> Ended:
@@ -175,6 +228,12 @@ def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left
 def _line_of(text: str, position: int) -> str:
     line = text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0]
     return re.sub(r"^\S+: error: |\*\*\* ?", "", line).strip()
+
+
+def _last_line(log: str) -> str | None:
+    """The last that srun or Slurm said of the last attempt."""
+    lines = [line.strip() for line in last_attempt(log).splitlines()]
+    return next((line for line in reversed(lines) if line.startswith(("srun:", "slurmstepd"))), None)
 
 
 def _last_words(log: str) -> str | None:

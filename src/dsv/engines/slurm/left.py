@@ -23,6 +23,8 @@ STOPPED: Final = "stopped"
 """The file that says that dsv was asked to end the job, and who asked."""
 ATTENDED: Final = "attended"
 """The file that says that a dsv has seen the end of the job, and completes the record of the run."""
+_WRITTEN: Final = ("out.*", "err.*", "node.*", "slurm.log", "end")
+"""The files that the command, Slurm and the script write."""
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
 _LAST: Final = 1 << 16
 _SCRIPT: Final = 1 << 20
@@ -38,7 +40,8 @@ class Left:
     nodes: how many it had, which all have a part if all began; earlier: of the attempts before. end: its exit code,
     once it is over for good; stopped: who asked dsv to end it; late: the time of a command was over; log: what Slurm
     said; said: why no command began, in the words of the node that failed first; retries: how many more attempts there
-    could be after the first.
+    could be after the first. written_ms: when the job last wrote to its folder.
+    All times are those of the file server, as the nodes' own clocks may differ.
     """
 
     parts: tuple[RunPart, ...] = ()
@@ -50,6 +53,7 @@ class Left:
     said: str = ""
     nodes: int = 1
     retries: int = 0
+    written_ms: int | None = None
 
     @property
     def was_to_go_on(self) -> bool:
@@ -104,7 +108,16 @@ def read_left(folder: Path) -> Left:
         said="" if parts else _first_to_fail(folder),
         nodes=nodes_of(folder) if end is None or end[2] is None else int(end[2]),
         retries=_retries_of(folder),
+        written_ms=_last_written(folder) if parts else None,
     )
+
+
+def _last_written(folder: Path) -> int | None:
+    """When the job itself last wrote to its folder, in milliseconds."""
+    found = [path for pattern in _WRITTEN for path in folder.glob(pattern)]
+    with suppress(OSError):
+        return max((path.lstat().st_mtime_ns // 1_000_000 for path in found), default=None)
+    return None
 
 
 def _first_to_fail(folder: Path) -> str:
@@ -145,29 +158,28 @@ def quiet_for(ref: JobRef) -> float | None:
 
 
 def _part(path: Path) -> RunPart | None:
-    """From `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended."""
+    """From `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended.
+
+    The node writes the file when the command begins and again when it has ended. So the file server's clock tells when
+    that was, and the node's clock only how long the command took.
+    """
     text, written_ms = _read(path)
     numbers = re.fullmatch(r"node\.([0-9]{1,6})\.([0-9]{1,6})", path.name)
     fields = re.fullmatch(r"(\S+) ([0-9]{1,12})(?: ([0-9]{1,3}) ([0-9]{1,12}))?\n", text)
     if numbers is None or fields is None:
         return None
     host, begun, code, over = fields.groups()
+    took_ms = 0 if over is None else (int(over) - int(begun)) * 1000
     return RunPart(
         node=int(numbers[2]),
         attempt=int(numbers[1]),
         host=host,
-        started_ms=int(begun) * 1000,
-        ended_ms=None if over is None else _within(int(over), written_ms),
+        started_ms=written_ms - took_ms,
+        ended_ms=None if over is None else written_ms,
         end=None if code is None else EndCause.EXITED,
         exit_code=None if code is None else int(code),
         exit_signal=None if code is None else exit_signal(int(code)),
     )
-
-
-def _within(second: int, written_ms: int) -> int:
-    """The moment in this second that fits best. A node tells the second alone; which of several nodes was the first
-    within it, the file server's clock tells."""
-    return min(max(second * 1000, written_ms), second * 1000 + 999)
 
 
 def _is_late(folder: Path, part: RunPart) -> bool:

@@ -85,6 +85,11 @@ class Queued:
         return RunState.SUBMITTED if self.reason == "JobHeldUser" else RunState.QUEUED
 
     @property
+    def was_killed(self) -> bool:
+        """Whether its batch script ended in another way than by itself, or could not be started."""
+        return self.reason == "JobLaunchFailure"
+
+    @property
     def never_begins(self) -> bool:
         return self.state == "PENDING" and _NEVER.fullmatch(self.reason) is not None
 

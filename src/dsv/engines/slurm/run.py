@@ -17,7 +17,7 @@ from dsv.engines.base import CANNOT_LAUNCH, Ended
 from dsv.engines.log_pipe import through_a_pipe
 from dsv.engines.output import Output
 from dsv.engines.signals import ENDING
-from dsv.engines.slurm.end import ended, is_late
+from dsv.engines.slurm.end import ended, is_late, left_here
 from dsv.engines.slurm.left import ATTENDED, STOPPED, nodes_of, read_left
 from dsv.engines.slurm.program import SlurmProgram, job_folder, job_id
 from dsv.fs.files import open_plain
@@ -124,8 +124,8 @@ class SlurmRun:
                 settled = 0 < late <= monotonic()
                 if answer.problem is None and (done := ended(job, left, settled=settled)) is not None:
                     return done
-                if answer.is_away and left.succeeded:
-                    return Ended(exit_code=0, launched=True, cause=EndCause.EXITED)
+                if answer.is_away and left.succeeded and (done := left_here(left)) is not None:
+                    return done
                 if job is not None and job.never_begins:
                     self._program.call("scancel", self._id)
                     reason = f"Slurm can't run it: {job.why_never}"

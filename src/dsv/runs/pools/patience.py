@@ -7,8 +7,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
-from dsv.engines.base import Engine
-from dsv.engines.supervise import Outcome
+from dsv.engines.base import Ended, Engine
 from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import EndCause
 from dsv.runs.pools.turns import GaveUp, is_taken_back, waited
@@ -47,13 +46,14 @@ class Patience:
             self._thread = Thread(target=self._watch, args=(engine, ref), name="dsv-patience", daemon=True)
             self._thread.start()
 
-    def left(self, outcome: Outcome) -> GaveUp | None:
+    def left(self, ended: Ended) -> GaveUp | None:
         """Why the job is to go on to another pool, now that it is over here. None if this was its end."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        ended = outcome.ended
-        if self.seconds is None or outcome.signal is not None or outcome.lost is not None or ended.launched:
+        if self.seconds is None or ended.signal is not None or ended.launched:
+            return None
+        if ended.cause is EndCause.LEASE_LOST:
             return None
         if ended.stopped is not None:
             return None  # by somebody on another machine, for instance

@@ -9,6 +9,7 @@ workers of pytest-xdist and gone when the run ends. Tests that use one bear the 
 from __future__ import annotations
 
 import compileall
+import faulthandler
 import gc
 import os
 import signal
@@ -22,6 +23,7 @@ import hypothesis
 import pytest
 
 import dsv
+from tests import exhaustive
 from tests.labs import dsv_image as dsv_images
 from tests.labs import shelf
 from tests.labs.docker_engine import ContainerEngine
@@ -42,7 +44,7 @@ hypothesis.settings.load_profile("dsv")
 
 Reached = TypeVar("Reached")
 OWN_SHELF = pytest.StashKey[Path]()
-KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS", "DSV_KUEUE")
+KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS", "DSV_KUEUE", exhaustive.VARIABLE)
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
 REAL = {
@@ -59,8 +61,22 @@ WITHOUT_REAL_PARTS = "not real"
 FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")
 
 
+LONGER = {"real": 900, "exhaustive": 1800}
+"""Seconds that tests with these marks may take; the limit of all others is in pyproject.toml."""
+END_SECONDS = 300
+"""What a worker may take to end after its last test, for instance if it waits for a thread that never ends."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", action="store_true", help="run the exhaustive tests too, and the others in full"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the folder that the labs live in; workers of pytest-xdist inherit it."""
+    """Choose the folder that the labs live in, and how much is run; workers of pytest-xdist inherit both."""
+    if config.getoption("exhaustive"):
+        os.environ[exhaustive.VARIABLE] = "1"
     # Hundreds of processes import the package. Hosts and containers can only read it: they need it compiled before.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -99,9 +115,21 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) * 3 // 2 + 2
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests with real parts. Those that boot hosts must lie where the scheduler looks for them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests with real parts, and leave out the exhaustive ones unless they are asked for.
+
+    Tests that boot hosts must lie where the scheduler looks for them.
+    """
+    if not exhaustive.is_full():
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & REAL:
@@ -109,6 +137,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in fixtures & EXCLUSIVE.keys():
             if not (shared_by(item.nodeid) or "").startswith(name):
                 raise pytest.UsageError(f"{item.nodeid} uses {name} alone: name its file {EXCLUSIVE[name]}")
+        longer = [seconds for mark, seconds in LONGER.items() if item.get_closest_marker(mark)]
+        if longer and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(longer)))
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Hosts have numbers. Those of tests/nfs have the upper ones, and stay up from test to test; the others boot the lower
 # ones. Their tests last longest and wait most of the time: two workers begin with them, so both sets go on at once.
@@ -33,3 +34,22 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return shared_by(nodeid) or nodeid
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """As the base does, but the test that ended its worker has failed, and is not begun again by the next one."""
+        units = self.assigned_work[node]
+        crashed = next((test for unit in units.values() for test, done in unit.items() if not done), None)
+        for scope, unit in list(units.items()):
+            if crashed in unit:
+                unit[crashed] = True
+            if all(unit.values()):
+                del units[scope]
+        super().remove_node(node)
+        return crashed
+
+    def schedule(self) -> None:
+        """As the base does; a worker that takes the place of another begins even if there is only one unit for it."""
+        replaces = self.collection is not None
+        super().schedule()
+        for node in self.nodes if replaces else ():
+            self._reschedule(node)  # a worker runs a test when it knows the next one, or that there is none

@@ -1,0 +1,36 @@
+"""How much of an exhaustive test runs: all of it with `--exhaustive`, else the same part of it each time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Final, TypeVar
+
+_T = TypeVar("_T")
+
+VARIABLE: Final = "DSV_EXHAUSTIVE"
+"""Set by `--exhaustive`; processes that tests start inherit it."""
+EVERY: Final = 7
+
+
+def is_full() -> bool:
+    return VARIABLE in os.environ
+
+
+def some(steps: Sequence[_T], every: int = EVERY) -> list[_T]:
+    """All steps in a full run, else the first, each seventh after it, and the last."""
+    if is_full() or len(steps) < 3:
+        return list(steps)
+    chosen = list(range(0, len(steps), every))
+    return [steps[at] for at in chosen] + ([] if chosen[-1] == len(steps) - 1 else [steps[-1]])
+
+
+def numbers(first: int = 1, every: int = EVERY) -> Iterator[int]:
+    """Numbers of steps without an end: each one in a full run, else each seventh."""
+    return count(first, 1 if is_full() else every)
+
+
+def examples(most: int) -> int:
+    """How many examples hypothesis tries: `most` in a full run, else a fifth."""
+    return most if is_full() else max(most // 5, 5)

@@ -69,6 +69,10 @@ GANG = {
     }
 }
 """Of a job whose nodes begin and end together."""
+LEFT_RUNNING = {
+    "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}]
+}
+"""Of a pod that the cluster has given up: nobody says any more what became of its container."""
 TOGETHER = "end=together memory= cpu= code=143\nnode 0 failed first, with exit code 137"
 OOM = {"code": 137, "reason": "OOMKilled"}
 STAGE_FAILED = {
@@ -104,6 +108,8 @@ STAGE_FAILED = {
          "node 1"),
         (a_job(), [Pod(a_pod(phase="Running").raw, gone=True, lost=(EndCause.NODE_LOST, "host0 is lost"))],
          137, EndCause.NODE_LOST, "^host0 is lost$"),
+        (a_job(conditions=["Failed"]), [a_pod(status=LEFT_RUNNING, condition="DeletionByPodGC")],
+         137, EndCause.NODE_LOST, "DeletionByPodGC"),
         (a_job(), [Pod(a_pod(phase="Running").raw, gone=True, lost=(EndCause.CANCELLED, "its pod was deleted"))],
          137, EndCause.CANCELLED, "^its pod was deleted$"),
         (a_job(), [a_pod(code=3, deleted=True)], 3, EndCause.EXITED, None),

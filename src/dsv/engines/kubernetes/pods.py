@@ -206,10 +206,10 @@ class Pod:
         state = ended or self._state(MAIN).get("running") or {}
         cause, said = self.cause()
         code = None if ended is None else int(self._told().get("code") or ended["exitCode"])
-        if ended is None and self.gone:
+        if ended is None and self.is_settled:
             cause = cause or EndCause.LOST_SIGHT
             code = _LOST.get(cause)
-        if ended is None and not self.gone:
+        if ended is None and not self.is_settled:
             cause, said = None, None
         elif cause is None:
             cause = EndCause.EXITED

@@ -11,7 +11,7 @@ import pytest
 
 from dsv.engines.base import JobStatus, Mount, NoEngine
 from dsv.engines.kubernetes.engine import Kubernetes
-from dsv.engines.kubernetes.names import object_name
+from dsv.engines.kubernetes.options import object_name
 from dsv.engines.output import Output
 from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.model.run import RunState

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dsv.engines.kubernetes.end import JobFacts, ended, gone, refusal, status
-from dsv.engines.kubernetes.left import is_over
-from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.capacity import refusal
+from dsv.engines.kubernetes.observe import JobFacts, Pod, ended, gone, status
+from dsv.engines.kubernetes.scripts import is_over
 from dsv.model.run import RunState
 from dsv.model.run_end import EndCause, RunPart
 

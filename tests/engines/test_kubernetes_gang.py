@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from dsv.engines.base import Ended
 from dsv.engines.kubernetes import gang
-from dsv.engines.kubernetes.end import JobFacts, ended
 from dsv.engines.kubernetes.gang import (
     AGAIN,
     DONE,
@@ -29,6 +28,7 @@ from dsv.engines.kubernetes.gang import (
     Told,
     keep_together,
 )
+from dsv.engines.kubernetes.observe import JobFacts, ended
 from tests.engines.test_kubernetes_end import GANG, a_job, a_pod
 from tests.waiting import until
 

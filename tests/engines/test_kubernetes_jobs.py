@@ -9,9 +9,8 @@ import pytest
 from dsv.engines.base import NoPlaceYet
 from dsv.engines.kubernetes import jobs, run
 from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.end import JobFacts, ended
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob, make
-from dsv.engines.kubernetes.pods import Pod
+from dsv.engines.kubernetes.observe import JobFacts, Pod, ended
 from dsv.engines.kubernetes.run import without_numbers
 from dsv.errors import Denied, DsvError
 from dsv.model.run_end import EndCause

@@ -12,12 +12,10 @@ import yaml
 
 from dsv.engines.base import Facts, Job, Mount
 from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.capacity import ask_capacity, requests_of, rooms
+from dsv.engines.kubernetes.capacity import ask_capacity, quantity, quota_says, requests_of, rooms
 from dsv.engines.kubernetes.engine import Kubernetes
 from dsv.engines.kubernetes.manifest import merge
-from dsv.engines.kubernetes.names import object_name
-from dsv.engines.kubernetes.options import KubernetesOptions
-from dsv.engines.kubernetes.quotas import quantity, quota_says
+from dsv.engines.kubernetes.options import KubernetesOptions, object_name
 from dsv.engines.machine import Machine
 from dsv.errors import UsageError
 from dsv.model.capacity import Capacity

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.capacity import ask_capacity
-from dsv.engines.kubernetes.end import JobFacts, ended, status
+from dsv.engines.kubernetes.capacity import ask_capacity, put_back, waiting
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
-from dsv.engines.kubernetes.names import LABEL, QUEUE_LABEL
-from dsv.engines.kubernetes.options import KubernetesOptions
-from dsv.engines.kubernetes.queue import put_back, waiting
+from dsv.engines.kubernetes.observe import JobFacts, ended, status
+from dsv.engines.kubernetes.options import LABEL, QUEUE_LABEL, KubernetesOptions
 from dsv.model.capacity import Capacity
 from dsv.model.resources import Resources
 from dsv.model.run import RunState

@@ -13,12 +13,10 @@ import pytest
 
 from dsv.engines.base import Ended
 from dsv.engines.kubernetes.api import Refusal
-from dsv.engines.kubernetes.end import JobFacts
 from dsv.engines.kubernetes.engine import Kubernetes
 from dsv.engines.kubernetes.jobs import Address, KubernetesJob
-from dsv.engines.kubernetes.logs import PodLog
-from dsv.engines.kubernetes.pods import Pod
-from dsv.engines.kubernetes.run import KubernetesRun
+from dsv.engines.kubernetes.observe import JobFacts, Pod
+from dsv.engines.kubernetes.run import KubernetesRun, PodLog
 from dsv.engines.output import Output
 from dsv.model.run import JobRef, RunState
 from dsv.model.run_end import EndCause
@@ -359,7 +357,7 @@ NO_LOG = b"unable to retrieve container logs for containerd://9b3baed208d8"
 
 
 def _read_log(monkeypatch: pytest.MonkeyPatch, api: Any, *, follow: bool) -> bytes:
-    monkeypatch.setattr("dsv.engines.kubernetes.logs._PAUSE", 0.0)
+    monkeypatch.setattr("dsv.engines.kubernetes.run._PAUSE", 0.0)
     written: list[bytes] = []
     log = PodLog(api, "/log", written.append, lambda: None, follow=follow)
     if follow:

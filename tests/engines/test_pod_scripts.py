@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.engines.kubernetes.left import LeftInPod, read_left, read_log
-from dsv.engines.kubernetes.scripts import HOLD, OWN, RUN, TOLD
+from dsv.engines.kubernetes.options import OWN
+from dsv.engines.kubernetes.scripts import HOLD, RUN, TOLD, LeftInPod, read_left, read_log
 from dsv.model.run_end import EndCause
 from dsv.model.secrets import Masker
 from tests.waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.output_kept import output_kept, read_argv
-from dsv.engines.kubernetes.left import is_over, read_left, read_log
+from dsv.engines.kubernetes.scripts import is_over, read_left, read_log
 from dsv.model.node_order import NodeOrder
 from dsv.model.run import RECORD, RunOutput, RunRecord, joint_usage, start_name, start_number
 from dsv.model.run_end import EndCause, RunPart

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsv import __version__
 from dsv.engines.base import Job, Mount, Plan
-from dsv.engines.kubernetes.names import OUT
+from dsv.engines.kubernetes.options import OUT
 from dsv.errors import UsageError
 from dsv.model.data_names import data_variable
 from dsv.model.node_order import NodeOrder, OrderedData

@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Final, Self
 
-from dsv.engines.kubernetes.scripts import OWN
+from dsv.engines.kubernetes.options import OWN
 
 LOST: Final = 60.0
 """Seconds without a word after which a node is lost: more than the pause of a machine that is merely busy."""

@@ -12,11 +12,17 @@ from typing import Any, Final
 
 from dsv.engines.base import JobStatus, NoPlaceYet
 from dsv.engines.kubernetes.api import KubernetesApi, Refusal
-from dsv.engines.kubernetes.end import JobFacts, refusal, status
-from dsv.engines.kubernetes.names import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
-from dsv.engines.kubernetes.pods import DELETED, NODE_LOST, Pod, requests_of
-from dsv.engines.kubernetes.queue import ask_queue, put_back, waiting
-from dsv.engines.kubernetes.quotas import is_beyond_quota, quantity
+from dsv.engines.kubernetes.capacity import (
+    ask_queue,
+    is_beyond_quota,
+    put_back,
+    quantity,
+    refusal,
+    requests_of,
+    waiting,
+)
+from dsv.engines.kubernetes.observe import DELETED, NODE_LOST, JobFacts, Pod, status
+from dsv.engines.kubernetes.options import GRACE_SECONDS, LABEL, RUN_KEY, SIGNAL_KEY, STOPPED_KEY, Manifest
 from dsv.errors import LaunchError
 from dsv.fs.process import host_name, user_name
 from dsv.model.run import JobRef, RunState

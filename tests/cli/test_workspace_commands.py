@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 
 import pytest
 
@@ -84,8 +85,51 @@ def test_status_on_a_terminal_tells_many_paths_by_the_folder(pets: Dsv) -> None:
     assert total.endswith(": 1,506 paths differ (1,505 added, 1 removed; 1.50 kB)")
     assert hint == "dsv status --all lists every path"
     assert len(terminal("status", "--all", terminal=True).lines) == 1506
-    assert len(pets.ok("status").lines) == 1506, "a pipe gets every path"
+    assert pets.ok("status").lines == [
+        "added     new/  (1,500 paths)",
+        "added     val/  (5 paths)",
+        "removed   train/1.png",
+    ], "a pipe gets every path but those in folders that are new or gone as a whole"
+    assert len(pets.ok("status", "--all").lines) == 1506
     assert len(pets("status", "--json", terminal=True).json["items"]) == 1506
+
+
+def test_a_folder_is_one_line_only_if_it_is_new_or_gone_as_a_whole(pets: Dsv) -> None:
+    write_files(pets.cwd, {f"{name}/in/{n}": b"x" for name in ("gone", "part", "mixed") for n in range(30)})
+    write_files(pets.cwd, {"mixed/other": b"o"})
+    (pets.cwd / "hollow").mkdir()
+    pets.ok("sync")
+    shutil.rmtree(pets.cwd / "gone")
+    (pets.cwd / "part/in/7").unlink()
+    write_files(pets.cwd, {f"mixed/new/{n}": b"y" for n in range(30)} | {"hollow/sub/file": b"f"})
+    assert pets.ok("status").lines == [
+        "added     hollow/sub/  (1 path)",
+        "added     mixed/new/  (30 paths)",
+        "removed   gone/  (30 paths)",
+        "removed   hollow",
+        "removed   part/in/7",
+    ]
+
+
+def test_status_tells_a_renamed_file_as_diff_does(pets: Dsv) -> None:
+    (pets.cwd / "train/1.png").rename(pets.cwd / "moved.png")
+    write_files(pets.cwd, {"same size": b"!" * (pets.cwd / "moved.png").stat().st_size})
+    shown = pets.ok("status")
+    assert shown.lines == ["renamed   train/1.png => moved.png", "added     same size"]
+    assert ": 2 paths differ" in shown.err and "will publish 1 added, 1 renamed" in shown.err
+    assert "renamed   train/1.png => moved.png" in pets.ok("diff").out
+    items = pets.ok("status", "--json").json["items"]
+    assert {"path": "moved.png", "change": "added"} in items and {
+        "path": "train/1.png",
+        "change": "removed",
+    } in items
+
+
+def test_a_sync_without_a_message_counts_its_changes(pets: Dsv) -> None:
+    write_files(pets.cwd, {"a.txt": b"changed", "new": b"n"})
+    (pets.cwd / "train/1.png").unlink()
+    pets.ok("sync")
+    assert pets.ok("log", "--oneline").lines[0].endswith("(main) 1 added, 1 changed, 1 removed")
 
 
 def test_status_shows_what_a_sync_would_refuse(pets: Dsv) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,20 +13,19 @@ from pathlib import Path
 from dsv.api.branch_position import BranchPosition, branch_position, fetch_position
 from dsv.api.context import Context
 from dsv.api.sync_forecast import Findings, Forecast, forecast
-from dsv.errors import Conflict, Denied, NoRoom, Unreachable
-from dsv.fs.lock import Lock
+from dsv.api.workspace_diff import find_renamed
+from dsv.errors import Conflict, Unreachable
 from dsv.model.ids import CommitId
 from dsv.repo.local_store import LocalStore
 from dsv.repo.metadata import MetadataCache
 from dsv.repo.objects import Objects
-from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state
+from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state, save_news
 from dsv.worktree.checks import check_paths, check_removals, note_let_go, restorable
 from dsv.worktree.held import Collision
 from dsv.worktree.scan.problem import Problem
-from dsv.worktree.scan.state import State
 from dsv.worktree.scan.workspace_scan import WorkspaceScan
-from dsv.worktree.status import Differences, detect_changes
-from dsv.worktree.workspace import BRIEF, Workspace
+from dsv.worktree.status import Differences, detect_changes, whole_folders
+from dsv.worktree.workspace import Workspace
 
 _NAMED = 3
 """Paths that a command line names at most."""
@@ -40,7 +39,9 @@ class Status:
     Unicode is folded. suspicious: why a sync would want `--allow-removals`; None if it would not.
     unfinished: a note about a pull, clone or restore that did not end; None if all did.
     collisions: what is new here, and in the way of what the dataset has and a sparse workspace has not.
-    branch: where the branch was when the store last said so. sync: what the next sync will do.
+    branch: where the branch was when the store last said so. sync: what the next sync will do. renamed: old paths of
+    added files, by the new ones; both are among the differences. whole: folders in which everything was added, or
+    removed.
     """
 
     workspace: Workspace
@@ -53,6 +54,8 @@ class Status:
     collisions: tuple[Collision, ...]
     branch: BranchPosition
     sync: Forecast
+    renamed: Mapping[bytes, bytes]
+    whole: frozenset[bytes]
 
     @property
     def is_clean(self) -> bool:
@@ -67,19 +70,21 @@ def status(
     rehash: bool = False,
     fetch: bool = False,
     author: Callable[[], str] | None = None,
+    renames: bool = False,
 ) -> Status:
     """Compares the workspace (or these paths of it) with its base.
 
     The store is asked only for what is not kept locally, so mostly it need not be reachable. Where the branch is, is
     told as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
     only if their stats can't tell, or, with `rehash`, always. `author`: who would sign a sync, if that is not the
-    context's writer; asked only if the branch's rule names who may move it.
+    context's writer; asked only if the branch's rule names who may move it. renames: looks for them, which reads a few
+    new files.
     """
     workspace = context.workspace()
     base = workspace.base()
     if fetch:
         fetch_position(context, workspace, base)
-    compare = partial(_compare, context, workspace, base, paths, rehash=rehash)
+    compare = partial(_compare, context, workspace, base, paths, rehash=rehash, renames=renames)
     with ExitStack() as opened:
         try:
             compared = compare(lambda: _local_objects(context, workspace))
@@ -115,6 +120,8 @@ def status(
         baseline.collisions,
         branch,
         forecast(findings, branch),
+        compared.renamed,
+        whole_folders(scan, differences),
     )
 
 
@@ -124,6 +131,7 @@ class _Compared:
     differences: Differences
     problems: tuple[Problem, ...]
     suspicious: str | None
+    renamed: dict[bytes, bytes]
 
 
 def _compare(
@@ -134,6 +142,7 @@ def _compare(
     objects: Callable[[], Objects],
     *,
     rehash: bool,
+    renames: bool,
 ) -> _Compared:
     trees = Trees(objects)
     check_paths(workspace.root, lambda: trees.of(base), paths)
@@ -143,7 +152,8 @@ def _compare(
     differences, unread = detect_changes(scan, baseline.entry, context.progress)
     context.progress.finish()
     suspicious = _suspicion(baseline) if scan.missing else None
-    return _Compared(baseline, differences, tuple(scan.problems + unread), suspicious)
+    renamed = find_renamed(baseline, differences) if renames else {}
+    return _Compared(baseline, differences, tuple(scan.problems + unread), suspicious, renamed)
 
 
 def _local_objects(context: Context, workspace: Workspace) -> Objects:
@@ -166,15 +176,3 @@ def _restore(cwd: Path, scan: WorkspaceScan, differences: Differences) -> str:
     if 0 < len(paths) <= _NAMED:
         return "dsv restore " + " ".join(map(shlex.quote, paths))
     return "dsv restore PATH" if differences.changed or differences.retyped else "dsv restore"
-
-
-def save_news(workspace: Workspace, state: State) -> None:
-    """Saves the state, unless another command is at work here, or it can't be written."""
-    if not state.has_news:
-        return
-    with suppress(Denied, NoRoom, Unreachable):
-        lock = workspace.try_lock(BRIEF)
-        if isinstance(lock, Lock):
-            with lock:
-                if state.is_newest:
-                    state.save()

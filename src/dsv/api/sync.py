@@ -24,8 +24,9 @@ from dsv.worktree.sync.reupload import Reuploaded, reupload
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """What to publish. No paths: the whole workspace. `branch`: publish there, and follow it from then on.
+    """What to publish. No paths: the whole workspace. message: by default a count of the changes.
 
+    branch: publish there, and follow it from then on.
     new_branch: `branch` is made by this sync, and must not exist yet. Without it `branch` must exist.
     reupload: everything that the base refers to is read from the store, and stored again if it is lost or damaged.
     jobs: processes that read small files; None for a number that suits the work and the machine.

@@ -6,20 +6,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsv.api.context import Context
-from dsv.api.status import save_news
-from dsv.model.diff import Change
+from dsv.errors import Unreachable
+from dsv.model.diff import Change, What
 from dsv.model.entry import Entry, sort_key
 from dsv.model.ids import CommitId
 from dsv.model.path_set import Both, PathSet
-from dsv.model.renames import Difference, differences
+from dsv.model.renames import Difference, differences, find_renames
 from dsv.repo.tree_diff import diff_trees, find_entries
 from dsv.repo.trees import TreeReader
-from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state
+from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state, save_news
 from dsv.worktree.changed_entries import ChangedPath, changed_paths, read_contents
 from dsv.worktree.checks import check_paths
 from dsv.worktree.scan.problem import Problem
 from dsv.worktree.status import Differences, detect_changes
 from dsv.worktree.workspace import Workspace
+
+_MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20
+"""How much `find_renamed` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,29 @@ def workspace_changes(
         changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
     save_news(workspace, state)
     return WorkspaceChanges(list(differences(changes)), tuple(scan.problems + unread), baseline.warning)
+
+
+def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
+    """The old paths of added files, by the new ones; none if too much would have to be read, or the store asked."""
+    if not found.removed or not found.added or len(found.added) + len(found.removed) > _MOST_PATHS:
+        return {}
+    try:
+        old = _unchanged(baseline, found.removed)
+    except Unreachable:
+        return {}
+    changed = {each.path: each for each in changed_paths(baseline.scan, [*found.added, *found.removed])}
+    unread = [
+        each for each in _maybe_renamed(changed, old) if each.item is not None and each.item.known is None
+    ]
+    if sum(each.item.size for each in unread if each.item is not None) > _MOST_BYTES:
+        return {}
+    read_contents(baseline.scan, unread)
+    changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+    return {
+        one.path: one.old_path
+        for one in find_renames(differences(changes)).differences
+        if one.what is What.RENAMED and one.old_path is not None
+    }
 
 
 def _paths(found: Differences) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from dsv.cli.call import Call
 from dsv.cli.declare import whole
 from dsv.cli.output import printable
-from dsv.cli.style import CHANGES, Ink, Style
+from dsv.cli.style import CHANGES, Ink
 from dsv.cli.table import Column, width
 from dsv.model.diff import What
 from dsv.model.entry import Entry, Kind
@@ -87,8 +87,7 @@ def name_status(one: Difference) -> str:
 
 def line(one: Difference, ink: Ink) -> str:
     """The difference in a line for people."""
-    style = Style.REF if one.what is What.RENAMED else CHANGES[one.what.value]
-    return ink.paint(style, f"{one.what.value:<8}") + f"  {_paths(one)}{_details(one)}"
+    return ink.paint(CHANGES[one.what.value], f"{one.what.value:<8}") + f"  {_paths(one)}{_details(one)}"
 
 
 def long_lines(one: Difference) -> list[str]:

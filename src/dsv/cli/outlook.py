@@ -71,6 +71,12 @@ def _asked(found: Status, now_ms: int) -> str:
 
 
 def _counts(found: Status) -> str:
-    of = found.differences
-    kinds = {"added": of.added, "changed": of.changed, "removed": of.removed, "retyped": of.retyped}
-    return ", ".join(f"{len(paths):,} {kind}" for kind, paths in kinds.items() if paths)
+    of, renamed = found.differences, len(found.renamed)
+    counts = {
+        "added": len(of.added) - renamed,
+        "changed": len(of.changed),
+        "renamed": renamed,
+        "removed": len(of.removed) - renamed,
+        "retyped": len(of.retyped),
+    }
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)

@@ -40,6 +40,7 @@ CHANGES = {
     "added": Style.ADDED,
     "changed": Style.CHANGED,
     "retyped": Style.CHANGED,
+    "renamed": Style.REF,
     "removed": Style.REMOVED,
     "refused": Style.ERROR,
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from dsv.errors import Conflict
+from dsv.errors import Conflict, Denied, NoRoom, Unreachable
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
+from dsv.fs.lock import Lock
 from dsv.model.diff import Change, diff_entries, difference
 from dsv.model.entry import Entry, Kind, sort_key
 from dsv.model.ids import CommitId
@@ -33,7 +34,7 @@ from dsv.worktree.scan.state_updates import NameIndex
 from dsv.worktree.scan.workspace_scan import Pending, WorkspaceScan, pending_at
 from dsv.worktree.status import hash_file
 from dsv.worktree.unfinished import Begun, read_begun, unfinished
-from dsv.worktree.workspace import Workspace
+from dsv.worktree.workspace import BRIEF, Workspace
 
 _SHOWN = 20
 
@@ -195,6 +196,18 @@ def find_baseline(
 def load_state(workspace: Workspace) -> State:
     """What is remembered of the files that the workspace is to have."""
     return State.load(workspace.state_folder, workspace.chosen)
+
+
+def save_news(workspace: Workspace, state: State) -> None:
+    """Saves the state, unless another command is at work here, or it can't be written."""
+    if not state.has_news:
+        return
+    with suppress(Denied, NoRoom, Unreachable):
+        lock = workspace.try_lock(BRIEF)
+        if isinstance(lock, Lock):
+            with lock:
+                if state.is_newest:
+                    state.save()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -10,9 +11,10 @@ from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.model.diff import What, difference, retyped
 from dsv.model.entry import Entry, Kind
+from dsv.model.path_set import folders_above
 from dsv.model.progress import NoProgress, Progress
 from dsv.worktree.scan.file_reader import hash_content, read_stable
-from dsv.worktree.scan.folder import Relation, row_of
+from dsv.worktree.scan.folder import KEPT, OWN_SAME, Relation, row_of
 from dsv.worktree.scan.problem import Problem
 from dsv.worktree.scan.workspace_scan import Gone, Pending, WorkspaceScan
 
@@ -67,6 +69,23 @@ def detect_changes(
                     continue
             found.note(item.path, _difference(item))
     return found, problems
+
+
+def whole_folders(scan: WorkspaceScan, found: Differences) -> frozenset[bytes]:
+    """Folders in which everything was added, or from which everything was removed."""
+    state = scan.state
+    added = Counter(path.rpartition(b"/")[0] for path in found.added if state.folder(path) is None)
+    mixed: set[bytes] = set()
+    for path in state.paths():
+        folder = state.folder(path)
+        kept = 0 if folder is None else sum(folder.kinds.count(kind) for kind in KEPT)
+        if folder is not None and (kept != added[path] or (folder.is_empty and folder.own == OWN_SAME)):
+            mixed.update((path, *folders_above(path)))
+    for path in (*found.changed, *found.retyped, *found.removed):
+        mixed.update((path, *folders_above(path)))
+    new = {way for path in found.added for way in folders_above(path) if way not in mixed}
+    gone = {way for path in found.removed for way in folders_above(path) if state.folder(way) is None}
+    return frozenset(new | gone)
 
 
 def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -20,11 +20,13 @@ from dsv.cli.paths import workspace_paths
 from dsv.cli.sparse import patterns_of
 from dsv.cli.style import CHANGES
 from dsv.cli.table import Column
-from dsv.model.units import format_bytes
+from dsv.model.path_set import folders_above
+from dsv.model.units import format_bytes, format_count
 from dsv.repo.repository import now_ms
 
 ON_SCREEN = 50
-"""Paths listed on a terminal: more are told by the folder, as they would scroll everything else away."""
+"""Paths that are listed one by one. More are a table by folder on a terminal; in a pipe, a folder that is new or gone
+as a whole is one line."""
 
 
 @command(
@@ -74,7 +76,7 @@ def status(
         bool, typer.Option("--exit-code", help="End with 1 where there is a difference.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("-a", "--all", help="On a terminal, list every path, however many there are.")
+        bool, typer.Option("-a", "--all", help="List every path, however many there are.")
     ] = False,
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read contents again, even if sizes and times are unchanged.")
@@ -91,12 +93,17 @@ def status(
     with call.context() as context:
         chosen = workspace_paths(context.workspace(), typed)
         found = compare(
-            context, () if b"" in chosen else chosen, rehash=rehash, fetch=fetch, author=call.author
+            context,
+            () if b"" in chosen else chosen,
+            rehash=rehash,
+            fetch=fetch,
+            author=call.author,
+            renames=not call.json,
         )
     if call.json:
         call.document(_document(found, typed))
     else:
-        _write(call, found, typed, whole=everything or not call.around.stdout_is_terminal)
+        _write(call, found, typed, everything=everything)
     return 1 if exit_code and not found.is_clean else 0
 
 
@@ -113,15 +120,41 @@ def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
             yield path, change
 
 
-def _write(call: Call, found: Status, typed: Sequence[str], *, whole: bool) -> None:
+def _joined(found: Status) -> list[tuple[bytes, str]]:
+    """The changes, with a renamed file as one of them, at its new path."""
+    gone = set(found.renamed.values())
+    return [
+        (path, "renamed" if path in found.renamed else change)
+        for path, change in _changes(found)
+        if path not in gone
+    ]
+
+
+def _folded(found: Status, changes: Iterable[tuple[bytes, str]]) -> Iterator[tuple[str, bytes, int]]:
+    """The changes, with one row for a folder in which everything was added or removed, and the number of its paths."""
+    rows: dict[tuple[str, bytes], int] = {}
+    for path, change in changes:
+        above = reversed([*folders_above(path)]) if change in ("added", "removed") else ()
+        folder = next((each for each in above if each in found.whole), None)
+        row = change, path if folder is None else folder + b"/"
+        rows[row] = rows.get(row, 0) + 1
+    for (change, path), count in rows.items():
+        yield change, path, count
+
+
+def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool) -> None:
     ink = call.around.stdout_ink
-    count = len(found.differences)
-    more = ""
-    if whole or count <= ON_SCREEN:
-        for path, change in _changes(found):
-            call.out.line(ink.paint(CHANGES[change], f"{change:<8}") + f"  {printable(path)}")
+    changes = _joined(found)
+    count, more = len(changes), ""
+    fold = count > ON_SCREEN and not everything
+    if not fold or not call.around.stdout_is_terminal:
+        rows = _folded(found, changes) if fold else ((change, path, 1) for path, change in changes)
+        for change, path, paths in rows:
+            old = f"{printable(found.renamed[path])} => " if change == "renamed" else ""
+            of = f"  ({format_count(paths, 'path')})" if path.endswith(b"/") else ""
+            call.out.line(ink.paint(CHANGES[change], f"{change:<8}") + f"  {old}{printable(path)}{of}")
     else:
-        more = _write_folders(call, found)
+        more = _write_folders(call, found, changes)
     for problem in found.problems:
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(str(problem))}")
     for each in found.collisions:
@@ -139,17 +172,17 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, whole: bool) -> N
     call.say(f"{where}, {base}: {differences}{more}")
     if not found.workspace.chosen.whole:
         call.say(f"this workspace is sparse, and has {patterns_of(found.workspace.chosen)}")
-    if more:
+    if fold:
         call.say("dsv status --all lists every path")
     call.out.publish()  # what to type next is the last thing on a screen
     for line in outlook(found, now_ms=now_ms(), paths=typed):
         call.say(line)
 
 
-def _write_folders(call: Call, found: Status) -> str:
+def _write_folders(call: Call, found: Status, changes: Sequence[tuple[bytes, str]]) -> str:
     """A table with a row for each folder; returns the totals."""
     root = os.fsencode(found.workspace.root)
-    rows = by_folder(list(_changes(found)), lambda path: _size(root + b"/" + path))
+    rows = by_folder(changes, lambda path: _size(root + b"/" + path))
     total = Row(b"")
     for row in rows:
         total.add(row)

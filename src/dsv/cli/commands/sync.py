@@ -20,7 +20,14 @@ SHOWN = 20
 """Paths in a warning."""
 
 Message = Annotated[
-    str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Message of the commit.")
+    str,
+    typer.Option(
+        "-m",
+        "--message",
+        parser=text,
+        metavar="TEXT",
+        help="Message of the commit (default: a count of the changes).",
+    ),
 ]
 Jobs = Annotated[
     int | None,

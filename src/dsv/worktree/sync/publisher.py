@@ -114,6 +114,7 @@ class Publisher:
     def publish(self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool) -> Saved:
         """Uploads what changed, and publishes it, if it differs from the base after all.
 
+        Without a message, the commit's message counts the changes.
         Raises `Conflict` if the branch moves meanwhile, and `Unsupported` for files that can't be stored.
         """
         scan, tree, journal = baseline.scan, baseline.tree, self._journal
@@ -136,7 +137,7 @@ class Publisher:
             if tree is not None and written.links_moved and not baseline.held.whole:
                 self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
             uploader.finish()
-            committed = self._commit(session, scan, written, message)
+            committed = self._commit(session, scan, written, message or _default_message(saver))
         tidy(self._repository, self._opened.writer)
         return Saved(committed, saver.added, saver.changed, saver.removed, tuple(saver.problems))
 
@@ -226,3 +227,9 @@ class Publisher:
         """The workspace follows the branch, which is at this commit."""
         self._opened = self._opened.following(self._branch)
         self._workspace.set_seen(self._branch, commit)
+
+
+def _default_message(saver: FileSaver) -> str:
+    """Such as `2 added, 1 removed`, for a commit that nobody gave a message."""
+    counts = {"added": saver.added, "changed": saver.changed, "removed": saver.removed}
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"

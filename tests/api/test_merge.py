@@ -9,7 +9,7 @@ from msgspec import structs
 
 from dsv.api.merge import Merged, MergeRequest, merge
 from dsv.errors import NotFound, Unsupported, UsageError
-from dsv.merge.paths import Choices, ConflictKind, MergeConflict
+from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
 from dsv.model import keys
 from dsv.model.ids import CommitId
 from dsv.model.names import MAIN, BranchName
@@ -326,3 +326,78 @@ def test_a_merge_reads_and_writes_only_segments_that_changed(tmp_path: Path) -> 
         assert done.counts.changed == 1 and done.counts.removed == 1
         assert counting.counts.bytes_up - stored < 60_000
         assert len(scans.files()) == 19_999
+
+
+TABLE = b"id,a,b\n1,x,y\n2,x,y\n3,x,y\n"
+
+
+def rows_in_conflict(scans: Dataset) -> None:
+    """Both changed row 1; ours row 2 and theirs row 3 and a new one besides."""
+    forked(
+        scans,
+        {"l.csv": TABLE, "t.txt": TEXT},
+        {
+            "l.csv": TABLE.replace(b"1,x", b"1,mine").replace(b"2,x", b"2,mine"),
+            "t.txt": TEXT.replace(b"line 2\n", b"mine\n"),
+        },
+        {
+            "l.csv": TABLE.replace(b"1,x", b"1,his").replace(b"3,x", b"3,his") + b"4,new,new\n",
+            "t.txt": TEXT.replace(b"line 2\n", b"his\n").replace(b"line 17\n", b"his\n"),
+        },
+    )
+
+
+@pytest.mark.parametrize("chosen", ["ours", "theirs", "both"])
+def test_a_choice_settles_the_rows_and_lines_in_conflict_and_the_others_are_merged(
+    scans: Dataset, chosen: str
+) -> None:
+    rows_in_conflict(scans)
+    theirs = scans.files("side") if chosen == "both" else {}
+    done = bring(scans, choices=Choices(**{chosen: PathSet()}), table_key="id")
+    taken = b"his" if chosen == "theirs" else b"mine"
+    table = b"id,a,b\n1,%s,y\n2,mine,y\n3,his,y\n4,new,new\n" % taken
+    text = TEXT.replace(b"line 2\n", taken + b"\n").replace(b"line 17\n", b"his\n")
+    beside = {"l.theirs.csv": theirs["l.csv"], "t.theirs.txt": theirs["t.txt"]} if theirs else {}
+    assert scans.files() == {"l.csv": table, "t.txt": text, **beside}
+    assert (done.counts.added, done.counts.changed, done.counts.merged) == (len(beside), 2, 2)
+    assert [(one.path, one.choice) for one in done.counts.settled] == [
+        (b"l.csv", Choice[chosen.upper()]), (b"t.txt", Choice[chosen.upper()]),
+    ]  # fmt: skip
+    rows, lines = (one.content for one in done.counts.settled)
+    assert rows is not None and (str(rows.taken), str(rows.settled)) == ("row id=3, row id=4", "row id=1")
+    assert lines is not None and (str(lines.taken), str(lines.settled)) == ("line 18", "line 3")
+    message = scans.repository().objects.commit(scans.head()).message
+    whose = {"ours": "ours has it", "theirs": "theirs has it", "both": "ours has it, and theirs beside it"}
+    assert message == (
+        "merge side into main\n\nConflicts were settled:\n"
+        f"  'l.csv': row id=3, row id=4 from theirs; row id=1 as {whose[chosen]}\n"
+        f"  't.txt': line 18 from theirs; line 3 as {whose[chosen]}"
+    )
+    assert done.without_effect == ()
+
+
+def test_a_choice_that_leaves_nothing_of_the_other_side_changes_nothing(scans: Dataset) -> None:
+    forked(
+        scans,
+        {"t.txt": TEXT},
+        {"t.txt": TEXT.replace(b"2\n", b"x\n")},
+        {"t.txt": TEXT.replace(b"2\n", b"y\n")},
+    )
+    before = scans.files()
+    done = bring(scans, choices=Choices(ours=PathSet()))
+    assert scans.files() == before and done.counts.changed == 0
+    assert "as ours has it" in scans.repository().objects.commit(scans.head()).message
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20])
+def test_a_file_of_the_users_settles_a_path(scans: Dataset, size: int, tmp_path: Path) -> None:
+    rows_in_conflict(scans)
+    file = tmp_path / "resolved"
+    file.write_bytes(b"id,a,b\n" + b"z" * size)
+    done = bring(
+        scans,
+        choices=Choices(theirs=PathSet.of([b"t.txt"]), resolved={b"l.csv": str(file), b"no": str(file)}),
+    )
+    assert scans.files()["l.csv"] == file.read_bytes()
+    assert done.without_effect == (b"no",)
+    assert "'l.csv': from a resolved file" in scans.repository().objects.commit(scans.head()).message

@@ -12,7 +12,7 @@ from dsv.api.clone import clone
 from dsv.api.pull import Pulled, PullRequest, pull
 from dsv.api.status import status
 from dsv.errors import Conflict
-from dsv.merge.paths import ConflictKind, MergeConflict
+from dsv.merge.paths import Choice, ConflictKind, MergeConflict
 from dsv.model.names import Target
 from dsv.model.path_set import PathSet
 from tests.api.people import SCANS, Files, Person
@@ -328,3 +328,80 @@ def test_a_merging_pull_that_is_killed_anywhere_is_finished_by_the_next(ann: Per
         changed = {b"t.txt", b"both", b"mode.sh", b"stays"}
         assert ({*told.changed}, [*told.added], [*told.removed]) == (changed, [b"stays.theirs"], [])
     assert published(ann) == expected
+
+
+@pytest.mark.parametrize("chosen", ["ours", "theirs", "both"])
+def test_a_choice_settles_the_lines_in_conflict_and_the_others_are_merged(ann: Person, chosen: str) -> None:
+    ben = ben_of(ann)
+    his = THEIRS.replace(b"line 2\n", b"his\n")
+    ben.write({"t.txt": his})
+    ben.sync("theirs")
+    ann.write({"t.txt": MINE})
+    done = bring(ann, **{chosen: PathSet.of([b"t.txt"])})
+    merged = BOTH.replace(b"mine\n", b"his\n") if chosen == "theirs" else BOTH
+    beside = {"t.theirs.txt": his} if chosen == "both" else {}
+    assert ann.files() == {**BASE, "t.txt": merged, **beside}
+    [one] = done.merged
+    assert one.content is not None and one.choice is Choice[chosen.upper()]
+    assert (one.path, str(one.content.taken), str(one.content.settled)) == (b"t.txt", "line 18", "line 3")
+    assert done.without_effect == ()
+    assert published(ann) == ann.files()
+
+
+def test_a_pull_names_the_lines_that_it_merged(ann: Person) -> None:
+    ben = ben_of(ann)
+    ben.write({"t.txt": THEIRS})
+    ben.sync("theirs")
+    ann.write({"t.txt": MINE})
+    assert [str(one) for one in bring(ann).merged] == ["'t.txt': line 18 from theirs"]
+
+
+def test_a_file_of_the_users_settles_a_path(ann: Person, tmp_path: Path) -> None:
+    ben = ben_of(ann)
+    ben.write({"t.txt": THEIRS, "both": b"\0his"})
+    remove(ben, "stays")
+    ben.sync("theirs", allow_removals=True)
+    ann.write({"t.txt": MINE, "both": b"\0mine", "stays": b"\0mine"})
+    file = tmp_path / "resolved"
+    file.write_bytes(b"by hand\n")
+    everything = {b"t.txt": str(file), b"both": str(file), b"no": str(file)}
+    with pytest.raises(MergeConflict, match="write it here, and use --ours"):
+        bring(ann, resolved={**everything, b"stays": str(file)})
+    done = bring(ann, resolved=everything, ours=PathSet.of([b"stays"]))
+    assert done.without_effect == (b"no",)
+    expected = {**BASE, "t.txt": b"by hand\n", "both": b"by hand\n", "stays": b"\0mine"}
+    assert ann.files() == expected and published(ann) == expected
+
+
+def test_a_pull_with_choices_for_lines_that_is_killed_anywhere_is_finished_by_the_next(
+    ann: Person, tmp_path: Path
+) -> None:
+    ben = ben_of(ann)
+    names = ("one.txt", "two.txt", "three.txt", "four.txt")
+    ann.write(dict.fromkeys(names, TEXT))
+    ann.sync("texts")
+    pull(ben.context())
+    his = THEIRS.replace(b"line 2\n", b"his\n")
+    ben.write(dict.fromkeys(names, his))
+    ben.sync("theirs")
+    ann.write(dict.fromkeys(names, MINE))
+    file = tmp_path / "resolved"
+    file.write_bytes(b"by hand\n")
+    expected = {
+        **BASE, "one.txt": BOTH, "two.txt": BOTH.replace(b"mine\n", b"his\n"), "three.txt": BOTH,
+        "three.theirs.txt": his, "four.txt": b"by hand\n",
+    }  # fmt: skip
+    choices = {
+        "ours": PathSet.of([b"one.txt"]), "theirs": PathSet.of([b"two.txt"]), "both": PathSet.of([b"three.txt"]),
+        "resolved": {b"four.txt": str(file)},
+    }  # fmt: skip
+    saved = tmp_path / "saved"
+    shutil.copytree(ann.home, saved, symlinks=True)
+    steps = run_killed(lambda: bring(ann, **choices), None, inside=ann.workspace)
+    assert steps > 5 and ann.files() == expected
+    for step in range(1, steps + 1):
+        shutil.rmtree(ann.home)
+        shutil.copytree(saved, ann.home, symlinks=True)
+        run_killed(lambda: bring(ann, **choices), step, inside=ann.workspace)
+        bring(ann, **choices)
+        assert ann.files() == expected, f"killed before step {step}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from dsv.diff.tables import TableDiff, diff_tables
+from dsv.errors import Unsupported
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -80,3 +81,73 @@ def test_times_that_python_has_no_value_for() -> None:
     assert [name for name, _, _ in row.cells] == list(kinds)
     assert row.document()["cells"]["clock"] == ["00:00:00.000001", "00:00:00.100000001"]  # type: ignore[index]
     assert diff_tables(b"x.parquet", table(10**8 + 1), table(10**8 + 1)).rows == []
+
+
+def parquet_of(columns: dict[str, object]) -> bytes:
+    written = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), written)
+    return written.getvalue()
+
+
+def test_a_change_of_the_sign_of_zero_is_a_change() -> None:
+    nan = float("nan")
+    before, after = (
+        parquet_of({"id": [1, 2, 3], "v": [zero, nan, 1.0], "l": [[zero], [nan], [1.0]]})
+        for zero in (0.0, -0.0)
+    )
+    [row] = diff_tables(b"x.parquet", before, after, ["id"]).rows
+    assert [(name, str(old), str(new)) for name, old, new in row.cells] == [
+        ("v", "0.0", "-0.0"), ("l", "[0.0]", "[-0.0]"),
+    ]  # fmt: skip
+
+
+def test_columns_of_other_types_are_compared_by_value() -> None:
+    before = parquet_of({"id": [1, 2, 3], "v": [1, 2, None], "t": ["a", "b", "c"]})
+    after = parquet_of(
+        {
+            "id": pyarrow.array([1, 2, 3], pyarrow.int32()),
+            "v": [1.0, 2.5, None],
+            "t": pyarrow.array(["a", "x", "c"], pyarrow.large_string()),
+        }
+    )
+    made = diff_tables(b"x.parquet", before, after, ["id"])
+    assert [name for name, _, _ in made.columns_retyped] == ["id", "v", "t"]
+    assert cells(made) == [({"id": 2}, (("v", 2, 2.5), ("t", "b", "x")))]
+
+
+def test_a_long_text_that_many_rows_have_is_held_once() -> None:
+    count, text = 300_000, "x" * 20_000  # 6 GB, if each row had its own
+    numbers = pyarrow.array([0] * count, pyarrow.int32())
+
+    def table(*ends: str) -> bytes:
+        return parquet_of(
+            {
+                "id": list(range(count)),
+                "text": pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array([text + ends[0]])),
+                "texts": pyarrow.ListArray.from_arrays(
+                    pyarrow.array(range(count + 1), pyarrow.int32()),
+                    pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(["y"])),
+                ),
+            }
+        )
+
+    made = diff_tables(b"x.parquet", table("a"), table("b"), ["id"])
+    assert made.rows_changed == count
+    assert made.columns_retyped == []
+    assert pyarrow.default_memory_pool().max_memory() < 1 << 30
+
+
+@pytest.mark.parametrize("name", [b"x.parquet", b"x.arrow"])
+def test_a_table_that_takes_too_much_memory_is_refused_with_the_limit(
+    name: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv.diff.tables.MOST_DECODED", 1_000_000)
+    table = pyarrow.table({"id": list(range(200_000))})
+    written = io.BytesIO()
+    if name == b"x.parquet":
+        parquet.write_table(table, written)
+    else:
+        with pyarrow.ipc.new_file(written, table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(Unsupported, match=r"in memory, and tables of up to 1\.00 MB are read"):
+        diff_tables(name, written.getvalue(), b"", ["id"])

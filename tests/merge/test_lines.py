@@ -14,15 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.diff.lines import TooDifferent
-from dsv.merge.lines import Conflict, merge_lines
+from dsv.merge.lines import Conflict, FromTheirs, merge_lines
 
 LINES = [b"a", b"b", b"c", b"d", b"", b"", b"}", b"\t"]
 TEXTS = st.lists(st.sampled_from(LINES), max_size=12).map(b"\n".join)
 
 
-def side(pieces: Sequence[bytes | Conflict], number: int) -> bytes:
+def side(pieces: Sequence[bytes | FromTheirs | Conflict], number: int) -> bytes:
     """The text with one side's lines in each conflict."""
-    return b"".join(one if isinstance(one, bytes) else one[number] for one in pieces)
+    return b"".join(
+        one if isinstance(one, bytes) else one[number] if isinstance(one, Conflict) else one.text
+        for one in pieces
+    )
 
 
 def git_merge_file(folder: Path, texts: Sequence[bytes], *options: str) -> tuple[int, bytes]:

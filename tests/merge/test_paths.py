@@ -12,6 +12,8 @@ from dsv.merge.paths import (
     ConflictKind,
     Decision,
     MergeContent,
+    MergedContent,
+    Places,
     beside,
     merge_changes,
     refuse_contents,
@@ -157,7 +159,7 @@ def test_a_merge_is_the_same_from_either_side(three: tuple[Tree, Tree, Tree]) ->
         assert applied(ours, one) == applied(theirs, other)
 
 
-@given(sides(), st.sampled_from(Choice))
+@given(sides(), st.sampled_from([Choice.OURS, Choice.THEIRS, Choice.BOTH]))
 @settings(max_examples=400)
 def test_a_choice_for_everything_leaves_a_tree_and_no_conflict(
     three: tuple[Tree, Tree, Tree], choice: Choice
@@ -222,9 +224,14 @@ def test_a_mode_is_merged_apart_from_the_content() -> None:
 
 
 def test_contents_are_merged_by_what_can() -> None:
-    [decision] = merge(tree(A), tree(B), tree(C), contents=lambda ours, theirs: b"merged")
+    [decision] = merge(
+        tree(A),
+        tree(B),
+        tree(C),
+        contents=lambda ours, theirs, choice: MergedContent(b"merged", Places(), Places()),
+    )
     assert decision.content == b"merged" and decision.changes_ours and not decision.undecided
-    [decision] = merge(tree(A), tree(B), tree(C), contents=lambda ours, theirs: "they are images")
+    [decision] = merge(tree(A), tree(B), tree(C), contents=lambda ours, theirs, choice: "they are images")
     assert decision.conflict is not None and decision.conflict.reason == "they are images"
 
 

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 
-from dsv.merge.tables import is_table, merge_tables
+from dsv.merge.paths import Choice, MergedContent
+from dsv.merge.tables import _write_parquet, is_table, merge_tables
 
 
 def csv(
     base: bytes, ours: bytes, theirs: bytes, key: str = "id", name: bytes = b"d/labels.csv"
 ) -> bytes | str:
-    return merge_tables(name, key, base, ours, theirs)
+    return content(merge_tables(name, key, base, ours, theirs))
+
+
+def content(merged: MergedContent | str) -> bytes | str:
+    return merged if isinstance(merged, str) else merged.data
 
 
 def test_rows_are_merged_and_the_others_stay_as_they_are_written() -> None:
@@ -116,7 +122,7 @@ def test_parquet_rows_are_taken_as_they_are() -> None:
     base = table([1, 2, 3], ["a", None, "c"], [1, 2, 3], [0.1, 0.2, 0.3])
     ours = table([1, 2, 3], ["A", None, "c"], [1, 2, 3], [0.1, 0.2, 0.3])
     theirs = table([1, 2, 4], ["a", "b", "d"], [7, 2, 4], [0.1, 0.2, 0.4])
-    merged = merge_tables(b"x.parquet", "id", base, ours, theirs)
+    merged = content(merge_tables(b"x.parquet", "id", base, ours, theirs))
     assert isinstance(merged, bytes)
     found = parquet.read_table(io.BytesIO(merged))
     expected = parquet.read_table(io.BytesIO(table([1, 2, 4], ["A", "b", "d"], [7, 2, 4], [0.1, 0.2, 0.4])))
@@ -149,8 +155,85 @@ def test_parquet_times_that_python_has_no_value_for_and_lists_with_not_a_number(
         parquet.write_table(pyarrow.table(columns), written)
         return written.getvalue()
 
-    merged = merge_tables(b"x.parquet", "id", table(1, 2), table(3, 2), table(1, 5))
+    merged = content(merge_tables(b"x.parquet", "id", table(1, 2), table(3, 2), table(1, 5)))
     assert isinstance(merged, bytes), merged
     assert str(parquet.read_table(io.BytesIO(merged))) == str(parquet.read_table(io.BytesIO(table(3, 5))))
     key = merge_tables(b"x.parquet", "at", table(1, 2), table(3, 2), table(1, 5))
     assert key == "column at has values that are no keys"
+
+
+def parquet_of(
+    columns: dict[str, object], metadata: dict[str, str] | None = None, **options: object
+) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    written = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(metadata), written, **options)
+    return written.getvalue()
+
+
+def read_back(merged: MergedContent | str) -> Any:
+    assert isinstance(merged, MergedContent), merged
+    return pytest.importorskip("pyarrow.parquet").read_table(io.BytesIO(merged.data))
+
+
+def test_key_value_metadata_of_both_sides_is_in_the_result() -> None:
+    columns: dict[str, object] = {"id": [1, 2], "a": ["x", "y"]}
+    base = parquet_of(columns, {"made": "by hand", "goes": "1"})
+    ours = parquet_of({**columns, "a": ["X", "y"]}, {"made": "by hand", "by": "ann"})
+    theirs = parquet_of(columns, {"made": "by hand", "goes": "1", "licence": "CC0"})
+    merged = merge_tables(b"x.parquet", "id", base, ours, theirs)
+    assert read_back(merged).schema.metadata == {b"made": b"by hand", b"by": b"ann", b"licence": b"CC0"}
+    other = parquet_of({**columns, "a": ["X", "y"]}, {"made": "by hand", "licence": "MIT"})
+    assert merge_tables(b"x.parquet", "id", base, other, theirs) == "both changed its metadata licence"
+    for choice, licence in ((Choice.OURS, b"MIT"), (Choice.THEIRS, b"CC0")):
+        settled = merge_tables(b"x.parquet", "id", base, other, theirs, choice)
+        assert read_back(settled).schema.metadata[b"licence"] == licence
+        assert isinstance(settled, MergedContent) and str(settled.settled) == "metadata licence"
+
+
+def test_a_change_of_the_sign_of_zero_is_a_change() -> None:
+    def table(*numbers: float) -> bytes:
+        return parquet_of({"id": list(range(len(numbers))), "v": list(numbers)})
+
+    base = table(0.0, 0.0, float("nan"))
+    merged = merge_tables(
+        b"x.parquet", "id", base, table(0.0, 1.0, float("nan")), table(-0.0, 0.0, float("nan"))
+    )
+    assert [str(one) for one in read_back(merged).column("v").to_pylist()] == ["-0.0", "1.0", "nan"]
+
+
+def test_a_long_text_that_many_rows_have_is_held_once() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    count, text = 300_000, "x" * 20_000  # 6 GB, if each row had its own
+
+    def table(*changed: int) -> bytes:
+        numbers = [1 if row in changed else 0 for row in range(count)]
+        texts = pyarrow.DictionaryArray.from_arrays(
+            pyarrow.array(numbers, pyarrow.int32()), pyarrow.array([text, "new"])
+        )
+        schema = pyarrow.schema([("id", pyarrow.int64()), ("text", pyarrow.string())])
+        return _write_parquet([pyarrow.array(range(count)), texts], schema, "snappy")
+
+    base, ours, theirs = table(), table(5), table(7)
+    assert len(base) < 8 << 20
+    before = pyarrow.total_allocated_bytes()
+    merged = merge_tables(b"x.parquet", "id", base, ours, theirs)
+    assert isinstance(merged, MergedContent), merged
+    assert str(merged.taken) == "row id=7"
+    assert pyarrow.default_memory_pool().max_memory() - before < 1 << 30
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert parquet.read_schema(io.BytesIO(merged.data)).field("text").type == pyarrow.string()
+    column = parquet.read_table(io.BytesIO(merged.data), read_dictionary=["text"]).column("text")
+    assert [column[row].as_py() for row in (4, 5, 6, 7)] == [text, "new", text, "new"]
+
+
+def test_a_table_that_takes_too_much_memory_is_refused_with_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsv.diff.tables.MOST_DECODED", 1_000_000)
+    base = parquet_of({"id": list(range(200_000)), "v": [0] * 200_000})
+    small = parquet_of({"id": [1], "v": [0]})
+    merged = merge_tables(b"x.parquet", "id", base, small, small)
+    assert isinstance(merged, str)
+    assert merged.endswith("MB in memory, and tables of up to 1.00 MB are read")

@@ -166,7 +166,12 @@ class _Merge:
         if message is None:
             message = f"merge {_name(self._request.source)} into {self._head.branch}"
         draft = Draft(
-            self._head.dataset, self._head.branch, self._head, (ours, self._source), message, "merge"
+            self._head.dataset,
+            self._head.branch,
+            self._head,
+            (ours, self._source),
+            tree.message(message),
+            "merge",
         )
         done = commit_changes(self._repository, self._context.writer, draft, tree.ours, tree.tree_changes)
         if isinstance(done, LostRace):

@@ -145,7 +145,7 @@ class _Pick:
             self._head.branch,
             self._head,
             () if self._head.commit is None else (self._head.commit,),
-            self._message() if self._request.message is None else self._request.message,
+            tree.message(self._message() if self._request.message is None else self._request.message),
             _action(self._undo),
             tuple(sorted(taken)),
         )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.nearby_caches import lending
 from dsv.api.workspaces import open_to_write
-from dsv.errors import DsvError
+from dsv.errors import DsvError, Unsupported
+from dsv.fs.errors import about
 from dsv.merge.apply import ContentMerger
-from dsv.merge.paths import Choices
+from dsv.merge.paths import Choices, Settled
+from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.path_set import PathSet
+from dsv.model.units import format_bytes
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
@@ -28,7 +32,7 @@ class Pulled:
     """The workspace's base after a pull, and how many paths were written for it.
 
     before: the base before. cached_files, cached_bytes: what came from caches on this machine. without_effect: paths
-    for which a side was chosen, but that had no conflict.
+    for which a side was chosen, but that had no conflict. merged: files that were put together from both sides.
     """
 
     dataset: DatasetName
@@ -41,6 +45,7 @@ class Pulled:
     cached_files: int = 0
     cached_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
+    merged: tuple[Settled, ...] = ()
 
     @property
     def any_change(self) -> bool:
@@ -51,19 +56,21 @@ class Pulled:
 class PullRequest:
     """What to do about paths that were changed here and on the branch.
 
-    ours: at and below these, what is here stays, as a local change. theirs: there, it goes. Elsewhere texts below 1 MiB
-    are merged line by line, and CSV and Parquet files by their rows if `table_key` names the column that tells them
-    apart. both: if that can't be done, what is here stays, and what the branch has is written beside it.
+    Texts below 1 MiB are merged line by line, and CSV and Parquet files by their rows if `table_key` names the column
+    that tells them apart. ours: at and below these, what can't be merged stays as it is here, as a local change.
+    theirs: there, it goes. both: there, it stays, and what the branch has is written beside it. resolved: the local
+    file with the content of a file that both changed.
     """
 
     ours: PathSet | None = None
     theirs: PathSet | None = None
     table_key: str | None = None
     both: PathSet | None = None
+    resolved: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> Choices:
-        return Choices(self.ours, self.theirs, self.both)
+        return Choices(self.ours, self.theirs, self.both, self.resolved)
 
 
 def pull(context: Context, request: PullRequest | None = None) -> Pulled:
@@ -128,7 +135,7 @@ def _pull(opened: OpenWorkspace, command: str, request: PullRequest) -> Pulled:
     made = bring_to(opened, base, after, goal)
     return Pulled(
         workspace.dataset, workspace.branch, base, head, made.created, made.replaced, made.removed,
-        made.copied, made.copied_bytes, request.choices.without_effect(made.settled),
+        made.copied, made.copied_bytes, request.choices.without_effect(made.settled), tuple(made.merged),
     )  # fmt: skip
 
 
@@ -138,10 +145,27 @@ def _within(paths: PathSet | None) -> Callable[[bytes], bool]:
 
 def _settlement(after: TreeReader, request: PullRequest) -> Settlement:
     merger = ContentMerger(after.objects, request.table_key)
+    choices = request.choices
+    resolved = {path: _read(name) for path, name in request.resolved.items()}
     return Settlement(
         may_stay=_within(request.ours),
         keep_both=_within(request.both),
         taken=lambda path: next(iter(after.below(path)), None) is not None,
-        merge=lambda change, now, mine: merger.merge_local(change, mine),
+        merge=lambda change, now, mine: merger.merge_local(change, mine, choices.of(change.path)),
+        choice=choices.of,
+        resolved=resolved.get,
         mergeable=lambda change, now: merger.takes(change.path, (change.before, change.after, now)),
     )
+
+
+def _read(name: str) -> bytes:
+    """The content of a resolved file. Raises `Unsupported` for a large one."""
+    with about(name), Path(name).open("rb") as file:
+        content = file.read(SINGLE_CHUNK_MAX + 1)
+    if len(content) > SINGLE_CHUNK_MAX:
+        raise Unsupported(
+            f"{name} is larger than {format_bytes(SINGLE_CHUNK_MAX)}, and a pull takes no resolved file of that size",
+            subject=name,
+            hint="copy it to its path in the workspace, and name that with --ours",
+        )
+    return content

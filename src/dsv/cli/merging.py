@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import text
 from dsv.cli.failure import of_error
 from dsv.cli.output import from_caches, path_counts
-from dsv.errors import DsvError, UsageError
+from dsv.errors import DsvError, NotFound, UsageError
 from dsv.merge.paths import Choices
 from dsv.model.names import BranchName, Rev, Target, clean_path
 from dsv.model.path_set import PathSet
@@ -21,7 +22,7 @@ from dsv.model.paths import show
 if TYPE_CHECKING:
     from dsv.api.pull import Pulled
     from dsv.merge.apply import MergeCounts
-    from dsv.merge.paths import MergeConflict
+    from dsv.merge.paths import MergeConflict, Settled
     from dsv.model.entry import Entry
 
 Paths = list[str] | None
@@ -29,7 +30,9 @@ Paths = list[str] | None
 Ours = Annotated[
     Paths,
     typer.Option(
-        "--ours", metavar="PATH", help="Settle conflicts at or below PATH with what the branch has."
+        "--ours",
+        metavar="PATH",
+        help="Settle conflicting rows, lines or paths at or below PATH with what the branch has.",
     ),
 ]
 Theirs = Annotated[
@@ -39,6 +42,14 @@ Theirs = Annotated[
 Both = Annotated[
     Paths,
     typer.Option("--both", metavar="PATH", help="Keep ours, and theirs beside it as NAME.theirs.EXT."),
+]
+Resolved = Annotated[
+    Paths,
+    typer.Option(
+        "--resolved",
+        metavar="PATH=FILE",
+        help="Give PATH, which both sides changed, the content of the local FILE.",
+    ),
 ]
 Into = Annotated[
     str | None,
@@ -70,6 +81,12 @@ COUNT_KEYS = {
     "changed": "how many have other content or another mode now",
     "removed": "how many went",
     "merged": "how many files were put together from both sides' contents",
+    "settled.path": "a file that was put together from both sides, or a conflict that a choice has settled",
+    "settled.choice": "ours, theirs, both or resolved; null if nothing had to be settled",
+    "settled.from_theirs": "rows or lines taken from the other side; at most ten are named",
+    "settled.settled": "rows or lines that both sides changed, likewise",
+    "settled.from_theirs_count": "how many these are",
+    "settled.settled_count": "how many were settled; null if the whole path was",
     "uploaded_bytes": "what was sent to the store",
 }
 CONFLICT_KEYS = {
@@ -102,9 +119,12 @@ def into_name(typed: str | None) -> BranchName | None:
 
 
 def choices(
-    ours: Iterable[bytes] | None, theirs: Iterable[bytes] | None, both: Iterable[bytes] | None = None
+    ours: Iterable[bytes] | None,
+    theirs: Iterable[bytes] | None,
+    both: Iterable[bytes] | None = None,
+    resolved: Mapping[bytes, str] | None = None,
 ) -> Choices:
-    """Raises `UsageError` for a path that is in two of them."""
+    """Raises `UsageError` for a path that is in two of them, and for a resolved file that is no file."""
     sets = {
         option: None if not (named := tuple(paths or ())) else PathSet.of(named)
         for option, paths in (("--ours", ours), ("--theirs", theirs), ("--both", both))
@@ -118,7 +138,36 @@ def choices(
                     f"{seen[path]} and {option} both name {name}", subject=name, hint="choose one of them"
                 )
             seen[path] = option
-    return Choices(*sets.values())
+    for path, name in (resolved or {}).items():
+        if path in seen:
+            raise UsageError(
+                f"{seen[path]} and --resolved both name {show(path)}", subject=name, hint="choose one of them"
+            )
+        if not Path(name).is_file():
+            raise NotFound(
+                f"{name} is not a file",
+                subject=name,
+                hint="--resolved PATH=FILE: FILE is a file on this machine",
+            )
+    return Choices(sets["--ours"], sets["--theirs"], sets["--both"], dict(resolved or {}))
+
+
+def resolved_files(
+    typed: Sequence[str] | None, paths: Callable[[list[str]], list[bytes]]
+) -> dict[bytes, str]:
+    """PATH=FILE for each path of the dataset. paths: makes such paths of what was typed. Raises `UsageError`."""
+    found: dict[bytes, str] = {}
+    for one in typed or ():
+        path, equals, name = one.partition("=")
+        if not (path and equals and name):
+            raise UsageError(
+                f"{one} is not PATH=FILE", subject=one, hint="--resolved labels.csv=/tmp/labels.csv"
+            )
+        [place] = paths([path])
+        if place in found:
+            raise UsageError(f"--resolved names {path} twice", subject=path, hint="give it one file")
+        found[place] = name
+    return found
 
 
 def dataset_paths(typed: Sequence[str] | None) -> list[bytes]:
@@ -132,6 +181,7 @@ def counts_json(counts: MergeCounts, uploaded_bytes: int) -> dict[str, object]:
         "changed": counts.changed,
         "removed": counts.removed,
         "merged": counts.merged,
+        "settled": [settled_json(one) for one in counts.settled],
         "uploaded_bytes": uploaded_bytes,
     }
 
@@ -151,6 +201,29 @@ def tell_here(call: Call, here: Pulled | DsvError | None) -> None:
     elif here is not None:
         counts = path_counts(here.created, here.replaced, here.removed)
         call.say(f"updated this workspace: {counts}{from_caches(here.cached_files, here.cached_bytes)}")
+
+
+def settled_json(one: Settled) -> dict[str, object]:
+    content = one.content
+    return {
+        "path": one.path.decode("utf-8", "surrogateescape"),
+        "choice": None if one.choice is None else one.choice.name.lower(),
+        "from_theirs": [] if content is None else content.taken.first,
+        "from_theirs_count": 0 if content is None else content.taken.count,
+        "settled": [] if content is None else content.settled.first,
+        "settled_count": None if content is None else content.settled.count,
+    }
+
+
+def tell_settled(call: Call, settled: Sequence[Settled]) -> None:
+    """A line for each file that was put together from both sides, or that a choice has settled."""
+    for one in settled[:_TOLD]:
+        call.line(f"  {one}")
+    if len(settled) > _TOLD:
+        call.line(f"  and {len(settled) - _TOLD:,} more; --json has them all")
+
+
+_TOLD = 20
 
 
 def tell_conflicts(call: Call, error: MergeConflict, head: Mapping[str, object]) -> int:

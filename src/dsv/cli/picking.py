@@ -17,6 +17,7 @@ from dsv.cli.merging import (
     counts_text,
     tell_conflicts,
     tell_here,
+    tell_settled,
     warn_without_effect,
     without_effect_json,
 )
@@ -79,6 +80,7 @@ def pick(
         call.line(f"{source} would be {verb} on {where}: {counts_text(done.counts)}")
     else:
         call.line(f"{source} {verb} on {where} ({str(done.commit)[:12]}): {counts_text(done.counts)}")
+        tell_settled(call, done.counts.settled)
         tell_here(call, done.here)
     return None
 

@@ -1,20 +1,29 @@
-"""How the rows and columns of two tables differ. pyarrow is imported only here, and only when it is needed."""
+"""Reading tables, joining their rows by key, and how two tables differ. pyarrow is imported only when it is needed.
+
+A table is read with the dictionaries that its file has, and its cells are compared by numbers, which are the same for
+equal values. So a text that a million rows have is held once.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Final
 
-from dsv.diff.arrow_values import all_shown, comparable, shown
+from blake3 import blake3
+
 from dsv.errors import Unsupported, UsageError
 from dsv.model.paths import show
+from dsv.model.units import format_bytes
 
 LARGEST: Final = 256 << 20
 """Bytes of a file that is read as a table."""
+MOST_DECODED = 1_000_000_000
+"""Bytes that a table may take in memory, with each text of a dictionary counted once."""
 MOST_ROWS: Final = 100_000
 """Rows that are told one by one; all are counted."""
 _FORMATS = {
@@ -111,7 +120,6 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
     made.columns_removed = [(name, kind) for name, kind in types.items() if name not in now]
     common = [name for name in types if name in now]
     made.columns_retyped = [(name, types[name], now[name]) for name in common if types[name] != now[name]]
-    old.alike = new.alike = {name for name in common if types[name] == now[name]}
     for name, was, kind in made.columns_retyped:
         if {was, kind} != {"int64", "double"}:
             old.as_written.add(name)
@@ -128,30 +136,14 @@ class _Table:
     """One version of a file.
 
     typed: what is shown. exact: what is compared; of a CSV file the cells as they are written, as one cell decides of
-    which type its whole column seems to be. as_written: columns of which `exact` is shown. alike: columns that have
-    the same type in both versions.
+    which type its whole column seems to be. types: those that the file declares. as_written: columns of which `exact`
+    is shown.
     """
 
     typed: Any
     exact: Any
+    types: dict[str, str]
     as_written: set[str] = field(default_factory=set)
-    alike: set[str] = field(default_factory=set)
-
-    @property
-    def types(self) -> dict[str, str]:
-        schema = self.typed.schema
-        return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
-
-    def rows(self, names: Sequence[str]) -> Iterator[tuple[Hashable, ...]]:
-        if not names:
-            return iter(())
-        return zip(*(self.values(name) for name in names), strict=True)
-
-    def values(self, name: str) -> list[Hashable]:
-        """A column's values such that equal ones are equal in Python: not a number is, and a list is shown as text."""
-        column = self.exact.column(name)
-        values = comparable(column) if name in self.alike else all_shown(column)
-        return [_hashable(value) if isinstance(value, float | list | dict) else value for value in values]
 
     def cells(self, at: int, names: Sequence[str] | None = None) -> Cells:
         return tuple((name, self.cell(name, at)) for name in names or self.typed.schema.names)
@@ -166,7 +158,10 @@ class _Table:
 
 
 def _compare_whole_rows(old: _Table, new: _Table, common: Sequence[str], made: TableDiff) -> None:
-    left, right = _numbered(old, common), _numbered(new, common)
+    if not common:
+        return
+    columns = [number(old.exact.column(name), new.exact.column(name)) for name in common]
+    left, right = (_grouped(zip(*(column[side] for column in columns), strict=True)) for side in (0, 1))
     for row, numbers in left.items():
         if (count := len(numbers) - len(right.get(row, ()))) > 0:
             made.note(RowChange("removed", before=old.cells(numbers[0], common)), count)
@@ -175,10 +170,10 @@ def _compare_whole_rows(old: _Table, new: _Table, common: Sequence[str], made: T
             made.note(RowChange("added", after=new.cells(numbers[0], common)), count)
 
 
-def _numbered(table: _Table, names: Sequence[str]) -> dict[tuple[Hashable, ...], list[int]]:
+def _grouped(rows: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
     """Where each row stands."""
-    found: dict[tuple[Hashable, ...], list[int]] = {}
-    for at, row in enumerate(table.rows(names)):
+    found: dict[tuple[int, ...], list[int]] = {}
+    for at, row in enumerate(rows):
         found.setdefault(row, []).append(at)
     return found
 
@@ -186,23 +181,34 @@ def _numbered(table: _Table, names: Sequence[str]) -> dict[tuple[Hashable, ...],
 def _compare_by_key(
     path: bytes, old: _Table, new: _Table, key: tuple[str, ...], common: Sequence[str], made: TableDiff
 ) -> None:
-    left, right = _by_key(path, old, key), _by_key(path, new, key)
-    pairs = [(left[name], at) for name, at in right.items() if name in left]
+    tables = [table for table in (old, new) if _has_key(path, table, key)]
+    numbers = [number(*(table.exact.column(name) for table in tables)) for name in key]
+    keys = [list(zip(*(column[side] for column in numbers), strict=True)) for side in range(len(tables))]
+    try:
+        joined = list(
+            join(*(keys[tables.index(one)] if one in tables else () for one in (old, new))).values()
+        )
+    except RepeatedKey as error:
+        cells = (old, new)[error.version].cells(error.row, key)
+        raise UsageError(
+            f"the key names two rows of {show(path)}: {', '.join(f'{name}={value}' for name, value in cells)}",
+            subject=",".join(key),
+            hint="give --key several times for columns that name a row together",
+        ) from None
     changed: dict[int, list[tuple[str, Any, Any]]] = {}
     for name in common:
         if name not in key:
-            mine, theirs = old.values(name), new.values(name)
-            for before, after in pairs:
-                if mine[before] != theirs[after]:
+            mine, theirs = number(old.exact.column(name), new.exact.column(name))
+            for before, after in joined:
+                if before >= 0 and after >= 0 and mine[before] != theirs[after]:
                     changed.setdefault(before, []).append((name, *_both(old, new, name, before, after)))
-    for names, at in left.items():
-        if names not in right:
-            made.note(RowChange("removed", old.cells(at, key), before=old.cells(at)))
-        elif at in changed:
-            made.note(RowChange("changed", old.cells(at, key), cells=tuple(changed[at])))
-    for names, at in right.items():
-        if names not in left:
-            made.note(RowChange("added", new.cells(at, key), after=new.cells(at)))
+    for before, after in joined:
+        if after < 0:
+            made.note(RowChange("removed", old.cells(before, key), before=old.cells(before)))
+        elif before in changed:
+            made.note(RowChange("changed", old.cells(before, key), cells=tuple(changed[before])))
+    for after in sorted(after for before, after in joined if before < 0):
+        made.note(RowChange("added", new.cells(after, key), after=new.cells(after)))
 
 
 def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[Any, Any]:
@@ -213,31 +219,218 @@ def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple
     return old.cell(name, before, as_written=True), new.cell(name, after, as_written=True)
 
 
-def _by_key(path: bytes, table: _Table, key: tuple[str, ...]) -> dict[tuple[Hashable, ...], int]:
-    columns = table.typed.schema.names
-    missing = [name for name in key if name not in columns]
-    if missing and columns:
+def _has_key(path: bytes, table: _Table, key: tuple[str, ...]) -> bool:
+    """False for a version that is empty. Raises `UsageError` for one that has other columns."""
+    missing = [name for name in key if name not in table.types]
+    if missing and table.types:
         raise UsageError(
             f"{show(path)} has no column {missing[0]} on one side",
             subject=missing[0],
-            hint=f"its columns are {', '.join(columns)}",
+            hint=f"its columns are {', '.join(table.types)}",
         )
-    found: dict[tuple[Hashable, ...], int] = {}
-    for at, names in enumerate(table.rows(key)) if not missing else ():
-        if found.setdefault(names, at) != at:
-            told = ", ".join(f"{name}={value}" for name, value in table.cells(at, key))
-            raise UsageError(
-                f"the key names two rows of {show(path)}: {told}",
-                subject=",".join(key),
-                hint="give --key several times for columns that name a row together",
-            )
+    return not missing
+
+
+class RepeatedKey(Exception):
+    """Two rows of a version have one key. row: the second of them."""
+
+    def __init__(self, version: int, row: int) -> None:
+        super().__init__(version, row)
+        self.version = version
+        self.row = row
+
+
+def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
+    """For each key that a version has, which row of each version has it (-1: none): a full outer join.
+
+    versions: the keys of the rows of each. Raises `RepeatedKey`.
+    """
+    tables: list[dict[Hashable, int]] = []
+    for version, keys in enumerate(versions):
+        table: dict[Hashable, int] = {}
+        tables.append(table)
+        for row, key in enumerate(keys):
+            if table.setdefault(key, row) != row:
+                raise RepeatedKey(version, row)
+    every = dict.fromkeys(itertools.chain.from_iterable(tables))
+    return {key: tuple(table.get(key, -1) for table in tables) for key in every}
+
+
+def number(*columns: Any) -> list[Sequence[int]]:
+    """The columns with a number for each value: the same for equal values, and -1 for none.
+
+    Not a number equals itself, and 0.0 does not equal -0.0. Of columns of different types, those values are equal that
+    Python calls equal.
+    """
+    import pyarrow
+
+    is_dictionary = pyarrow.types.is_dictionary
+    chunks = [[chunk for chunk in column.chunks if len(chunk)] for column in columns]
+    values = [one.dictionary if is_dictionary(one.type) else one for one in itertools.chain(*chunks)]
+    numbers = iter(_numbered(values))
+    found: list[Sequence[int]] = []
+    for version in chunks:
+        parts = [pyarrow.array([], pyarrow.int32())]
+        for one in version:
+            part = next(numbers)
+            parts.append(part.take(one.indices).fill_null(-1) if is_dictionary(one.type) else part)
+        joined = pyarrow.concat_arrays(parts)
+        end = joined.offset + len(joined)
+        found.append(memoryview(joined.buffers()[1])[: 4 * end].cast("i")[joined.offset :] if end else ())
     return found
+
+
+def _numbered(arrays: Sequence[Any]) -> list[Any]:
+    import pyarrow
+
+    kinds = {one.type for one in arrays}
+    if len(kinds) == 1 and not is_nested(arrays[0]):
+        try:
+            encoded = pyarrow.chunked_array(arrays).dictionary_encode().unify_dictionaries()
+        except pyarrow.ArrowException:  # a type for which it has no way to do so
+            pass
+        else:
+            none = pyarrow.array([], pyarrow.int32())
+            whole = pyarrow.concat_arrays([none, *(one.indices for one in encoded.chunks)]).fill_null(-1)
+            starts = itertools.accumulate((len(one) for one in arrays), initial=0)
+            return [whole.slice(start, len(one)) for start, one in zip(starts, arrays, strict=False)]
+    known: dict[Hashable, int] = {}
+    read = comparable if len(kinds) == 1 else all_shown
+    return [
+        pyarrow.array(
+            [
+                -1 if value is None else known.setdefault(_hashable(value), len(known))
+                for start in range(0, len(one), _AT_ONCE)
+                for value in read(one.slice(start, _AT_ONCE))
+            ],
+            pyarrow.int32(),
+        )
+        for one in arrays
+    ]
+
+
+_AT_ONCE = 256  # values, each of which may be long
 
 
 def _hashable(value: Any) -> Hashable:
     if isinstance(value, float):
-        return "NaN" if math.isnan(value) else value
-    return repr(value)
+        return ("NaN",) if math.isnan(value) else value if value or math.copysign(1, value) > 0 else ("-0.0",)
+    if isinstance(value, list | dict):
+        return (blake3(repr(value).encode("utf-8", "surrogateescape")).digest(),)
+    return value  # type: ignore[no-any-return]
+
+
+def comparable(column: Any) -> list[Any]:
+    """A column's values; of times and dates their numbers, as some are finer or later than Python's own."""
+    kind = _numbers(column.type)
+    values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
+    return values
+
+
+def shown(column: Any, at: int) -> Any:
+    """One value: a time that Python has no value for as text, and inside of a list or a struct as its number."""
+    import pyarrow
+
+    try:
+        return column[at].as_py()
+    except (ValueError, OverflowError):
+        one = column.slice(at, 1)
+    try:
+        return one.cast(pyarrow.string())[0].as_py()
+    except pyarrow.ArrowException:
+        return comparable(one)[0]
+
+
+def all_shown(column: Any) -> list[Any]:
+    """All values as `shown` gives them, to be compared with those of another type."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        return [shown(column, at) for at in range(len(column))]
+    return values
+
+
+def is_nested(column: Any) -> bool:
+    """Whether its values are lists or structs."""
+    import pyarrow
+
+    return bool(pyarrow.types.is_nested(column.type))
+
+
+def _numbers(kind: Any) -> Any:
+    """The type with numbers for all times in it."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_date32(kind) or types.is_time32(kind):
+        return pyarrow.int32()
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return pyarrow.int64()
+    if not any(_numbers(one) != one for one in _parts(kind)):
+        return kind
+    if types.is_map(kind):
+        return pyarrow.map_(_numbers(kind.key_type), _numbers(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(_numbers(kind.value_type), kind.list_size)
+    if types.is_large_list(kind):
+        return pyarrow.large_list(_numbers(kind.value_type))
+    if types.is_list(kind):
+        return pyarrow.list_(_numbers(kind.value_type))
+    if types.is_struct(kind):
+        return pyarrow.struct([(field.name, _numbers(field.type)) for field in kind])
+    return kind
+
+
+def _parts(kind: Any) -> list[Any]:
+    """The types of which a nested one is made."""
+    return [kind.field(at).type for at in range(kind.num_fields)]
+
+
+class TooLarge(Exception):
+    """A table would take too much memory."""
+
+
+def read_parquet(data: bytes) -> tuple[Any, Any]:
+    """The table, in which texts are in dictionaries, and the file. Raises `TooLarge`, and what pyarrow raises."""
+    import pyarrow
+    from pyarrow import parquet
+
+    metadata = parquet.read_metadata(pyarrow.BufferReader(data))
+    size = 0
+    texts: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for at in range(metadata.num_columns):
+            column = metadata.row_group(group).column(at)
+            form = metadata.schema.column(at)
+            size += column.total_uncompressed_size + column.num_values * max(form.length or 0, 8)
+            if form.physical_type == "BYTE_ARRAY" and form.logical_type.type in _TEXTS:
+                texts.add(column.path_in_schema)
+    _check_decoded(size)
+    file = parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=sorted(texts))
+    return _gathered(map(file.read_row_group, range(file.num_row_groups)), file.read), file
+
+
+_TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")
+
+
+def _gathered(pieces: Iterable[Any], empty: Callable[[], Any]) -> Any:
+    """The table of these parts, each of which is counted as soon as it is read."""
+    import pyarrow
+
+    found: list[Any] = []
+    size = 0
+    for piece in pieces:
+        size += piece.nbytes
+        _check_decoded(size)
+        found.append(piece)
+    return pyarrow.concat_tables(found) if found else empty()
+
+
+def _check_decoded(size: int) -> None:
+    if size > MOST_DECODED:
+        raise TooLarge(
+            f"it takes {format_bytes(size)} in memory, and tables of up to {format_bytes(MOST_DECODED)} are read"
+        )
 
 
 def _format(path: bytes) -> str | None:
@@ -250,7 +443,7 @@ def _read(path: bytes, data: bytes) -> _Table:
 
     try:
         table = _parsed(_format(path), data)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, TooLarge) as error:
         raise _no_table(path, str(error).partition("\n")[0]) from error
     names = Counter(table.typed.schema.names)
     twice = [name for name, count in names.items() if count > 1]
@@ -272,20 +465,37 @@ def _parsed(kind: str | None, data: bytes) -> _Table:
 
     if not data:
         table = pyarrow.table({})
-        return _Table(table, table)
+        return _Table(table, table, {})
     source = pyarrow.BufferReader(data)
     if kind == "parquet":
-        from pyarrow import parquet
+        table, _ = read_parquet(data)
+        return _Table(table, table, _types(parquet_schema(data)))
+    if kind == "arrow":
+        table = _read_arrow(source, is_file=data.startswith(b"ARROW1"))
+        return _Table(table, table, _types(table.schema))
+    return _parse_csv("\t" if kind == "tsv" else ",", data)
 
-        table = parquet.read_table(source)
-    elif kind == "arrow":
-        from pyarrow import ipc
 
-        is_file = data.startswith(b"ARROW1")
-        table = (ipc.open_file(source) if is_file else ipc.open_stream(source)).read_all()
-    else:
-        return _parse_csv("\t" if kind == "tsv" else ",", data)
-    return _Table(table, table)
+def parquet_schema(data: bytes) -> Any:
+    """The schema that the file declares."""
+    import pyarrow
+    from pyarrow import parquet
+
+    return parquet.read_schema(pyarrow.BufferReader(data))
+
+
+def _read_arrow(source: Any, *, is_file: bool) -> Any:
+    import pyarrow
+    from pyarrow import ipc
+
+    reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+    pieces = (pyarrow.Table.from_batches([batch]) for batch in batches)
+    return _gathered(pieces, lambda: reader.schema.empty_table())
+
+
+def _types(schema: Any) -> dict[str, str]:
+    return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
 
 
 def _parse_csv(delimiter: str, data: bytes) -> _Table:
@@ -295,7 +505,8 @@ def _parse_csv(delimiter: str, data: bytes) -> _Table:
     how = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     typed = csv.read_csv(pyarrow.BufferReader(data), parse_options=how)
     written = csv.ConvertOptions(column_types=dict.fromkeys(typed.schema.names, pyarrow.binary()))
-    return _Table(typed, csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written))
+    exact = csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written)
+    return _Table(typed, exact, _types(typed.schema))
 
 
 def _named(cells: Cells) -> dict[str, object]:

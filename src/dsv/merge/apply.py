@@ -9,9 +9,11 @@ import heapq
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsv.diff.lines import TooDifferent
-from dsv.merge.lines import merge_lines
+from dsv.fs.errors import about
+from dsv.merge.lines import merge_text
 from dsv.merge.paths import (
     Choice,
     Choices,
@@ -19,7 +21,9 @@ from dsv.merge.paths import (
     Decision,
     MergeConflict,
     MergeContent,
+    MergedContent,
     PathConflict,
+    Settled,
     merge_changes,
 )
 from dsv.merge.tables import MAX_TABLE, is_table, merge_tables
@@ -45,12 +49,15 @@ Changes = Callable[[], Iterator[Change]]
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """What a merge changes in ours. merged: files whose content comes from both sides."""
+    """What a merge changes in ours. merged: files whose content comes from both sides. settled: these, and all
+    conflicts that a choice has decided.
+    """
 
     added: int = 0
     changed: int = 0
     removed: int = 0
     merged: int = 0
+    settled: tuple[Settled, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -69,7 +76,7 @@ class MergedTree:
     choices: Choices
     conflicts: list[PathConflict] = field(default_factory=list)
     counts: MergeCounts = field(default_factory=MergeCounts)
-    _settled: list[bytes] = field(default_factory=list)
+    _settled: list[Settled] = field(default_factory=list)
     _beside: list[TreeChange] = field(default_factory=list)
     _held: list[Decision] | None = None
 
@@ -80,8 +87,8 @@ class MergedTree:
         for decision in self._decisions():
             if decision.conflict is not None:
                 self.conflicts.append(decision.conflict)
-            if decision.settled:
-                self._settled.append(decision.path)
+            if decision.settled is not None:
+                self._settled.append(_without_data(decision.settled))
             if decision.beside is not None:
                 self._keep_beside(decision)
             if not decision.changes_ours:
@@ -89,7 +96,7 @@ class MergedTree:
             added += decision.ours is None
             removed += decision.result is None
             changed += decision.ours is not None and decision.result is not None
-            merged += decision.content is not None
+            merged += decision.settled is not None and decision.settled.content is not None
             weight += len(decision.content or b"")
             if held is not None:
                 held.append(decision)
@@ -97,12 +104,22 @@ class MergedTree:
                     held = None
         self._held = held
         self._beside.sort(key=lambda change: sort_key(change.path))
-        self.counts = MergeCounts(added + len(self._beside), changed, removed, merged)
+        self.counts = MergeCounts(added + len(self._beside), changed, removed, merged, tuple(self._settled))
 
     @property
     def without_effect(self) -> tuple[bytes, ...]:
         """Paths for which a side was chosen, but that had no conflict."""
-        return self.choices.without_effect([*self._settled, *(one.path for one in self.conflicts)])
+        settled = [one.path for one in self._settled if one.choice is not None]
+        return self.choices.without_effect([*settled, *(one.path for one in self.conflicts)])
+
+    def message(self, message: str) -> str:
+        """The message, with what was taken where both sides changed the same."""
+        lines = [str(one) for one in self._settled if one.choice is not None]
+        if not lines:
+            return message
+        more = [f"and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
+        listed = "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
+        return f"{message}\n\nConflicts were settled:{listed}".lstrip("\n")
 
     def check(self, more: str = "") -> None:
         """Raises `MergeConflict` with all conflicts. more: what else helps."""
@@ -141,7 +158,9 @@ class MergedTree:
         for decision in self._decisions() if self._held is None else self._held:
             if not decision.changes_ours:
                 continue
-            if decision.content is None or decision.result is None:
+            if decision.file is not None and decision.result is not None:
+                yield _store_file(uploader, decision.result, decision.file)
+            elif decision.content is None or decision.result is None:
                 yield TreeChange(decision.path, decision.result, decision.location)
             else:
                 yield store_content(uploader, decision.result, decision.content)
@@ -167,6 +186,27 @@ def store_content(uploader: Uploader, entry: Entry, content: bytes) -> TreeChang
         stored = uploader.add_stream(file.readinto)
     made = Entry(entry.path, entry.kind, stored.size, stored.file_id, stored.recipe_id)
     return TreeChange(entry.path, made, stored.location)
+
+
+def _store_file(uploader: Uploader, entry: Entry, name: str) -> TreeChange:
+    """The entry with the content of a local file, which is stored."""
+    with about(name), Path(name).open("rb") as file:
+        start = file.read(SINGLE_CHUNK_MAX + 1)
+        if len(start) <= SINGLE_CHUNK_MAX:
+            return store_content(uploader, entry, start)
+        file.seek(0)
+        stored = uploader.add_stream(file.readinto)
+    return TreeChange(
+        entry.path,
+        Entry(entry.path, entry.kind, stored.size, stored.file_id, stored.recipe_id),
+        stored.location,
+    )
+
+
+def _without_data(settled: Settled) -> Settled:
+    return (
+        settled if settled.content is None else settled._replace(content=settled.content._replace(data=b""))
+    )
 
 
 def describe(conflict: PathConflict) -> str:
@@ -202,10 +242,10 @@ class ContentMerger:
     def __init__(self, objects: Objects, table_key: str | None = None) -> None:
         self._objects = objects
         self._table_key = table_key
-        self._known: dict[object, bytes | str] = {}
+        self._known: dict[object, MergedContent | str] = {}
         self._weight = 0
 
-    def __call__(self, ours: Change, theirs: Change) -> bytes | str:
+    def __call__(self, ours: Change, theirs: Change, choice: Choice | None) -> MergedContent | str:
         fault = self._fault(ours.path, (ours.before, ours.after, theirs.after))
         if fault is not None:
             return fault
@@ -213,20 +253,20 @@ class ContentMerger:
         base, mine, other = self._fetch(
             Wanted(ours.before), Wanted(ours.after, ours.location), Wanted(theirs.after, theirs.location)
         )
-        return self._merge(ours.path, base, mine, other)
+        return self._merge(ours.path, base, mine, other, choice)
 
     def takes(self, path: bytes, entries: Sequence[Entry | None]) -> bool:
         """Whether files of these sizes are merged at all."""
         return self._fault(path, entries) is None
 
-    def merge_local(self, theirs: Change, mine: bytes) -> bytes | str:
+    def merge_local(self, theirs: Change, mine: bytes, choice: Choice | None) -> MergedContent | str:
         """Merges a content that is here with what a commit makes of its base; what was merged is remembered."""
         key = FileId.hash(mine), theirs.path, theirs.after
         if key not in self._known:
             assert theirs.before is not None and theirs.after is not None
             base, other = self._fetch(Wanted(theirs.before), Wanted(theirs.after, theirs.location))
-            merged = self._merge(theirs.path, base, mine, other)
-            self._weight += len(merged)
+            merged = self._merge(theirs.path, base, mine, other, choice)
+            self._weight += len(merged if isinstance(merged, str) else merged.data)
             if self._weight > _REMEMBERED:
                 return merged
             self._known[key] = merged
@@ -247,18 +287,18 @@ class ContentMerger:
         files = Fetcher(self._objects, connections=4).files(wanted)
         return [b"".join(pieces) for _, pieces in files]
 
-    def _merge(self, path: bytes, base: bytes, mine: bytes, other: bytes) -> bytes | str:
+    def _merge(
+        self, path: bytes, base: bytes, mine: bytes, other: bytes, choice: Choice | None
+    ) -> MergedContent | str:
         key = self._key(path)
         if key is not None:
-            return merge_tables(path, key, base, mine, other)
+            return merge_tables(path, key, base, mine, other, choice)
         if not all(map(is_mergeable_text, (base, mine, other))):
             return ""
         try:
-            pieces = merge_lines(base, mine, other)
+            return merge_text(base, mine, other, choice)
         except TooDifferent:
             return "its lines differ too much to be merged"
-        merged = [one for one in pieces if isinstance(one, bytes)]
-        return b"".join(merged) if len(merged) == len(pieces) else "both changed the same lines"
 
 
 def is_mergeable_text(data: bytes) -> bool:

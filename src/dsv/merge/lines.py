@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dsv.diff.lines import Edit, edits
+from dsv.merge.paths import Choice, MergedContent, Places
 
 _NEAR = 3  # lines between two conflicts that do not keep them apart
 
@@ -19,13 +20,41 @@ class Conflict(NamedTuple):
     theirs: bytes
 
 
+class FromTheirs(NamedTuple):
+    """Lines that theirs alone changed."""
+
+    text: bytes
+
+
+def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -> MergedContent | str:
+    """The text with the changes of both sides; why it can't be merged. choice: whose lines are taken where both changed
+    them; None: they can't be merged. Raises `TooDifferent`.
+    """
+    merged: list[bytes] = []
+    taken, settled = Places(), Places()
+    line = 1
+    for piece in merge_lines(base, ours, theirs):
+        if isinstance(piece, Conflict) and choice is None:
+            return "both changed the same lines"
+        if isinstance(piece, bytes):
+            text = piece
+        else:
+            text = piece.text if isinstance(piece, FromTheirs) else piece[choice is Choice.THEIRS]
+            count = max(len(split_lines(text)), 1)
+            place = f"line {line}" if count == 1 else f"lines {line}-{line + count - 1}"
+            (taken if isinstance(piece, FromTheirs) else settled).note(place)
+        merged.append(text)
+        line += text.count(b"\n")
+    return MergedContent(b"".join(merged), taken, settled)
+
+
 def split_lines(text: bytes) -> list[bytes]:
     """The lines, each with its end. Only a newline ends a line."""
     lines = text.split(b"\n")
     return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
-def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | Conflict]:
+def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | FromTheirs | Conflict]:
     """The text with the changes of both sides, in pieces. Raises `TooDifferent`."""
     was, mine, other = split_lines(base), split_lines(ours), split_lines(theirs)
     left, right = edits(was, mine), edits(was, other)
@@ -33,7 +62,7 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | Conflic
         return [theirs if not left else ours]
     regions = [_Region(*one) for one in _regions(was, mine, other, left, right)]
     regions = _joined([part for one in _merged(regions) for part in one.refined(mine, other)], mine)
-    pieces: list[bytes | Conflict] = []
+    pieces: list[bytes | FromTheirs | Conflict] = []
     at = 0
     for one in regions:
         pieces.append(b"".join(mine[at : one.start]))
@@ -41,7 +70,7 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> list[bytes | Conflic
         if one.taken is None:
             pieces.append(Conflict(b"".join(lines), b"".join(others)))
         else:
-            pieces.append(b"".join(others if one.taken == _THEIRS else lines))
+            pieces.append(FromTheirs(b"".join(others)) if one.taken == _THEIRS else b"".join(lines))
         at = one.end
     return [*pieces, b"".join(mine[at:])]
 

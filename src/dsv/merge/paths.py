@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from dsv.errors import Conflict
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind, sort_key
+from dsv.model.ids import FileId
 from dsv.model.location import Location
 from dsv.model.path_set import PathSet, folders_above
 from dsv.model.paths import check_path, show
@@ -68,21 +69,30 @@ class MergeConflict(Conflict):
 
 
 class Choice(enum.Enum):
-    """Which side wins a conflict; with `BOTH` ours stays, and theirs is kept beside it."""
+    """Which side wins a conflict; with `BOTH` ours stays, and theirs is kept beside it; `RESOLVED`: a file of the
+    user's takes the place of both.
+    """
 
     OURS = enum.auto()
     THEIRS = enum.auto()
     BOTH = enum.auto()
+    RESOLVED = enum.auto()
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What was chosen for conflicts, by path. Of several that have a path, the first counts; None has none."""
+    """What was chosen for conflicts, by path. Of several that have a path, the first counts; None has none.
+
+    resolved: the local file with the content that a path gets if both sides changed it.
+    """
 
     ours: PathSet | None = None
     theirs: PathSet | None = None
     both: PathSet | None = None
+    resolved: dict[bytes, str] = {}
 
     def of(self, path: bytes) -> Choice | None:
+        if path in self.resolved:
+            return Choice.RESOLVED
         sets = ((self.ours, Choice.OURS), (self.theirs, Choice.THEIRS), (self.both, Choice.BOTH))
         return next((choice for paths, choice in sets if paths is not None and path in paths), None)
 
@@ -92,15 +102,76 @@ class Choices(msgspec.Struct, frozen=True):
         named = (
             path for paths in (self.ours, self.theirs, self.both) if paths is not None for path in paths.paths
         )
-        return tuple(path for path in named if path not in used)
+        return tuple(path for path in (*named, *self.resolved) if path not in used)
+
+
+class Places:
+    """Rows or lines of a file, of which all are counted and the first are named."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[str] = []
+
+    def note(self, place: str) -> None:
+        self.count += 1
+        if self.count <= _NAMED:
+            self.first.append(place)
+
+    def __str__(self) -> str:
+        more = [f"{self.count - _NAMED:,} more"] if self.count > _NAMED else []
+        return ", ".join([*self.first, *more])
+
+
+_NAMED = 10
+
+
+class MergedContent(NamedTuple):
+    """A content with the changes of both sides.
+
+    taken: what has the change of theirs. settled: what both sides changed, so that a choice decided.
+    """
+
+    data: bytes
+    taken: Places
+    settled: Places
+
+
+class Settled(NamedTuple):
+    """A path whose content was put together from both sides, or for which a choice was made.
+
+    choice: whose rows or lines were taken where both changed them; None: there were none. content: None if it is all of
+    one side.
+    """
+
+    path: bytes
+    choice: Choice | None
+    content: MergedContent | None = None
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        if self.content is not None and self.content.taken.count:
+            parts.append(f"{self.content.taken} from theirs")
+        if self.choice is not None:
+            where = f"{self.content.settled} " if self.content is not None else ""
+            parts.append(where + _TAKEN[self.choice])
+        return f"{show(self.path)}: {'; '.join(parts) or 'merged'}"
+
+
+_TAKEN = {
+    Choice.OURS: "as ours has it",
+    Choice.THEIRS: "as theirs has it",
+    Choice.BOTH: "as ours has it, and theirs beside it",
+    Choice.RESOLVED: "from a resolved file",
+}
 
 
 class Decision(NamedTuple):
     """What becomes of one path that a side changed.
 
     ours: what ours has. result: what the merge has, with where its content lies if that is known; content: its bytes,
-    if they are new. undecided: part of a conflict, which is told once, with its first path. settled: a conflict that a
-    choice has decided. beside: what is kept of theirs under another name.
+    if they are new; file: the local file that has them. undecided: part of a conflict, which is told once, with its
+    first path. settled: a conflict that a choice has decided, or a content that was put together. beside: what is kept
+    of theirs under another name.
     """
 
     path: bytes
@@ -109,20 +180,24 @@ class Decision(NamedTuple):
     location: Location | None = None
     content: bytes | None = None
     conflict: PathConflict | None = None
+    file: str | None = None
     undecided: bool = False
-    settled: bool = False
+    settled: Settled | None = None
     beside: tuple[Entry, Location | None] | None = None
 
     @property
     def changes_ours(self) -> bool:
-        return not self.undecided and (self.content is not None or self.result != self.ours)
+        return not self.undecided and (
+            self.content is not None or self.file is not None or self.result != self.ours
+        )
 
 
-MergeContent = Callable[[Change, Change], bytes | str]
-"""The content of a file that both sides changed, from its changes in ours and in theirs; or why it can't be merged."""
+MergeContent = Callable[[Change, Change, Choice | None], MergedContent | str]
+"""The content of a file that both sides changed, from its changes in ours and in theirs, and what was chosen for rows
+or lines that both changed; or why it can't be merged."""
 
 
-def refuse_contents(ours: Change, theirs: Change) -> str:
+def refuse_contents(ours: Change, theirs: Change, choice: Choice | None) -> str:
     """For a merge that has no contents at hand: `MergeContent`."""
     return ""
 
@@ -205,11 +280,11 @@ class _Decider:
         """One side has a file where the other has put something into a folder: one side has to win all of it."""
         choice = self._choices.of(first.path)
         if choice is Choice.OURS:
-            yield from (_keep_ours(pair)._replace(settled=True) for pair in (first, *below))
+            yield from (_settled(_keep_ours(pair), choice) for pair in (first, *below))
         elif choice is Choice.THEIRS:
-            yield from (_take_theirs(pair)._replace(settled=True) for pair in (first, *below))
+            yield from (_settled(_take_theirs(pair), choice) for pair in (first, *below))
         else:
-            reason = "a file and a folder can't be kept both" if choice is Choice.BOTH else ""
+            reason = "" if choice is None else "a file and a folder can't be kept both"
             theirs = first.theirs.after if first.theirs is not None else _before(first)
             conflict = PathConflict(
                 first.path, ConflictKind.FILE_AND_FOLDER, first.value_of_ours, theirs, reason
@@ -242,27 +317,54 @@ class _Decider:
             return Decision(ours.path, mine, mine._replace(kind=kind), ours.location)
         if _content(mine) == _content(base):
             return Decision(ours.path, mine, other._replace(kind=kind), theirs.location)
-        merged = self._merge_content(ours, theirs)
+        choice = self._choices.of(ours.path)
+        if choice is Choice.RESOLVED:
+            return ""
+        merged = self._merge_content(ours, theirs, choice)
         if isinstance(merged, str):
             return merged
-        return Decision(ours.path, mine, Entry(ours.path, kind), content=merged)
+        settled = Settled(ours.path, choice if merged.settled.count else None, merged)
+        done = Decision(ours.path, mine, Entry(ours.path, kind), content=merged.data, settled=settled)
+        file_id = FileId.hash(merged.data)
+        for change in (ours, theirs):
+            if change.after is not None and change.after.file_id == file_id:
+                kept = change.after._replace(kind=kind)
+                done = done._replace(result=kept, location=change.location, content=None)
+                break
+        return self._beside(done, theirs) if settled.choice is Choice.BOTH else done
+
+    def _beside(self, decision: Decision, theirs: Change) -> Decision | str:
+        """Keeps what theirs has under another name; why that can't be done."""
+        assert theirs.after is not None
+        if theirs.after.kind is Kind.EMPTY_DIRECTORY:
+            return "an empty folder can't be kept beside a file"
+        name = beside(decision.path)
+        if name is None:
+            return "its name with .theirs in it would be too long"
+        return decision._replace(beside=(theirs.after._replace(path=name), theirs.location))
 
     def _conflict(self, pair: _Pair, ours: Change, theirs: Change, reason: str) -> Decision:
         choice = self._choices.of(pair.path)
         if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
-            return _keep_ours(pair)._replace(settled=True)
+            return _settled(_keep_ours(pair), choice)
         if choice is Choice.THEIRS:
-            return _take_theirs(pair)._replace(settled=True)
-        if choice is Choice.BOTH and theirs.after is not None:
-            if theirs.after.kind is Kind.EMPTY_DIRECTORY:
-                reason = "an empty folder can't be kept beside a file"
-            elif (name := beside(pair.path)) is None:
-                reason = "its name with .theirs in it would be too long"
-            else:
-                kept = theirs.after._replace(path=name), theirs.location
-                return _keep_ours(pair)._replace(settled=True, beside=kept)
+            return _settled(_take_theirs(pair), choice)
+        if choice is Choice.RESOLVED:
+            files = [one for one in (ours.after, theirs.after) if one is not None and one.is_file]
+            entry = Entry(pair.path, files[0].kind if files else Kind.FILE)
+            file = self._choices.resolved[pair.path]
+            return _settled(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
+        if choice is Choice.BOTH:
+            kept = self._beside(_settled(_keep_ours(pair), choice), theirs)
+            if isinstance(kept, Decision):
+                return kept
+            reason = kept
         conflict = PathConflict(pair.path, _kind(ours, theirs), ours.after, theirs.after, reason)
         return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
+
+
+def _settled(decision: Decision, choice: Choice) -> Decision:
+    return decision._replace(settled=Settled(decision.path, choice))
 
 
 def _kind(ours: Change, theirs: Change) -> ConflictKind:

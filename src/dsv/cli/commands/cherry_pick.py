@@ -18,11 +18,13 @@ from dsv.cli.merging import (
     Into,
     Message,
     Ours,
+    Resolved,
     TableKey,
     Theirs,
     choices,
     dataset_paths,
     into_name,
+    resolved_files,
     source_target,
 )
 from dsv.cli.picking import RESULT, Mainline, pick
@@ -52,6 +54,7 @@ def cherry_pick(
     ours: Ours = None,
     theirs: Theirs = None,
     both: Both = None,
+    resolved: Resolved = None,
     table_key: TableKey = None,
     message: Message = None,
     dry_run: DryRun = False,
@@ -66,7 +69,10 @@ def cherry_pick(
     """
     request = PickRequest(
         source_target(call, source), PathSet.of(dataset_paths(paths)), into_name(into), mainline,
-        choices(dataset_paths(ours), dataset_paths(theirs), dataset_paths(both)), message, table_key, dry_run,
+        choices(
+            dataset_paths(ours), dataset_paths(theirs), dataset_paths(both), resolved_files(resolved, dataset_paths)
+        ),
+        message, table_key, dry_run,
     )  # fmt: skip
     context = call.context(writes=True, author=author, override=override(force, message))
     return pick(call, apply_commit, request, context, verb="applied")

@@ -20,6 +20,7 @@ from dsv.cli.merging import (
     Into,
     Message,
     Ours,
+    Resolved,
     TableKey,
     Theirs,
     choices,
@@ -27,9 +28,11 @@ from dsv.cli.merging import (
     counts_text,
     dataset_paths,
     into_name,
+    resolved_files,
     source_target,
     tell_conflicts,
     tell_here,
+    tell_settled,
     warn_without_effect,
     without_effect_json,
 )
@@ -45,6 +48,7 @@ from dsv.merge.paths import MergeConflict
         ("dsv merge relabel --dry-run", "what would change, and what conflicts"),
         ("dsv merge relabel --theirs labels/ --both notes.txt", "settle conflicts by path"),
         ("dsv merge relabel --theirs .", "settle all of them"),
+        ("dsv merge relabel --resolved labels.csv=/tmp/l.csv", "with a file that you put together yourself"),
         ("dsv merge relabel --table-key image_id", "merge CSV and Parquet files row by row"),
     ],
     result={
@@ -66,6 +70,7 @@ def merge(
     ours: Ours = None,
     theirs: Theirs = None,
     both: Both = None,
+    resolved: Resolved = None,
     table_key: TableKey = None,
     message: Message = None,
     no_ff: Annotated[
@@ -81,10 +86,16 @@ def merge(
     BRANCH is a branch, tag or commit: DATASET@REV, or in a workspace just REV. Only what differs is read, and no files
     are needed here; a workspace that follows the branch is updated. A path that one side changed is taken from that
     side; a text below 1 MiB that both changed is merged line by line. What can't be merged is a conflict: exit code 4,
-    the list, and nothing is written. --ours, --theirs and --both settle conflicts; each takes a path of the dataset
-    and may be repeated.
+    the list, and nothing is written. --ours, --theirs and --both settle conflicts, and what can be merged is merged all
+    the same; --resolved takes a file that you have put together yourself. Each takes a path of the dataset and may be
+    repeated.
     """
-    chosen = choices(dataset_paths(ours), dataset_paths(theirs), dataset_paths(both))
+    chosen = choices(
+        dataset_paths(ours),
+        dataset_paths(theirs),
+        dataset_paths(both),
+        resolved_files(resolved, dataset_paths),
+    )
     request = MergeRequest(
         source_target(call, source), into_name(into), chosen, message, not no_ff, table_key, dry_run
     )
@@ -99,6 +110,7 @@ def merge(
         tell_here(call, done.here)
         return None
     _tell(call, done, source)
+    tell_settled(call, done.counts.settled)
     tell_here(call, done.here)
     return None
 

@@ -12,9 +12,13 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.merging import (
     CONFLICT_KEYS,
+    Resolved,
     TableKey,
     choices,
+    resolved_files,
+    settled_json,
     tell_conflicts,
+    tell_settled,
     warn_without_effect,
     without_effect_json,
 )
@@ -41,6 +45,12 @@ from dsv.merge.paths import MergeConflict
         "removed": "how many went",
         **CACHED_KEYS,
         "any_change": "false if the workspace was up to date",
+        "merged.path": "a file that was put together from what is here and what the branch has",
+        "merged.choice": "ours, theirs, both or resolved; null if nothing had to be settled",
+        "merged.from_theirs": "rows or lines taken from the branch; at most ten are named",
+        "merged.settled": "rows or lines that both changed, likewise",
+        "merged.from_theirs_count": "how many these are",
+        "merged.settled_count": "how many were settled; null for a resolved file",
         **CONFLICT_KEYS,
     },
 )
@@ -60,13 +70,15 @@ def pull(
             "--both", metavar="PATH", help="Keep what is here, and theirs beside it as NAME.theirs.EXT."
         ),
     ] = None,
+    resolved: Resolved = None,
     table_key: TableKey = None,
 ) -> int | None:
     """Update the workspace to its branch.
 
     Local changes stay, and the next sync publishes them on top. A text below 1 MiB that both sides changed is merged
     line by line; a change of mode goes together with one of content. If both changed a path in another way, it ends
-    with exit code 4 and the list, and writes nothing; --ours, --theirs and --both settle that by path.
+    with exit code 4 and the list, and writes nothing; --ours, --theirs and --both settle that by path. What can be
+    merged is merged all the same.
     """
     with call.context() as context:
         workspace = context.workspace()
@@ -74,9 +86,12 @@ def pull(
             None if ours is None else workspace_paths(workspace, ours),
             None if theirs is None else workspace_paths(workspace, theirs),
             None if both is None else workspace_paths(workspace, both),
+            resolved_files(resolved, lambda typed: list(workspace_paths(workspace, typed))),
         )
         try:
-            done = bring(context, PullRequest(chosen.ours, chosen.theirs, table_key, chosen.both))
+            done = bring(
+                context, PullRequest(chosen.ours, chosen.theirs, table_key, chosen.both, chosen.resolved)
+            )
         except MergeConflict as error:
             head = {"dataset": str(workspace.dataset), "branch": str(workspace.branch), "commit": None}
             return tell_conflicts(call, error, head)
@@ -99,6 +114,7 @@ def _tell(call: Call, done: Pulled) -> None:
                 "cached_files": done.cached_files,
                 "cached_bytes": done.cached_bytes,
                 "any_change": done.any_change,
+                "merged": [settled_json(one) for one in done.merged],
                 "conflicts": [],
                 "without_effect": without_effect_json(done.without_effect),
             }
@@ -113,3 +129,4 @@ def _tell(call: Call, done: Pulled) -> None:
         counts = path_counts(done.created, done.replaced, done.removed)
         counts += from_caches(done.cached_files, done.cached_bytes)
         call.line(f"pulled {where} ({str(done.commit)[:12]}): {counts}")
+        tell_settled(call, done.merged)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from dsv.merge.paths import ConflictKind, PathConflict
+from dsv.merge.paths import ConflictKind, PathConflict, Settled
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
 from dsv.worktree.checkout.disk import Disk
-from dsv.worktree.checkout.settle import UNSETTLED, OverwritePolicy, Settlement, settle
+from dsv.worktree.checkout.settle import UNSETTLED, OverwritePolicy, Settlement, merge_file, settle
 from dsv.worktree.checkout.step import Act, Step
 
 
@@ -19,7 +19,8 @@ class Plan(msgspec.Struct):
     """The sum of the steps, and every conflict, with what it is in words.
 
     fetched: bytes of contents to fetch. absent: changes to nothing. settled: paths of conflicts for which the user
-    chose a side. here: files that are new to the base, and are here with the same content already.
+    chose a side. here: files that are new to the base, and are here with the same content already. merged: what is put
+    together from both sides.
     """
 
     created: int = 0
@@ -31,6 +32,7 @@ class Plan(msgspec.Struct):
     conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
     settled: list[bytes] = msgspec.field(default_factory=list)
     here: list[Change] = msgspec.field(default_factory=list)
+    merged: list[Settled] = msgspec.field(default_factory=list)
 
     @property
     def writes(self) -> bool:
@@ -41,6 +43,8 @@ class Plan(msgspec.Struct):
         self.absent += step.change.after is None
         if step.settled is not None:
             self.settled.append(step.settled)
+        if step.merged is not None:
+            self.merged.append(step.merged)
         if step.beside is not None:
             self.created += 1
             self.fetched += step.beside[0].size
@@ -140,7 +144,14 @@ def decide(
             conflict = PathConflict(at, ConflictKind.IN_THE_WAY, disk.entry(at), after)
             return _conflict(change, conflict, f"{reason}, and is in the way of {_name(path)}")
     step = _apply(change, now, disk, may_overwrite)
-    return settle(step, now, disk, settlement) if step.act is Act.CONFLICT else step
+    if step.act is Act.CONFLICT:
+        return settle(step, now, disk, settlement)
+    if (
+        step.settled == path and now is not None and settlement.merge is not None
+    ):  # theirs, where both changed it
+        merged = merge_file(_both_changed(change, now), now, disk, settlement)
+        return step if merged.act is Act.CONFLICT else merged
+    return step
 
 
 def _apply(change: Change, now: Entry | None, disk: Disk, may_overwrite: OverwritePolicy) -> Step:

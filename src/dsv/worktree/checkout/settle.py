@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from dsv.merge.paths import ConflictKind, beside
+from dsv.merge.paths import Choice, ConflictKind, MergedContent, Settled, beside
 from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
@@ -32,7 +32,7 @@ NEVER: OverwritePolicy = _never
 ALWAYS: OverwritePolicy = _always
 
 
-MergeFile = Callable[[Change, Entry, bytes], bytes | str]
+MergeFile = Callable[[Change, Entry, bytes], MergedContent | str]
 """Merges a local file, of which the entry and the content are given, with what a commit makes of its base: the new
 content, or why there is none.
 """
@@ -41,16 +41,19 @@ content, or why there is none.
 class Settlement(msgspec.Struct, frozen=True):
     """What to do about paths that were changed both here and there, before they are conflicts.
 
-    may_stay: at which paths what is here stays. keep_both: at which what is there is kept beside it. taken: whether the
-    commit has something at or below a path, so that nothing else may be kept there. merge: how contents are merged;
-    None: not at all, and neither are modes. mergeable: the files for which that is tried.
+    may_stay: at which paths what is here stays, if it can't be merged. keep_both: at which what is there is kept beside
+    it then. taken: whether the commit has something at or below a path, so that nothing else may be kept there. merge:
+    how contents are merged; None: not at all, and neither are modes. mergeable: the files for which that is tried.
+    resolved: the content that the user has for a path; None: no such.
     """
 
     may_stay: OverwritePolicy = NEVER
     keep_both: OverwritePolicy = NEVER
+    choice: Callable[[bytes], Choice | None] = lambda path: None
     taken: Callable[[bytes], bool] = NEVER
     merge: MergeFile | None = None
     mergeable: Callable[[Change, Entry], bool] = lambda change, now: True
+    resolved: Callable[[bytes], bytes | None] = lambda path: None
 
 
 UNSETTLED = Settlement()
@@ -62,19 +65,33 @@ def settle(step: Step, now: Entry | None, disk: Disk, settlement: Settlement) ->
     assert conflict is not None
     if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
         return step
-    if settlement.may_stay(change.path) or settlement.may_stay(conflict.path):
-        return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
+    if conflict.path == change.path and (content := settlement.resolved(change.path)) is not None:
+        return _resolve(step, now, disk, content)
     if settlement.merge is not None and now is not None and conflict.path == change.path:
-        step = _merge(step, now, disk, settlement)
+        step = merge_file(step, now, disk, settlement)
     if step.act is not Act.CONFLICT:
         return step
+    if settlement.may_stay(change.path) or settlement.may_stay(conflict.path):
+        return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
     if settlement.keep_both(change.path) or settlement.keep_both(conflict.path):
         return _keep_both(step, disk, settlement)
     return step
 
 
-def _merge(step: Step, now: Entry, disk: Disk, settlement: Settlement) -> Step:
-    """Merges the content and the mode of a file, each apart from the other."""
+def _resolve(step: Step, now: Entry | None, disk: Disk, content: bytes) -> Step:
+    change = step.change
+    if now is None or not now.is_file or change.after is None or not change.after.is_file:
+        return _because(step, "a resolved file is for a file on both sides; write it here, and use --ours")
+    made = Entry(change.path, now.kind, len(content), FileId.hash(content))
+    merged = Settled(change.path, Choice.RESOLVED)
+    return Step(
+        Act.REPLACE, change, disk.row(change.path),
+        made=made, content=content, settled=change.path, merged=merged,
+    )  # fmt: skip
+
+
+def merge_file(step: Step, now: Entry, disk: Disk, settlement: Settlement) -> Step:
+    """Merges the content and the mode of a file, each apart from the other; the step itself if that can't be done."""
     change = step.change
     before, after = change.before, change.after
     if before is None or after is None or not (now.is_file and before.is_file and after.is_file):
@@ -91,12 +108,23 @@ def _merge(step: Step, now: Entry, disk: Disk, settlement: Settlement) -> Step:
     if mine is None or settlement.merge is None:
         return step
     merged = settlement.merge(change, now, mine)
-    if not isinstance(merged, str) and len(merged) > SINGLE_CHUNK_MAX:
+    if not isinstance(merged, str) and len(merged.data) > SINGLE_CHUNK_MAX:
         merged = "merged, it would be too large to be put together here"
     if isinstance(merged, str):
         return _because(step, merged)
-    made = Entry(change.path, kind, len(merged), FileId.hash(merged))
-    return Step(Act.REPLACE, change, row, made=made, content=merged)
+    made = Entry(change.path, kind, len(merged.data), FileId.hash(merged.data))
+    done = Step(
+        Act.REPLACE, change, row, made=made, content=merged.data, merged=Settled(change.path, None, merged)
+    )
+    if not merged.settled.count:
+        return done
+    if settlement.keep_both(change.path):
+        kept = _keep_both(step, disk, settlement)
+        if kept.act is Act.CONFLICT:
+            return kept
+        done = replace(done, beside=kept.beside)
+    choice = settlement.choice(change.path)
+    return replace(done, settled=change.path, merged=Settled(change.path, choice, merged))
 
 
 def _keep_both(step: Step, disk: Disk, settlement: Settlement) -> Step:

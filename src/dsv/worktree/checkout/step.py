@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from dsv.merge.paths import PathConflict
+from dsv.merge.paths import PathConflict, Settled
 from dsv.model.diff import Change, Located
 from dsv.model.entry import Entry
 
@@ -31,7 +31,7 @@ class Step(msgspec.Struct, frozen=True):
     in conflict, and why in words. forced: whatever is in the way is removed. settled: the path of a conflict for which
     the user chose a side. made: what is written if that is not what the commit has there, so that it is a local change;
     content: its bytes if the commit does not have them either. beside: what the commit has there, which is written
-    under another name, as a local change too.
+    under another name, as a local change too. merged: what was put together from both sides, for the report.
     """
 
     act: Act
@@ -44,6 +44,7 @@ class Step(msgspec.Struct, frozen=True):
     made: Entry | None = None
     content: bytes | None = None
     beside: Located | None = None
+    merged: Settled | None = None
 
     @property
     def entry(self) -> Entry | None:

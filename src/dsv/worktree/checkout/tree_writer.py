@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from dsv.fs.descent import Descent, split
+from dsv.merge.paths import Settled
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
@@ -38,7 +39,8 @@ class Made(msgspec.Struct):
     """What was done.
 
     left: paths that changed while dsv was at work, and were left as they are. settled: paths of conflicts for which the
-    user chose a side. copied, copied_bytes: files that came from copies on this machine, and not from the store.
+    user chose a side. merged: what was put together from both sides. copied, copied_bytes: files that came from copies
+    on this machine, and not from the store.
     """
 
     created: int = 0
@@ -48,6 +50,7 @@ class Made(msgspec.Struct):
     copied: int = 0
     copied_bytes: int = 0
     settled: list[bytes] = msgspec.field(default_factory=list)
+    merged: list[Settled] = msgspec.field(default_factory=list)
 
 
 class TreeWriter:
@@ -88,7 +91,7 @@ class TreeWriter:
             disk = Disk(self._scan, descent)
             plan = make_plan(self._changes(), disk, self._may_overwrite, self._settlement)
         self._removes = plan.absent > 0
-        self._made.settled = plan.settled
+        self._made.settled, self._made.merged = plan.settled, plan.merged
         return plan
 
     def check_copies(self, copy_of: Callable[[Entry], object]) -> None:
@@ -141,7 +144,10 @@ class TreeWriter:
         """
         for change in self._changes():
             if (change.after is None) == removing:
-                yield decide(change, self._disk, self._may_overwrite, self._settlement)
+                step = decide(change, self._disk, self._may_overwrite, self._settlement)
+                yield step
+                if step.beside is not None:
+                    yield _of_beside(*step.beside)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
@@ -183,9 +189,7 @@ class TreeWriter:
                 self._disk.names.clear()
             if step.act is Act.STAY:
                 self._stay(step.change)
-                if step.beside is None:
-                    continue
-                step = _of_beside(*step.beside)
+                continue
             entry = step.entry
             assert entry is not None
             if step.act is Act.KEEP:

@@ -388,6 +388,6 @@ def test_a_tag_that_goes_no_longer_keeps_a_branch(world: World) -> None:
     tag(world.context, TagName.parse("keep"), world.at(3))
     delete_branch(world.context, path("x"))
     restore_branch(world.context, path("x"))
-    delete_tag(world.context, DATASET, TagName.parse("keep"))
+    delete_tag(world.context, DATASET, TagName.parse("keep"), force=True)
     with pytest.raises(Conflict, match="has 3 commits that no other branch and no tag has"):
         delete_branch(world.context, path("x"))

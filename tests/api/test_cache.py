@@ -14,6 +14,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable, UsageError
 from dsv.model.ids import CommitId
 from dsv.model.names import DatasetName, TagName, Target
+from dsv.model.progress import NoProgress
 from dsv.model.run import RunId
 from tests.api.people import SCANS, Person, read_folder
 
@@ -164,11 +165,21 @@ def test_the_store_may_be_away(ann: Person, folder: Path, tmp_path: Path) -> Non
     assert one(ann, folder, "@v1").hit, "a workspace knows its store's id"
 
 
-def test_a_deleted_tag_still_names_what_it_named(ann: Person, folder: Path) -> None:
+def test_a_deleted_tag_is_refused_unless_the_store_is_away(
+    ann: Person, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tag(ann.context(), TagName.parse("v1"), Target.parse("scans"))
     commit = one(ann, folder, "scans@v1").commit
-    delete_tag(ann.context(), SCANS, TagName.parse("v1"))
+    with pytest.raises(Conflict, match="nothing brings a deleted tag back"):
+        delete_tag(ann.context(), SCANS, TagName.parse("v1"))
+    assert delete_tag(ann.context(), SCANS, TagName.parse("v1"), force=True).commit == commit
+    with pytest.raises(NotFound, match="tag v1 of scans was deleted"):
+        one(ann, folder, "scans@v1")
+    (tmp_path / "store").rename(tmp_path / "away")
+    noted: list[str] = []
+    monkeypatch.setattr(NoProgress, "note", lambda self, text: noted.append(text))
     assert one(ann, folder, "scans@v1").commit == commit
+    assert [text for text in noted if "the store can't say if it was deleted since" in text]
 
 
 def test_another_stores_dataset_of_the_same_name_is_refused(

@@ -177,7 +177,7 @@ EFFECTS = {
     "ls": ["-l", "--jsonl", "--json", ":train", "@v1"],
     "resolve": ["--json", "@v1"],
     "datasets": ["--json", "--store other"],
-    "tag": ["--list pets --json", "--json", "v2", "v3 @v1", "--delete v1"],
+    "tag": ["--list pets --json", "--json", "v2", "v3 @v1", "--delete v1 --force"],
     "status": ["--json", "-q", "train", "--exit-code"],
     "config": ["store", "--json", "--store s3://b", "--cache /c", "--unset store", "author Ann"],
     "cache @v1": ["--json", "-q", "--hold 1d", "--cache other", "--progress json", "@main", ":train"],

@@ -149,7 +149,7 @@ def test_commits_that_a_tag_or_another_branch_keeps_need_no_force(relabel: Dsv) 
     above.ok("tag", "keep", "pets@relabel")
     above.ok("branch", "--delete", "pets@relabel")
     above.ok("branch", "pets@one", "pets@keep")
-    above.ok("tag", "--delete", "keep", "pets")
+    above.ok("tag", "--delete", "keep", "pets", "--force")
     above.ok("branch", "pets@two", "pets@one")
     above.ok("branch", "--delete", "pets@two")
     assert above("branch", "--delete", "pets@one").code == 4

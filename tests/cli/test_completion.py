@@ -112,7 +112,7 @@ def test_a_name_that_has_gone_is_offered_no_more(pets: Dsv, tmp_path: Path) -> N
     away = pets.at(tmp_path, DSV_STORE="s3://nowhere/dsv", DSV_CACHE=str(tmp_path / "none"))
     pets.ok("log")
     assert "pets@v2" in offered(away, "ls", "pets@")
-    pets.ok("tag", "--delete", "v2")
+    pets.ok("tag", "--delete", "v2", "--force")
     pets.ok("log")
     assert "pets@v2" not in offered(away, "ls", "pets@")
 
@@ -128,7 +128,7 @@ def test_deleted_branches_and_tags_of_a_folder_are_offered_no_more(pets: Dsv) ->
         other.ok("branch", "--delete", branch)
     other.ok("branch", "--move", "renamed", "now")
     other.ok("branch", "--restore", "back")
-    other.ok("tag", "--delete", "v1")
+    other.ok("tag", "--delete", "v1", "--force")
     other.ok("branch", "--protect", "back")  # the rule is a file beside the moves
     assert offered(pets, "branch", "--delete", "") == ["back", "main", "now"]
     assert offered(pets, "tag", "--delete", "") == ["v2"]
@@ -145,7 +145,7 @@ def test_a_branch_of_a_bucket_is_offered_from_its_making_to_its_end(pets: Dsv, t
     assert "pets@tried" not in offered(away, "ls", "pets@")
     pets.ok("branch", "--restore", "tried")
     assert "pets@tried" in offered(away, "ls", "pets@")
-    pets.ok("tag", "--delete", "v1")
+    pets.ok("tag", "--delete", "v1", "--force")
     assert "pets@v1" not in offered(away, "ls", "pets@")
 
 

@@ -229,7 +229,13 @@ def test_tags(pets: Dsv) -> None:
     (pets.cwd / "a.txt").write_bytes(b"beta\n")
     pets.ok("sync")
     assert pets("tag", "v1").code == 4
-    assert pets.ok("tag", "--delete", "v2").out == "tag v2 is deleted\n"
+    refused = pets("tag", "--delete", "v2")
+    assert refused.code == 4 and "--force" in refused.err
+    commit = pets.ok("resolve", "pets@v2").out.strip()
+    done = pets.ok("tag", "--delete", "v2", "--force")
+    assert done.out == f"tag v2 is deleted; it was pets@{commit[:12]}\n"
+    assert f"dsv tag NEW-NAME pets@{commit}" in done.err
+    assert pets.ok("tag", "again", f"pets@{commit}").out == f"pets@again is {commit}\n"
     assert pets("tag", "v2").code == 4
     assert pets("tag", "--delete", "v2", "nowhere").code == 3
 

@@ -98,7 +98,7 @@ def test_a_workspace_of_another_store_says_how_to_unbind_it(pets: Dsv) -> None:
 
 def test_a_deleted_tag_is_said_to_be_deleted_at_whichever_commit(pets: Dsv) -> None:
     pets.ok("tag", "v1.0")
-    pets.ok("tag", "--delete", "v1.0")
+    pets.ok("tag", "--delete", "v1.0", "--force")
     same = pets("tag", "v1.0")
     write_files(pets.cwd, {"new.txt": b"new\n"})
     pets.ok("sync")

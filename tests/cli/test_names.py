@@ -68,7 +68,7 @@ def test_a_branch_that_is_none_is_told_with_the_command_that_helps(pets: Dsv) ->
 
 
 def test_a_tag_that_was_deleted_is_told_of(pets: Dsv) -> None:
-    pets.ok("tag", "--delete", "v1")
+    pets.ok("tag", "--delete", "v1", "--force")
     for arguments in (["ls", "@v1"], ["switch", "v1"], ["branch", "--delete", "v1"], ["merge", "v1"]):
         refused(pets(*arguments), 3, "tag v1 of pets was deleted (")
 

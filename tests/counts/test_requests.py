@@ -92,8 +92,8 @@ WORKS = {
     "clone of a cached commit": Most(5, 2, 0, SMALL),
     # What the branch names.
     "cache hit by branch": Most(5, 2, 0, SMALL),
-    # A tag means what it meant: the store is not asked.
-    "cache hit by tag": Most(0, 0, 0, 0),
+    # A tag means what it meant, unless it was deleted: format 2, the tag's end.
+    "cache hit by tag": Most(3, 2, 0, SMALL),
 }
 
 HISTORY = {

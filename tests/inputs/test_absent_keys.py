@@ -40,7 +40,7 @@ WRITING: tuple[Sequence[str], ...] = (
     ["sync", "--new-branch", "fresh"],
     ["pull"],
     ["tag", "v2"],
-    ["tag", "--delete", "v1"],
+    ["tag", "--delete", "v1", "--force"],
     ["branch", "fresh"],
     ["branch", "--delete", "side", "--force"],
     ["branch", "main", "@v1", "--reset"],

@@ -19,7 +19,7 @@ from tests.inputs.scene import CACHE, CLONE, FILES, RUN, WHOLE, Scene, nothing_p
 
 Keys = Mapping[str, bytes]
 READS = (["ls", "set"], ["cat", "set:a.bin"], ["log", "set"], ["datasets"], ["resolve", "set"])
-WRITES = (["sync"], ["tag", "v2"], ["tag", "--delete", "v1"], ["sync", "--new-branch", "other"])
+WRITES = (["sync"], ["tag", "v2"], ["tag", "--delete", "v1", "--force"], ["sync", "--new-branch", "other"])
 
 
 def with_features(synced: Keys, *features: Feature) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from dsv.cache.known_refs import KnownRefs
 from dsv.cache.layout import Place, folder_name
 from dsv.cache.root import CacheRoot
 from dsv.cache.tag_links import show_tag
-from dsv.errors import NotFound, Unreachable, UsageError
+from dsv.errors import Denied, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL
 from dsv.model.ids import CommitId, StoreId
 from dsv.model.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
@@ -72,7 +72,7 @@ class Targets:
 
     def find(self, target: Target) -> Found:
         """For `cache` and `run`: the store is asked unless the answer can't have changed and the commit is
-        there.
+        there. Of a tag that the cache knows it is asked only if that was deleted; if it can't be asked, the tag counts.
 
         Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
         """
@@ -85,6 +85,8 @@ class Targets:
         try:
             known = self._known(target, selection)
             if known is not None and (self._offline or self._is_there(known)):
+                if known.tag is not None and not self._offline:
+                    self._check_tag(known.dataset, known.tag)
                 return known
             if self._offline:
                 raise Unreachable(  # only the store knows what is not there
@@ -190,6 +192,21 @@ class Targets:
         tag = TagName.parse(rev.text)
         known = KnownRefs(self.root, store).tag(dataset, tag)
         return None if known is None else (tag, known.commit)
+
+    def _check_tag(self, dataset: DatasetName, tag: TagName) -> None:
+        """Raises `NotFound` if the store says that the tag was deleted. If the store can't be asked, a line says that
+        the tag is taken for what it was."""
+        try:
+            refs = self._open().refs
+            stands = refs.tag_stands(dataset, tag)
+        except (Unreachable, Denied, NotFound) as error:
+            self._context.progress.note(
+                f"{dataset}@{tag} is taken for what this cache knows: the store can't say if it was deleted since "
+                f"({error.message})"
+            )
+            return
+        if not stands:
+            raise refs.no_name(dataset, tag)
 
     def _known_commit(
         self, dataset: DatasetName, rev: Rev, store: StoreId, *, branches: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsv.api.context import Context
+from dsv.errors import Conflict
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import DatasetName, TagName, Target
 from dsv.model.records import TagDeleted, TagValue
@@ -48,14 +49,32 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
         return _item(resolved.dataset, name, made)
 
 
-def delete_tag(context: Context, dataset: DatasetName | None, name: TagName, message: str = "") -> None:
-    """Deletes a tag for good: its name never comes back with another meaning."""
+def delete_tag(
+    context: Context, dataset: DatasetName | None, name: TagName, message: str = "", *, force: bool = False
+) -> TagItem:
+    """Deletes a tag for good: its name is never used again, not even for the same commit. Gives what it was.
+
+    Raises `NotFound`, and `Conflict` unless `force`, as nothing undoes this.
+    """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
+        where = dataset or context.workspace().dataset
+        value = repository.refs.tag(where, name)
+        if value is None:
+            repository.refs.require(where)
+            raise repository.refs.no_name(where, name, "tag")
+        if not force:
+            raise Conflict(
+                f"nothing brings a deleted tag back, and its name is never used again; tag {name} of {where} names "
+                f"{str(value.commit)[:12]}",
+                subject=name,
+                hint=f"dsv tag --delete {name} {where} --force deletes it",
+            )
         record = TagDeleted(
             nonce=Nonce.random(), time_ms=context.clock(), author=context.writer.author, message=message
         )
-        repository.refs.delete_tag(dataset or context.workspace().dataset, name, record)
+        repository.refs.delete_tag(where, name, record)
+        return _item(where, name, value)
 
 
 def _item(dataset: DatasetName, name: TagName, value: TagValue) -> TagItem:

@@ -71,6 +71,10 @@ class Tags:
             return None
         return None if deleted else value
 
+    def tag_stands(self, dataset: DatasetName, tag: TagName) -> bool:
+        """False for a tag that was deleted."""
+        return not self._tombstone(dataset, tag)
+
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
         """Creates the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
         if self.named:
@@ -167,7 +171,7 @@ class Tags:
             return NotFound(
                 f"{name} is a tag of {dataset}, not a branch",
                 subject=name,
-                hint=f"dsv branch NAME {dataset}@{name} makes a branch there; dsv tag --delete {name} deletes the tag",
+                hint=f"dsv branch NAME {dataset}@{name} makes a branch there",
             )
         gone = self._deletion(dataset, tag)
         if gone is not None:

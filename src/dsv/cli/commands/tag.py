@@ -15,7 +15,17 @@ from dsv.cli.targets import commit_target, one_of
 from dsv.errors import UsageError
 from dsv.model.names import DatasetName, TagName
 
-_DELETE = "dsv tag --delete NAME [DATASET]"
+_DELETE = "dsv tag --delete NAME [DATASET] --force"
+
+Delete = Annotated[
+    str | None,
+    typer.Option(
+        "--delete",
+        metavar="NAME",
+        help="Delete this tag, of the dataset named after it or else of the workspace's; with --force.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="With --delete: nothing brings a deleted tag back.")]
 
 
 @command(
@@ -26,7 +36,7 @@ _DELETE = "dsv tag --delete NAME [DATASET]"
         ("dsv tag v1 chest-xray@3f2a9c01 -m 'as published'", "any commit, without a workspace"),
         ("dsv tag", "list the tags of this workspace's dataset"),
         ("dsv tag --list chest-xray", "or of another one"),
-        ("dsv tag --delete v1", "the name is gone for good: it never comes back with another meaning"),
+        ("dsv tag --delete v1 --force", "the name is gone for good: it is never used again"),
     ],
     result={
         "items.dataset": "the dataset",
@@ -47,14 +57,8 @@ def tag(
     listing: Annotated[
         str | None, typer.Option("--list", metavar="DATASET", help="List the tags of this dataset.")
     ] = None,
-    delete: Annotated[
-        str | None,
-        typer.Option(
-            "--delete",
-            metavar="NAME",
-            help="Delete this tag, of the dataset named after it or else of the workspace's.",
-        ),
-    ] = None,
+    delete: Delete = None,
+    force: Force = False,
     author: Annotated[
         str | None,
         typer.Option(
@@ -72,8 +76,10 @@ def tag(
             raise UsageError(
                 f"--delete takes one tag and one dataset, not {target} too", subject=target, hint=_DELETE
             )
-        _delete(call, delete, name, message, author)
+        _delete(call, delete, name, message, author, force)
         return
+    if force:
+        raise UsageError("--force is for --delete", hint=_DELETE)
     if name is None or listing is not None:
         if name is not None:
             raise UsageError("--list takes no tag", hint=f"dsv tag --list {listing}")
@@ -97,14 +103,17 @@ def tag(
         call.line(f"{made.dataset}@{made.tag} is {made.commit}")
 
 
-def _delete(call: Call, delete: str, dataset: str | None, message: str, author: str | None) -> None:
+def _delete(
+    call: Call, delete: str, dataset: str | None, message: str, author: str | None, force: bool
+) -> None:
     where = None if dataset is None else DatasetName.parse(dataset)
     with call.context(writes=True, author=author) as context:
-        api.delete_tag(context, where, TagName.parse(delete), message)
+        gone = api.delete_tag(context, where, TagName.parse(delete), message, force=force)
     if call.json:
         call.items([])
     else:
-        call.line(f"tag {delete} is deleted")
+        call.line(f"tag {delete} is deleted; it was {gone.dataset}@{str(gone.commit)[:12]}")
+        call.say(f"dsv tag NEW-NAME {gone.dataset}@{gone.commit} names that commit again")
 
 
 def _list(call: Call, dataset: str | None) -> None:

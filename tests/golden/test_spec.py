@@ -1,4 +1,4 @@
-"""docs/format.md against the golden files and the code: its tables are parsed, and used to take bytes apart."""
+"""The pages about the format against the golden files and the code: their tables are used to take bytes apart."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from blake3 import blake3
 
+from dsv import reader
 from dsv.model import (
     branch_rule,
     chunking,
@@ -36,11 +37,14 @@ from dsv.model import (
     wire,
 )
 from dsv.model import location as place
+from dsv.model.entry import Entry, Kind
+from dsv.model.ids import CommitId, FileId, Nonce, SegmentId, StoreId
 from dsv.model.location import ObjectKind
 from dsv.model.segment import Segment
 from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NODES
 
-DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("format.md", "format-writing.md")]
+DOC = "\n".join(page.read_text() for page in PAGES)
 Row = tuple[str, str]
 
 
@@ -358,7 +362,7 @@ LIMITS = {
 
 
 def test_limits() -> None:
-    section = DOC.split("## 15. Limits")[1].split("\n## ")[0]
+    section = DOC.split("## 13. Limits")[1].split("\n## ")[0]
     written = {
         name: int(value) for name, value in re.findall(r"^\| (.+?) \| (\d+) \|$", section, re.MULTILINE)
     }
@@ -374,3 +378,39 @@ def test_contexts_kinds_and_codecs() -> None:
         codec.Codec(int(number)).value for number in re.findall(r"^\| (\d) \| (?:stored|one zstd)", DOC, re.M)
     ] == [0, 1]
     assert blake3().hexdigest() in DOC
+
+
+def example(title: str) -> bytes:
+    """The bytes under a heading, which are written in hex and indented."""
+    section = DOC.split(f"### Example: {title}\n")[1].split("\n#")[0]
+    return bytes.fromhex("".join(re.findall(r"^ {4}([0-9a-f ]+)$", section, re.MULTILINE)))
+
+
+def test_examples() -> None:
+    dataset, branch = names.DatasetName.parse("team/scans"), names.BranchName.parse("main")
+    move = records.RefEntry(
+        CommitId(b"\x11" * 32),
+        False,
+        Nonce(b"\x22" * 16),
+        1_795_000_000_000,
+        "Ann",
+        "sync",
+        dataset,
+        branch,
+        0,
+    )
+    assert example("record") == move.encode()
+    assert f"`{keys.branch_key(dataset, branch, 0)}`" in DOC
+    entries = [
+        Entry(b"a.txt", Kind.FILE, 6, FileId.hash(b"hello\n")),
+        Entry(b"empty", Kind.EMPTY_DIRECTORY),
+        Entry(b"link", Kind.SYMLINK, target=b"a.txt"),
+        Entry(b"run.sh", Kind.EXECUTABLE, 0, FileId.hash(b"")),
+    ]
+    segment = Segment.of(entries).encode()
+    assert example("segment") == segment
+    assert reader.decode_segment(example("segment"))[0].path == b"a.txt"
+    assert f"`{SegmentId.hash(segment).hex()}`" in DOC
+    store = StoreId(bytes(example("tombstone")[:16]))
+    assert example("tombstone") == store + str(dataset).encode()
+    assert f"`{store.hex()}`" in DOC and f"`{keys.erased_key(erasure.erased_id(store, dataset))}`" in DOC

@@ -23,7 +23,7 @@ class Left(Exception):
 
 
 def leaves(path: bytes, links: Links) -> bool:
-    """As section 5 says it, by recursion."""
+    """As its section on paths says it, by recursion."""
     followed = 0
     circle = False
 

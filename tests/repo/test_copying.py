@@ -1,4 +1,4 @@
-"""A store that is copied while others write to it: docs/format.md, "Copying a store"."""
+"""A store that is copied while others write to it: docs/format-writing.md, "Copying a store"."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from tests.repo.worlds import DATASET, commit, create, read
 
-DOC = (Path(__file__).parents[2] / "docs/format.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs/format-writing.md").read_text()
 
 
 def written_order() -> list[str]:
     """The prefixes in the order of the document."""
-    section = DOC.split("## 18. Copying a store")[1]
+    section = DOC.split("## 10. Copying a store")[1]
     steps = re.findall(r"^[0-9]\. (.*)$", section, re.MULTILINE)
     return [prefix for step in steps for prefix in re.findall("`([^`]+)`", step)]
 
@@ -107,7 +107,7 @@ def test_what_is_copied_before_the_names_may_lack_what_they_need(early: str) -> 
 
 
 def test_every_prefix_is_copied_or_said_not_to_be() -> None:
-    section = DOC.split("## 18. Copying a store")[1]
+    section = DOC.split("## 10. Copying a store")[1]
     known = {
         keys.README_KEY, keys.FORMAT_PREFIX, keys.PACK_PREFIX, keys.INDEX_PREFIX, keys.COMMIT_PREFIX,
         keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.RUNS_PREFIX,

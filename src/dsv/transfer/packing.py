@@ -17,7 +17,7 @@ from dsv.model.pack import CODECS, PACK_TARGET, PackBuilder, Packed
 from dsv.repo.session import Session
 from dsv.store.base import Buffer
 
-# What a killed sync may have to send again: invariant 4 of docs/format.md.
+# What a killed sync may have to send again.
 IN_FLIGHT = 64 << 20
 _SPARES = 2  # packs' memory kept: what is in flight, while the next one fills
 

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dsv.model.secret_names import is_secret_name
-from dsv.model.secret_shapes import HIDDEN, hide_in_urls
-from dsv.model.secrets import Masker, hide_env_values
+from dsv.model.secrets import HIDDEN, Masker, hide_env_values, hide_in_urls, is_secret_name
 
 S = "s3cr3t-VALUE"
 
@@ -73,7 +71,14 @@ def test_names_of_nothing_secret(name: str) -> None:
         ["curl", f"--user=user:{S}"],
         ["sh", "-c", f"curl -u user:{S} http://host/"],
         ["sh", "-c", f"curl --proxy-user 'user:{S}' http://host/"],
-        ["train", "--wandb-key", "0123456789abcdef" + S],
+        ["train", "--wandb-key", S],
+        ["train", f"--wandb_key={S}"],
+        ["sh", "-c", f"wandb login --wandb-key {S}"],
+        ["train", f"-p{S}"],
+        ["mysqldump", "-u", "ada", f"-p{S}"],
+        ["sh", "-c", f"mysql -uada -p'{S}' x"],
+        ["sh", "-c", f"sshpass -p{S} ssh host"],
+        ["train", "--other-key", "0123456789abcdef" + S],
         ["train", "--wandb_key=0123456789abcdef" + S],
         ["train", f"http://user:{S}@host/path"],
         ["train", f"s3://AKIAX:{S}@bucket/prefix"],
@@ -117,7 +122,22 @@ def test_secrets_in_commands_are_hidden(argv: list[str]) -> None:
             "pixel_values",
             "--label_key=labels_of_the_second_reader",
         ],
-        ["docker", "run", "-u", "1000:1000", "--user", "0:0"],
+        [
+            "docker",
+            "run",
+            "-u",
+            "1000:1000",
+            "--user",
+            "0:0",
+            "-p8080:80",
+            "-p8080:80/tcp",
+            "-p127.0.0.1:80:80",
+        ],
+        [
+            "sh",
+            "-c",
+            "mkdir -pv /x && cp -pr a b && find . -print0 -path x && make -p4 -plr=0.01 -p./Some/Path1",
+        ],
         [
             "train",
             "http://host:8080/path?page=2&key=image",
@@ -281,6 +301,12 @@ def test_what_can_be_nothing_else_is_hidden_in_any_text(text: str) -> None:
     assert "0123456789ab" not in shown and "abcdefghij" not in shown
     assert shown.startswith("before ") and shown.endswith(" after") and HIDDEN in shown
     assert Masker().data(f"before {text} after".encode()) == shown.encode()
+
+
+def test_a_short_password_of_a_program_that_takes_one_is_hidden_everywhere() -> None:
+    masker = Masker.of({}, {}, ["mysql", "-psesame", "--wandb-key", "swordfish"])
+    assert masker.argv(["mysql", "-psesame", "x"]) == ("mysql", "-p***", "x")
+    assert masker.text("sesame sesames swordfishes") == "*** sesames ***es"
 
 
 def test_a_value_hidden_in_the_command_is_hidden_everywhere() -> None:

@@ -20,13 +20,13 @@ from dsv.engines.slurm.program import NAME as SLURM
 from dsv.errors import NotFound
 from dsv.model.node_order import NodeOrder
 from dsv.model.run import RECORD, RunId, RunRecord, RunState
+from dsv.model.secrets import KnownSecrets
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.repo.runs import RunStore
 from dsv.runs.completing import completed, finish, forget_job, with_what_it_left
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob
-from dsv.runs.known_secrets import KnownSecrets
 from dsv.runs.node import NodeSeat
 
 _ALIVE: Final = 5.0

@@ -14,11 +14,11 @@ from dsv.model.node_order import NodeOrder
 from dsv.model.run import RECORD, RunOutput, RunRecord, joint_usage, start_name, start_number
 from dsv.model.run_end import EndCause, RunPart
 from dsv.model.run_parts import encode_part, node_log_name, part_name
+from dsv.model.secrets import KnownSecrets
 from dsv.repo.repository import Repository
 from dsv.repo.runs import RunStore, StoredRun
 from dsv.runs.completing import kept_log, put_together, with_metrics
 from dsv.runs.engines import Engines
-from dsv.runs.known_secrets import KnownSecrets
 from dsv.runs.node import NodeSeat
 from dsv.runs.place import read_metrics
 

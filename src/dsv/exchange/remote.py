@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.model.secret_shapes import hide_in_urls
+from dsv.model.secrets import hide_in_urls
 from dsv.store.options import StoreOptions
 
 BY_SSH = ("sftp", "ssh")

@@ -11,7 +11,7 @@ from dsv.errors import UsageError
 from dsv.model.json_values import Json
 from dsv.model.names import Rev, Target
 from dsv.model.run import CodeState, RunData, RunRecord
-from dsv.model.secret_shapes import HIDDEN
+from dsv.model.secrets import HIDDEN
 from dsv.runs.engines import ENGINES
 from dsv.runs.place import RunPlace, code_state
 from dsv.runs.spec import JobSpec, restored

@@ -23,14 +23,13 @@ from dsv.model.names import DatasetName
 from dsv.model.node_order import NodeOrder
 from dsv.model.run import LOG, RECORD, LogInfo, RunId, RunOutput, RunRecord, RunState
 from dsv.model.run_end import EndCause, RunPart, deciding_part, ended_at, may_try_again, on_one_clock
-from dsv.model.secrets import Masker
+from dsv.model.secrets import KnownSecrets, Masker
 from dsv.model.units import rfc3339
 from dsv.repo.repository import now_ms
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore, StoredRun
 from dsv.runs.engines import Engines
 from dsv.runs.jobs import FoundJob, find_job
-from dsv.runs.known_secrets import KnownSecrets
 from dsv.runs.marks import Marks
 from dsv.runs.place import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.runs.records import encode_within_bounds

@@ -16,7 +16,7 @@ from dsv.cli.table import Column
 from dsv.errors import NotFound, UsageError
 from dsv.fs.files import replace_file
 from dsv.model.pool import HERE
-from dsv.model.secret_shapes import hide_in_urls
+from dsv.model.secrets import hide_in_urls
 
 NAMES = "names"
 """Shown like a setting, and set as that of a store."""

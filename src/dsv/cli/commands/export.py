@@ -14,7 +14,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.secret_shapes import hide_in_urls
+from dsv.model.secrets import hide_in_urls
 from dsv.model.units import format_bytes, format_count
 
 _OF_URLS = ("known", "written", "written_bytes", "left_out", "stays")

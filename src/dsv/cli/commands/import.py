@@ -15,7 +15,7 @@ from dsv.cli.edits import RESULT, AllowRemovals, Author, DryRun, Message, show_e
 from dsv.cli.forcing import Force, override
 from dsv.errors import UsageError
 from dsv.model.names import Target
-from dsv.model.secret_shapes import hide_in_urls
+from dsv.model.secrets import hide_in_urls
 from dsv.model.units import format_bytes, format_count
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api import export as export_module
+from dsv.exchange import export as export_module
 from tests.cli.runner import Dsv, assert_documented
 
 BIG = os.urandom(5 << 20)
@@ -60,8 +60,65 @@ def test_a_path_is_exported_from_there(mixed: Dsv) -> None:
         out, _ = process.communicate()
     with tarfile.open(fileobj=io.BytesIO(out)) as tar:
         assert tar.getnames() == ["1.png", "2.png", "big", "l"]
-    mixed.ok("export", "pets:a.txt", "one")
-    assert (mixed.cwd / "one/a.txt").read_bytes() == b"beta\n"
+
+
+@pytest.mark.parametrize("at", ["", "file://{}/"], ids=["here", "at a URL"])
+def test_a_file_is_exported_as_that_file(mixed: Dsv, at: str) -> None:
+    """Unless the destination is a folder."""
+    (mixed.cwd / "folder").mkdir()
+    for to, there in (
+        ("one", "one"),
+        ("folder", "folder/a.txt"),
+        ("new/", "new/a.txt"),
+        ("deep/er", "deep/er"),
+    ):
+        done = mixed.ok("export", "pets:a.txt", at.format(mixed.cwd) + to, "--json").json
+        assert done["files"] == 1
+        assert (mixed.cwd / there).read_bytes() == b"beta\n"
+    assert not [one for one in mixed.cwd.rglob(".*") if "out" in one.name]
+    (mixed.cwd / "one").write_bytes(b"others'")
+    assert mixed("export", "pets:a.txt", at.format(mixed.cwd) + "one").code == 4
+    assert (mixed.cwd / "one").read_bytes() == b"others'"
+
+
+def test_a_file_keeps_its_mode_a_link_its_target_and_a_tar_its_bytes(mixed: Dsv) -> None:
+    mixed.ok("export", "pets:run.sh", "r")
+    mixed.ok("export", "pets:train/l", "l")
+    assert (mixed.cwd / "r").stat().st_mode & 0o777 == 0o755 and str((mixed.cwd / "l").readlink()) == "1.png"
+    (mixed.cwd / "x.tar").write_bytes(b"some bytes")
+    mixed.ok("put", "x.tar", "pets:x.tar")
+    mixed.ok("export", "pets:x.tar", "y.tar")
+    mixed.ok("export", "pets:a.txt", "a.tar")
+    assert (mixed.cwd / "y.tar").read_bytes() == b"some bytes" and tarfile.is_tarfile(mixed.cwd / "a.tar")
+
+
+def test_shards_are_refused(mixed: Dsv) -> None:
+    for to in ("shards-%05d.tar", "shards-%d.tar.gz", f"file://{mixed.cwd}/shards-%05d.tar"):
+        done = mixed("export", "pets", to)
+        assert done.code == 9 and "shards are not supported" in done.err, done
+    assert not [one for one in os.listdir(mixed.cwd) if "shards" in one]
+
+
+@pytest.mark.parametrize("to", ["ta.tar", "folder", "one"])
+def test_an_export_that_loses_a_race_is_a_conflict(
+    mixed: Dsv, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """Another makes something of the name while the export writes."""
+    contents = export_module.contents_of
+
+    def late(*arguments: object) -> object:
+        (mixed.cwd / to).mkdir()
+        (mixed.cwd / to / "theirs").write_bytes(b"")
+        return contents(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as once:
+        once.setattr(export_module, "contents_of", late)
+        done = mixed("export", "pets:a.txt" if to == "one" else "pets", to)
+    assert done.code == 4 and f"{to}' already exists" in done.err, done
+    assert os.listdir(mixed.cwd / to) == ["theirs"]
+    again = mixed("export", "pets", to)
+    assert again.code == 4 and "already exists" in again.err, again
+    assert not [one for one in os.listdir(mixed.cwd) if one.startswith(".")]
 
 
 def test_what_is_there_stays(mixed: Dsv) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.remote_writes import RemoteWrites
 from dsv.errors import Unreachable
+from dsv.exchange.export_url import UrlExport
 from dsv.exchange.journal import Journal
 from tests.cli.runner import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
@@ -49,18 +49,13 @@ def memory() -> Iterator[Callable[[], dict[str, bytes]]]:
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were written."""
     seen: list[str] = []
-    small, large = RemoteWrites.write, RemoteWrites.write_large
+    real = UrlExport._write
 
-    def write(self: RemoteWrites, path: bytes, data: bytes) -> str | None:
-        seen.append(path.decode())
-        return small(self, path, data)
+    def write(self: UrlExport, key: str, pieces: Iterable[bytes], size: int) -> str | None:
+        seen.append(key.partition("/out/")[2])
+        return real(self, key, pieces, size)
 
-    def write_large(self: RemoteWrites, path: bytes, pieces: Iterable[bytes], size: int) -> str | None:
-        seen.append(path.decode())
-        return large(self, path, pieces, size)
-
-    monkeypatch.setattr(RemoteWrites, "write", write)
-    monkeypatch.setattr(RemoteWrites, "write_large", write_large)
+    monkeypatch.setattr(UrlExport, "_write", write)
     return seen
 
 
@@ -202,15 +197,15 @@ def test_a_damaged_content_never_gets_its_name(things: Dsv, tmp_path: Path) -> N
 def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
     things: Dsv, memory: Callable[[], dict[str, bytes]], writes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = RemoteWrites.write
+    real = UrlExport._write
 
-    def failing(self: RemoteWrites, path: bytes, data: bytes) -> object:
-        if path == b"d/e/c":
+    def failing(self: UrlExport, key: str, pieces: Iterable[bytes], size: int) -> str | None:
+        if key.endswith("d/e/c"):
             raise Unreachable("the server went away")
-        return real(self, path, data)
+        return real(self, key, pieces, size)
 
     with monkeypatch.context() as once:
-        once.setattr(RemoteWrites, "write", failing)
+        once.setattr(UrlExport, "_write", failing)
         assert things("export", "things", "memory://lab/out").code == 6
     writes.clear()
     things.ok("export", "things", "memory://lab/out")
@@ -223,8 +218,8 @@ def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
         ("nosuch://x", 2, "is not a URL that dsv can read"),
         ("gs://x/y", 9, "gcsfs"),
         ("s3://out.tar", 2, "names no file in a bucket"),
-        ("http://127.0.0.1:9/x.tar", 9, "its kind of server has no such thing"),
-        ("http://127.0.0.1:9/x", 9, "its kind of server has no such thing"),
+        ("http://127.0.0.1:9/x.tar", 9, "HTTP export is not supported"),
+        ("http://127.0.0.1:9/x", 9, "HTTP export is not supported"),
     ],
 )
 def test_exit_codes(things: Dsv, url: str, code: int, message: str) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dsv.api.export import Exported, export_folder, export_stream, export_tar
-from dsv.api.export_tar_url import export_tar_url
-from dsv.api.export_url import export_url
+from dsv.api.export import export_path, export_stream, export_url
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.errors import UsageError
+from dsv.exchange.export import Exported
 from dsv.model.names import Target
 from dsv.model.secrets import hide_in_urls
 from dsv.model.units import format_bytes, format_count
 
 _OF_URLS = ("known", "written", "written_bytes", "left_out", "stays")
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @command(
@@ -60,15 +57,14 @@ def export(
 ) -> None:
     """Write the files of a commit as a tar or a folder, or to a URL.
 
-    TARGET is [DATASET][@REV][:PATH]; names in the tar begin below PATH. A file that ends with .tar, .tar.gz, .tgz,
-    .tar.bz2 or .tar.xz is a tar, - is a tar on stdout, and anything else is a folder, which must not be there yet.
-    Every byte is checked against its id. A file or a folder appears when it is whole. Of a tar on stdout the exit code
-    says whether it is.
+    TARGET is [DATASET][@REV][:PATH]; names in the tar begin below PATH. A name that ends with .tar, .tar.gz, .tgz,
+    .tar.bz2 or .tar.xz makes a tar, - a tar on stdout, and any other a folder, which must not exist. If PATH is a
+    file, it is written as that file, or into a folder if that exists or its name ends with a slash. Every byte is
+    checked against its id. A file or a folder appears when it is whole; for a tar on stdout see the exit code.
 
-    At a URL that fsspec knows (s3://, gs://, sftp://) it is a tar if the name says so. Otherwise many files are
-    written at a time, each to be seen when it is whole, and the same command goes on after a kill: what is there and
-    right is not written again. If others have files there, nothing is written without --force. s3:// is reached with
-    the store's endpoint and credentials unless others are named.
+    A URL that fsspec knows (s3://, gs://, sftp://) is written to in the same way, many files at a time, each to appear
+    when it is whole. After a kill the same command writes only what is missing. If others have files there, nothing is
+    written without --force. s3:// is reached with the store's endpoint and credentials unless others are named.
     """
     target = Target.parse(typed)
     if "://" in to:
@@ -83,7 +79,7 @@ def export(
             call.out.stream()
             export_stream(context, target, call.out)  # type: ignore[arg-type]
             return
-        done = (export_tar if to.endswith(TARS) else export_folder)(context, target, Path(to))
+        done = export_path(context, target, to)
     _show(call, done, to)
 
 
@@ -101,11 +97,10 @@ def _to_url(
     with call.context() as context:
         own = profile is not None or endpoint is not None
         options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
-        if url.endswith(TARS):
-            tar = export_tar_url(context, target, url, force=force, options=options)
-            _show(call, tar, hide_in_urls(url))
-            return
         done = export_url(context, target, url, force=force, options=options)
+    if isinstance(done, Exported):
+        _show(call, done, hide_in_urls(url))
+        return
     if call.json:
         call.document(
             {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsv.api.remote_writes import RemoteWrites
 from dsv.errors import IntegrityError
+from dsv.exchange.export_url import UrlExport
 from dsv.exchange.remote import Place
+from dsv.model.progress import NoProgress
 
 fsspec = pytest.importorskip("fsspec")
 AbstractBufferedFile, AbstractFileSystem = fsspec.spec.AbstractBufferedFile, fsspec.AbstractFileSystem
@@ -37,12 +39,13 @@ class _ServerThatShows(AbstractFileSystem):  # type: ignore[misc]
         return _Shown(self, path, mode, **options)
 
 
-def test_what_failed_is_not_shown_by_a_server_that_shows_what_is_closed() -> None:
+def test_what_failed_is_not_shown_by_a_server_that_shows_what_is_closed(tmp_path: Path) -> None:
     server = _ServerThatShows()
-    writes = RemoteWrites(Place(server, "bucket", "az", "az://bucket", nullcontext()), "")
-    with writes.writing(b"whole", 1) as file:
+    place = Place(server, "bucket", "az", "az://bucket", nullcontext())
+    writes = UrlExport(place, "az://bucket", tmp_path, NoProgress(), force=False)
+    with writes._writing("bucket/whole", 1) as file:
         file.write(b"all")
-    with pytest.raises(IntegrityError), writes.writing(b"half", 1) as file:
+    with pytest.raises(IntegrityError), writes._writing("bucket/half", 1) as file:
         file.write(b"some of it")
         raise IntegrityError("damaged")
     server.transaction.files.clear()  # as at the end of the program

@@ -1,0 +1,211 @@
+"""Writing files of a commit as a tar, a folder or a file of this machine: each byte checked, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from dsv.errors import Conflict, NotFound, Unsupported
+from dsv.exchange.tar import TARS
+from dsv.fs.errors import about
+from dsv.model.entry import Entry, Kind
+from dsv.model.ids import CommitId
+from dsv.model.location import Location
+from dsv.model.names import Target, clean_path
+from dsv.model.paths import show
+from dsv.repo.objects import Objects
+from dsv.repo.trees import TreeReader
+from dsv.transfer.download import Fetcher, Wanted
+
+_COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
+_SHARDS = re.compile(r"%(?:0[0-9]+)?d")
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written. paths: with symlinks and empty folders."""
+
+    commit: CommitId
+    paths: int
+    files: int
+    bytes: int
+
+
+Found = list[tuple[bytes, Entry, Location | None]]
+
+
+class Selection:
+    """The entries at and below a target's path, each with its name from there. Raises `NotFound` if there is none."""
+
+    def __init__(self, objects: Objects, commit: CommitId, target: Target) -> None:
+        self.commit = commit
+        self.tree = TreeReader(objects, commit)
+        path = clean_path(target.path)
+        self.found: Found = [
+            (entry.path[len(path) :].lstrip(b"/") or path.rpartition(b"/")[2], entry, location)
+            for entry, location in self.tree.below(path)
+        ]
+        if path and not self.found:
+            raise NotFound(
+                f"{show(path)} is not in {Target(target.dataset, target.rev)}",
+                subject=str(target),
+                hint="dsv ls lists the paths",
+            )
+        only = self.found[0][1] if len(self.found) == 1 else None
+        self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
+
+    def exported(self) -> Exported:
+        """The result, if all of it was written."""
+        files = [entry for _, entry, _ in self.found if entry.is_file]
+        return Exported(self.commit, len(self.found), len(files), sum(entry.size for entry in files))
+
+    def becomes_tar(self, to: str) -> bool:
+        """Whether the destination is to be a tar: by its name, unless the target is one that only is copied."""
+        copied = self.is_one_file and self.found[0][0].endswith(tuple(one.encode() for one in TARS))
+        return to.endswith(TARS) and not copied
+
+
+def refuse_shards(to: str) -> None:
+    """Raises `Unsupported` for a name such as `shards-%05d.tar`, which other tools replace by numbered names."""
+    if _SHARDS.search(to.rpartition("/")[2]):
+        raise Unsupported(
+            f"shards are not supported: {to} would be one file of that name",
+            subject=to,
+            hint="export each folder as a tar of its own: dsv export DATASET:FOLDER NAME.tar",
+        )
+
+
+def write_tar(selection: Selection, out: IO[bytes], name: str = "") -> None:
+    """Writes a tar, compressed as the ending of its name says."""
+    mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix, '')}"
+    with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
+        for path, entry, pieces in contents_of(selection.tree, selection.found):
+            info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
+            info.mtime = selection.tree.commit.time_ms // 1000
+            info.mode = 0o644 if entry.kind is Kind.FILE else 0o755
+            if entry.kind is Kind.SYMLINK:
+                info.type, info.linkname = tarfile.SYMTYPE, (entry.target or b"").decode()
+            elif entry.kind is Kind.EMPTY_DIRECTORY:
+                info.type = tarfile.DIRTYPE
+            else:
+                info.size = entry.size
+            tar.addfile(info, _Pieces(pieces))
+
+
+def export_path(selection: Selection, to: str) -> None:
+    """Writes a tar, a folder, or the one file that the target is, which appears when it is whole.
+
+    A tar is one by its name, and replaces a file. A file goes into a folder that is there or whose name ends with a
+    slash, by its own name. Raises `Conflict` if anything else is in the way.
+    """
+    path, is_tar = Path(to), selection.becomes_tar(to)
+    with about(path):
+        if selection.is_one_file and not is_tar and (to.endswith("/") or path.is_dir()):
+            path /= os.fsdecode(selection.found[0][0])
+        if os.path.lexists(path) and (not is_tar or path.is_dir()):
+            raise _taken(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            if is_tar:
+                with (temporary / "tar").open("xb") as file:
+                    write_tar(selection, file, path.name)
+                    os.fchmod(file.fileno(), 0o644)
+                    os.fsync(file.fileno())
+                _put(temporary / "tar", path, replace=True)
+            else:
+                whole = temporary / "folder"
+                whole.mkdir()
+                _write_folder(selection, whole)
+                _put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put(whole: Path, path: Path, *, replace: bool = False) -> None:
+    """Gives a file or a folder its name. Raises `Conflict` if another export was first."""
+    try:
+        if replace or (whole.is_dir() and not whole.is_symlink()):
+            whole.replace(path)
+        else:
+            os.link(whole, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise _taken(path) from None
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) or os.path.lexists(path):
+            raise
+        whole.replace(path)  # a file system without hard links
+
+
+def _taken(path: Path) -> Conflict:
+    return Conflict(
+        f"{show(os.fsencode(path))} already exists",
+        subject=str(path),
+        hint="choose a path that does not exist",
+    )
+
+
+def contents_of(tree: TreeReader, found: Found) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
+    """Yields each entry with its content in checked pieces."""
+    wanted = [Wanted(entry, where) for _, entry, where in found if entry.is_file]
+    files = Fetcher(tree.objects, tree.commit.dataset).files(wanted)
+    for name, entry, _ in found:
+        if entry.is_file:
+            _, pieces = next(files)
+            yield name, entry, iter(map(bytes, pieces))
+        else:
+            yield name, entry, iter(())
+
+
+def _write_folder(selection: Selection, root: Path) -> None:
+    links: list[tuple[bytes, bytes]] = []
+    if any(entry.kind is Kind.SYMLINK for _, entry, _ in selection.found):
+        selection.tree.check_links(selection.tree.links())
+    for name, entry, pieces in contents_of(selection.tree, selection.found):
+        whole = root / os.fsdecode(name)
+        if entry.kind is Kind.SYMLINK:
+            links.append((name, entry.target or b""))
+        elif entry.kind is Kind.EMPTY_DIRECTORY:
+            whole.mkdir(parents=True, exist_ok=True)
+        else:
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            mode = 0o755 if entry.kind is Kind.EXECUTABLE else 0o644
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(whole, flags, mode), "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+    for name, link in links:  # last, so that no file is written through one
+        link_path = root / os.fsdecode(name)
+        link_path.parent.mkdir(parents=True, exist_ok=True)
+        link_path.symlink_to(os.fsdecode(link))
+    root.chmod(0o755)
+
+
+class _Pieces:
+    """A file for `tarfile` to read, made of pieces."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def read(self, size: int = 1 << 20, /) -> bytes:
+        found: list[bytes] = []
+        while size:
+            if not self._rest:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    break
+                self._rest = piece
+            found.append(self._rest[:size])
+            self._rest = self._rest[size:]
+            size -= len(found[-1])
+        return b"".join(found)

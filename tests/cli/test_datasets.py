@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,8 +65,19 @@ def test_init_of_a_dataset_that_exists_leads_to_clone(pets: Dsv) -> None:
     other.mkdir()
     result = pets.at(other)("init", "pets")
     assert (result.code, result.out) == (4, "")
-    assert "hint: dsv clone pets" in result.err
+    assert "hint: dsv clone pets\n" in result.err
     assert list(other.iterdir()) == []
+
+
+def test_init_of_a_folder_with_the_files_of_a_dataset_leads_to_a_clone_that_keeps_them(pets: Dsv) -> None:
+    shutil.rmtree(pets.cwd / ".dsv")
+    write_files(pets.cwd, {"a.txt": b"mine\n"})
+    result = pets("init", "pets")
+    assert result.code == 4
+    [_, command, _] = re.split("hint: dsv | makes a workspace", result.err)
+    pets.ok(*shlex.split(command))
+    assert (pets.cwd / "a.txt").read_bytes() == b"mine\n"
+    assert pets.ok("status").lines == ["changed   a.txt"]
 
 
 def test_sync_says_that_it_counts_paths_and_then_files(pets: Dsv) -> None:

@@ -146,7 +146,17 @@ def test_a_list_that_is_none_is_refused(outside: Dsv, content: bytes, message: s
         (["put", "new.csv", "pets@nope:"], 3, "no branch nope"),
         (["put", "new.csv", "pets:train"], 0, ""),
         (["put", "new.csv", "pets:a.txt/"], 4, "'a.txt' is a file, so"),
-        (["rm", "pets"], 2, "pets names no path in a dataset"),
+        (["rm", "pets"], 2, "pets names no path of a dataset, as DATASET:PATH does"),
+        (
+            ["rm", "new.csv"],
+            2,
+            "hint: in a workspace: rm new.csv, then dsv sync; without a workspace: dsv rm",
+        ),
+        (
+            ["mv", "new.csv", "b"],
+            2,
+            "hint: in a workspace: mv new.csv NEW, then dsv sync; without a workspace:",
+        ),
         (["rm", "pets:"], 2, "whole dataset"),
         (["rm", "pets:none"], 3, "'none' is not in pets@main\nhint: dsv ls pets@main lists the paths"),
         (["rm", "pets:a.txt", "cats:b"], 2, "another dataset or branch"),

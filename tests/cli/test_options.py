@@ -11,6 +11,7 @@ import typer
 
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
+from dsv.cli.other_names import OTHER_NAMES
 from tests.cli.runner import Dsv
 
 Add = Callable[[Command], None]
@@ -75,8 +76,13 @@ def test_the_exit_code_is_what_the_command_returns_and_its_output_stays(dsv: Dsv
     [
         (["synk"], "there is no command synk", "dsv sync"),
         (["push"], "there is no command push", "dsv sync"),
+        (["lgo"], "there is no command lgo", "dsv log"),
+        (["plot"], "there is no command plot", OTHER_NAMES["plot"]),
+        (["fetch"], "there is no command fetch", OTHER_NAMES["fetch"]),
+        (["flop"], "there is no command flop", "dsv --help"),
         (["xyzzy"], "there is no command xyzzy", "dsv --help"),
         (["--stroe", "x", "echo"], "dsv has no option --stroe", "dsv --store"),
+        (["echo", "--mites"], "dsv echo has no option --mites", "dsv echo --help"),
         (["echo", "--time"], "dsv echo has no option --time", "dsv echo --times"),
         (["echo", "--qiet"], "dsv echo has no option --qiet", "dsv echo --quiet"),
         (["echo", "--times"], "option '--times' requires an argument", "dsv echo --help"),

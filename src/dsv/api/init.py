@@ -23,7 +23,7 @@ from dsv.store.open import open_names
 from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.store.split import SplitStore, split_of
 from dsv.store.unavailable import Unavailable
-from dsv.worktree.workspace import Workspace
+from dsv.worktree.workspace import Workspace, is_vacant
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
                 hint=f"to bind the files to another store: rm -r {shlex.quote(str(inside.dot))}, then dsv init again",
             )
         if inside is None and repository.refs.exists(dataset):
-            raise _exists(repository, dataset)
+            raise _exists(context, repository, dataset, folder)
         # Bound first: interrupted between the two, the same command finishes.
         workspace = inside or Workspace.create(
             folder,
@@ -184,12 +184,14 @@ def _create_dataset(
         if head is not None and head.commit is None:
             return
     workspace.unbind()
-    raise _exists(repository, dataset)
+    raise _exists(context, repository, dataset, workspace.root)
 
 
-def _exists(repository: Repository, dataset: DatasetName) -> Conflict:
-    return Conflict(
-        f"dataset {dataset} exists already in {repository.store.url}",
-        subject=dataset,
-        hint=f"dsv clone {dataset}",
-    )
+def _exists(context: Context, repository: Repository, dataset: DatasetName, folder: Path) -> Conflict:
+    choice = context.settings.store()
+    store = f" --store {shlex.quote(choice.called)}" if choice.origin == "--store" else ""
+    hint = f"dsv clone {dataset}{store}"
+    if not is_vacant(folder):
+        where = "." if folder.resolve() == Path.cwd() else shlex.quote(str(folder))
+        hint = f"dsv clone {dataset} {where}{store} --keep makes a workspace of this folder; files that differ stay"
+    return Conflict(f"dataset {dataset} already exists in {repository.store.url}", subject=dataset, hint=hint)

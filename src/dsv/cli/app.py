@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -26,7 +25,7 @@ from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command
 from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
-from dsv.cli.other_names import hint_for
+from dsv.cli.other_names import hint_for, misspelt
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.surroundings import Surroundings
 from dsv.cli.words import take_as_typed
@@ -188,6 +187,7 @@ _HINTS = {
     ("config", "-l"): "dsv config",
     ("config", "--get"): "dsv config KEY",
     ("config", "--global"): "dsv config KEY VALUE",
+    ("datasets", "--size"): "dsv datasets shows the sizes",
     ("log", "-p"): "dsv log --stat sums up what each commit changed; dsv show TARGET --name-status lists it",
     ("tag", "-d"): "dsv tag --delete NAME",
     ("tag", "-l"): "dsv tag",
@@ -209,8 +209,8 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
             message = f"{path} has no use for {subject}"
         elif _HINTS.get((session.command, str(subject))):
             hint = _HINTS[session.command, str(subject)]
-        elif close := error.possibilities:
-            hint = f"{path} {close[0]}"
+        elif close := misspelt(unknown.lstrip("-"), [one.lstrip("-") for one in error.possibilities or ()]):
+            hint = f"{path} --{close}"
     elif missing is not None and hasattr(error, "param_type"):
         subject = missing.metavar or missing.name
         message = f"{path} needs {subject}"
@@ -222,8 +222,8 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
 
 
 def _no_such_command(name: str) -> UsageError:
-    close = get_close_matches(name, COMMANDS, 1)
-    hint = hint_for(name) or (f"dsv {close[0]}" if close else "dsv --help")
+    close = misspelt(name, COMMANDS)
+    hint = hint_for(name) or (f"dsv {close}" if close else "dsv --help")
     return UsageError(f"there is no command {name}", subject=name, hint=hint)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -101,8 +102,18 @@ def read_list(call: Call, name: str, columns: int) -> list[list[str]]:
     return rows
 
 
-def one_dataset(words: Sequence[str]) -> tuple[Target, list[bytes]]:
-    """Targets in one branch, and their paths. All but the first may leave out the dataset."""
+def one_dataset(verb: str, words: Sequence[str]) -> tuple[Target, list[bytes]]:
+    """Targets in one branch, and their paths. All but the first may leave out the dataset. verb: the command."""
+    for word in words:
+        if ":" not in word:
+            hint = f"dsv ls {word} lists the paths"
+            if os.path.lexists(word):
+                hint = f"in a workspace: {verb} {shlex.quote(word)}{' NEW' if verb == 'mv' else ''}, then dsv sync"
+            raise UsageError(
+                f"{word} names no path of a dataset, as DATASET:PATH does",
+                subject=word,
+                hint=f"{hint}; without a workspace: dsv {verb} DATASET:PATH",
+            )
     targets = [Target.parse(word) for word in words]
     first = targets[0]
     for target, word in zip(targets, words, strict=True):
@@ -113,11 +124,6 @@ def one_dataset(words: Sequence[str]) -> tuple[Target, list[bytes]]:
                 f"{word} is in another dataset or branch than {words[0]}, and a commit is made on one",
                 subject=word,
             )
-        if target.path is None:
-            hint = f"{word}:PATH; dsv ls {word} lists the paths"
-            if os.path.lexists(word):
-                hint = f"in a workspace, change the files and run dsv sync; else DATASET:{word}"
-            raise UsageError(f"{word} names no path in a dataset", subject=word, hint=hint)
     return Target(first.dataset, first.rev), [target.path or b"" for target in targets]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 OTHER_NAMES: dict[str, str] = {
     "add": "dsv sync commits a workspace; dsv put FILE DATASET:PATH adds files without one",
     "commit": "dsv sync",
@@ -14,9 +17,9 @@ OTHER_NAMES: dict[str, str] = {
     "sparse-checkout": "dsv sparse add PATTERN; dsv clone DATASET --only PATTERN",
     "stash": "dsv sync --new-branch NAME publishes your changes on a branch of their own",
     "undo": "dsv restore gives up your changes; dsv revert undoes one commit; dsv rollback takes the branch back",
-    "fetch": "dsv cache",
-    "download": "dsv cache",
-    "get": "dsv cache",
+    "fetch": "dsv pull updates a workspace; dsv clone makes one; dsv cache makes read-only files",
+    "download": "dsv clone makes a workspace; dsv cache makes read-only files; dsv export writes a tar or a folder",
+    "get": "dsv clone makes a workspace; dsv cache makes read-only files; dsv export writes a tar or a folder",
     "materialize": "dsv cache",
     "history": "dsv log",
     "blame": "dsv log --follow PATH says in which commit a file got its content, and from which path it came",
@@ -31,6 +34,9 @@ OTHER_NAMES: dict[str, str] = {
     "submit": "dsv run --detach, or dsv run --on POOL",
     "sweep": "dsv run TARGET -p lr=0.1,0.01 --sweep starts a run for each value",
     "jobs": "dsv runs",
+    "plot": "dsv runs --csv prints the metrics of runs, for a program that plots them",
+    "report": "dsv runs shows and compares runs; dsv runs --csv and --json print them for a program",
+    "metrics": "dsv runs shows the metrics of runs",
     "ps": "dsv runs",
     "queue": "dsv runs shows what waits; dsv pools shows where there is room",
     "kill": "dsv stop RUN",
@@ -61,6 +67,16 @@ NOT_YET: dict[str, str] = {
     "fsck": "check a whole store; 'dsv cached --check' checks a cache, 'dsv doctor' that a store works",
 }
 """What dsv does not do in this version, after "dsv can't yet", and what to do meanwhile."""
+
+
+def misspelt(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that was probably meant: it is spelled much like `name`, and begins like it, or two letters
+    have changed places. None if there is none.
+    """
+    for close in get_close_matches(name, names, 3, 0.65):
+        if close[0] == name[0] or sorted(close) == sorted(name):
+            return close
+    return None
 
 
 def hint_for(name: str) -> str | None:

@@ -75,7 +75,7 @@ def mv(
     else:
         if len(words) < 2:
             raise UsageError("name the new path too", subject=words[0], hint=f"dsv mv {words[0]} NEW")
-        target, paths = one_dataset(words[:-1])
+        target, paths = one_dataset("mv", words[:-1])
         new_path = _new_path(target, words[-1], words[0])
         if len(paths) > 1 and new_path and not new_path.endswith(b"/"):
             new_path += b"/"

@@ -64,7 +64,7 @@ def rm(
         target = commit_target("rm --from-file", words[0])
         edit = RemoveAll([path for [path] in read_list(call, from_file, 1)], literal=True)
     else:
-        target, paths = one_dataset(words)
+        target, paths = one_dataset("rm", words)
         edit = RemoveAll(paths)
     names = [one if isinstance(one, str) else one.decode(errors="replace") for one in edit.paths]
     request = EditRequest(

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from dsv.api.merge import Merged, MergeRequest, merge
+from dsv.api.pick import Picked, PickRequest, cherry_pick
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
 from dsv.model import keys
@@ -401,3 +402,21 @@ def test_a_file_of_the_users_settles_a_path(scans: Dataset, size: int, tmp_path:
     assert scans.files()["l.csv"] == file.read_bytes()
     assert done.without_effect == (b"no",)
     assert "'l.csv': from a resolved file" in scans.repository().objects.commit(scans.head()).message
+
+
+def picked(scans: Dataset, commit: CommitId, path: bytes) -> Picked:
+    return cherry_pick(scans.context, PickRequest(scans.target(str(commit)), PathSet.of([path]), MAIN))
+
+
+def test_a_picked_path_brings_no_file_that_took_the_place_of_its_folder(scans: Dataset) -> None:
+    first = scans.commit({"a/b/c": b"1", "a/x": b"2", "y": b"3"})
+    side = scans.commit({"a/b/c": None, "a/x": None, "a": b"a file"}, "side", first)
+    done = picked(scans, side, b"a/b/c")
+    assert scans.files() == {"a/x": b"2", "y": b"3"} and (done.counts.added, done.counts.removed) == (0, 1)
+
+
+def test_a_picked_path_takes_the_file_away_that_its_folder_has_replaced(scans: Dataset) -> None:
+    first = scans.commit({"a": b"a file", "y": b"3"})
+    side = scans.commit({"a": None, "a/b/c": b"1", "a/x": b"2"}, "side", first)
+    picked(scans, side, b"a/b/c")
+    assert scans.files() == {"a/b/c": b"1", "y": b"3"}

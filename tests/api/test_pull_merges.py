@@ -405,3 +405,24 @@ def test_a_pull_with_choices_for_lines_that_is_killed_anywhere_is_finished_by_th
         run_killed(lambda: bring(ann, **choices), step, inside=ann.workspace)
         bring(ann, **choices)
         assert ann.files() == expected, f"killed before step {step}"
+
+
+def test_a_choice_for_a_large_table_settles_its_rows_too(ann: Person, tmp_path: Path) -> None:
+    ben = ben_of(ann)
+    table = b"id,a\n" + b"".join(b"%d,%s\n" % (number, b"x" * 50) for number in range(30_000))
+    mine = table.replace(b"\n1,x", b"\n1,mine").replace(b"\n2,x", b"\n2,mine")
+    his = table.replace(b"\n1,x", b"\n1,his").replace(b"\n3,x", b"\n3,his")
+    ann.write({"l.csv": table, "other.csv": table})
+    ann.sync("tables")
+    pull(ben.context())
+    ben.write({"l.csv": his, "other.csv": his})
+    ben.sync("theirs")
+    ann.write({"l.csv": mine, "other.csv": mine})
+    file = tmp_path / "resolved"
+    file.write_bytes(table + b"by,hand\n")
+    bring(ann, ours=PathSet.of([b"l.csv"]), resolved={b"other.csv": str(file)}, table_key="id")
+    expected = {**BASE, "l.csv": mine.replace(b"\n3,x", b"\n3,his"), "other.csv": file.read_bytes()}
+    assert ann.files() == expected
+    assert {*status(ann.context()).differences.changed} == {b"l.csv", b"other.csv"}
+    assert published(ann) == expected
+    assert status(ann.context()).is_clean

@@ -184,3 +184,36 @@ def test_a_dataset_without_a_commit(dsv: Dsv) -> None:
     dsv.ok("init", "empty")
     assert dsv("merge", "main").code == 3
     assert dsv("revert", "main").code == 3
+
+
+def test_what_was_merged_and_settled_is_told(forked: Dsv, tmp_path: Path) -> None:
+    side = forked.at(forked.cwd.parent / "side")
+    write_files(side.cwd, {"t.txt": b"uno\n2\n3\n4\nfive\n"})
+    side.ok("sync")
+    refused = forked("merge", "side")
+    assert refused.code == 4 and "both changed the same lines" in refused.err
+    settled = forked.ok("merge", "side", "--theirs", "t.txt", "--dry-run", "--json").json["settled"]
+    assert settled == [
+        {
+            "path": "t.txt", "choice": "theirs", "from_theirs": ["line 5"], "from_theirs_count": 1,
+            "settled": ["line 1"], "settled_count": 1,
+        }
+    ]  # fmt: skip
+    for wrong, code in (("t.txt", 2), ("t.txt=", 2), (f"t.txt={tmp_path}/none", 3)):
+        assert forked("merge", "side", "--resolved", wrong).code == code
+    file = tmp_path / "mine=resolved"
+    file.write_bytes(b"by hand\n")
+    assert forked("merge", "side", "--resolved", f"t.txt={file}", "--ours", "t.txt").code == 2
+    done = forked.ok("merge", "side", "--resolved", f"t.txt={file}")
+    assert "  't.txt': from a resolved file\n" in done.out
+    assert (forked.cwd / "t.txt").read_bytes() == b"by hand\n"
+    assert "'t.txt': from a resolved file" in forked.ok("log", "-n", "1").out
+
+
+def test_a_pull_names_the_lines_that_it_merged(forked: Dsv) -> None:
+    forked.ok("switch", "side")
+    write_files(forked.cwd, {"t.txt": b"one\n2\n3\n4\nfive\n"})
+    side = forked.at(forked.cwd.parent / "side")
+    write_files(side.cwd, {"t.txt": b"1\n2\n3\n4\nfive\nsix\n"})
+    side.ok("sync")
+    assert "  't.txt': line 6 from theirs\n" in forked.ok("pull").out

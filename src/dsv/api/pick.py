@@ -184,7 +184,13 @@ class _Pick:
                 )
 
     def _chosen(self, changes: Iterator[Change]) -> Iterator[Change]:
-        return (change for change in changes if self._request.paths.touches(change.path))
+        """Those at and below the paths, and what had to go from above them so that they could be added."""
+        paths = self._request.paths
+        return (
+            change
+            for change in changes
+            if change.path in paths or (change.after is None and paths.touches(change.path))
+        )
 
     def _tree(self, commit: CommitId | None) -> TreeReader | None:
         return None if commit is None else TreeReader(self._repository.objects, commit)

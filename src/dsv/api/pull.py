@@ -9,15 +9,13 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.nearby_caches import lending
 from dsv.api.workspaces import open_to_write
-from dsv.errors import DsvError, Unsupported
+from dsv.errors import DsvError
 from dsv.fs.errors import about
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices, Settled
-from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.ids import CommitId
 from dsv.model.names import BranchName, DatasetName
 from dsv.model.path_set import PathSet
-from dsv.model.units import format_bytes
 from dsv.repo.damage import missing_commit
 from dsv.repo.repository import Repository
 from dsv.repo.trees import TreeReader
@@ -146,26 +144,18 @@ def _within(paths: PathSet | None) -> Callable[[bytes], bool]:
 def _settlement(after: TreeReader, request: PullRequest) -> Settlement:
     merger = ContentMerger(after.objects, request.table_key)
     choices = request.choices
-    resolved = {path: _read(name) for path, name in request.resolved.items()}
     return Settlement(
         may_stay=_within(request.ours),
         keep_both=_within(request.both),
         taken=lambda path: next(iter(after.below(path)), None) is not None,
         merge=lambda change, now, mine: merger.merge_local(change, mine, choices.of(change.path)),
         choice=choices.of,
-        resolved=resolved.get,
+        resolved=lambda path: _read(request.resolved[path]) if path in request.resolved else None,
         mergeable=lambda change, now: merger.takes(change.path, (change.before, change.after, now)),
     )
 
 
 def _read(name: str) -> bytes:
-    """The content of a resolved file. Raises `Unsupported` for a large one."""
-    with about(name), Path(name).open("rb") as file:
-        content = file.read(SINGLE_CHUNK_MAX + 1)
-    if len(content) > SINGLE_CHUNK_MAX:
-        raise Unsupported(
-            f"{name} is larger than {format_bytes(SINGLE_CHUNK_MAX)}, and a pull takes no resolved file of that size",
-            subject=name,
-            hint="copy it to its path in the workspace, and name that with --ours",
-        )
-    return content
+    """The content of a resolved file."""
+    with about(name):
+        return Path(name).read_bytes()

@@ -8,7 +8,6 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.merge.paths import Choice, ConflictKind, MergedContent, Settled, beside
-from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change, difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
@@ -108,8 +107,6 @@ def merge_file(step: Step, now: Entry, disk: Disk, settlement: Settlement) -> St
     if mine is None or settlement.merge is None:
         return step
     merged = settlement.merge(change, now, mine)
-    if not isinstance(merged, str) and len(merged.data) > SINGLE_CHUNK_MAX:
-        merged = "merged, it would be too large to be put together here"
     if isinstance(merged, str):
         return _because(step, merged)
     made = Entry(change.path, kind, len(merged.data), FileId.hash(merged.data))

@@ -13,6 +13,7 @@ import msgspec
 
 from dsv.fs.descent import Descent, split
 from dsv.merge.paths import Settled
+from dsv.model.chunking import SINGLE_CHUNK_MAX
 from dsv.model.diff import Change
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import CommitId
@@ -256,7 +257,11 @@ class TreeWriter:
             self._made.created += 1
         else:
             self._made.replaced += 1
-        if row:
+        if entry.is_file and entry.size > SINGLE_CHUNK_MAX and entry.recipe_id is None:
+            self._stay(
+                step.change
+            )  # its upload works out the recipe; the scan that follows sees another stat
+        elif row:
             self._gone.discard(entry.path)
             self._patches.written(entry, row, self._base_of(step.change))
 

@@ -172,7 +172,16 @@ def test_json_of_a_job() -> None:
 
 def test_no_secret_gets_in(tmp_path: Path) -> None:
     """Given in every way there is."""
-    hidden = ["pw-argument", "pw-assigned", "pw-by-env", "pw-printed", "pw-in-shell", "pw-of-caller"]
+    hidden = [
+        "pw-argument",
+        "pw-assigned",
+        "pw-by-env",
+        "pw-printed",
+        "pw-in-shell",
+        "pw-of-caller",
+        "pw-wandb",
+        "pw-short1",
+    ]
     shop = Shop(tmp_path)
     shop.environ["MY_API_KEY"] = "pw-of-caller"
     script = (
@@ -181,7 +190,7 @@ def test_no_secret_gets_in(tmp_path: Path) -> None:
     )
     result = shop.run(
         "sh", "-c", script, "sh", "--token", "pw-argument", "--secret=pw-assigned", "pw-by-env",
-        env={"BY_ENV": "pw-by-env", "PRINTED": "pw-printed"},
+        "--wandb-key", "pw-wandb", "-ppw-short1", env={"BY_ENV": "pw-by-env", "PRINTED": "pw-printed"},
         params={"lr": 0.1, "note": "plain", "key": "pw-of-caller"},
     )  # fmt: skip
     assert (result.out / "x").read_text() == "pw-by-env\n"

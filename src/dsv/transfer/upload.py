@@ -12,6 +12,7 @@ from dsv.model.chunking import SINGLE_CHUNK_MAX, FileCutter
 from dsv.model.codec import Codec, Compressor
 from dsv.model.entry import Entry
 from dsv.model.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.model.index import IndexBuilder
 from dsv.model.location import Location, ObjectKind
 from dsv.model.locator import Locator
 from dsv.model.pack import CODECS, Packed
@@ -22,8 +23,10 @@ from dsv.model.tree import Node
 from dsv.repo.session import Session
 from dsv.repo.tree_nodes import Part
 from dsv.store.base import Buffer
-from dsv.transfer.catalog import INDEX_ROWS, Catalog
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
+
+# An index file is written at about this many rows, so that memory does not grow with the dataset.
+INDEX_ROWS = 1 << 18
 
 
 class Journal(Protocol):
@@ -58,6 +61,39 @@ class Stored(NamedTuple):
     file_id: FileId
     recipe_id: RecipeId | None
     location: Location | None
+
+
+class Catalog:
+    """Finds objects in what this upload has packed, and in the indexes of the store."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._new: dict[tuple[ObjectKind, bytes], Location] = {}
+
+    def __len__(self) -> int:
+        """Returns the number of rows that are not yet in an index file."""
+        return len(self._new)
+
+    def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
+        return self._new.get((kind, object_id)) or self._session.find(kind, object_id)
+
+    def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
+        self._new[kind, object_id] = location
+
+    def add_rows(self, rows: list[Row]) -> None:
+        self._new.update(((kind, object_id), location) for kind, object_id, location in rows)
+
+    def write_index(self) -> int:
+        """Writes the rows as one index file; every pack they name must be stored. Returns its size in bytes."""
+        if not self._new:
+            return 0
+        builder = IndexBuilder()
+        for (kind, object_id), location in self._new.items():
+            builder.add(kind, Id(object_id), location)
+        encoded = builder.finish()
+        self._session.put_index(encoded)
+        self._new.clear()
+        return len(encoded)
 
 
 class Uploader:

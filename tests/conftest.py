@@ -148,10 +148,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all homes: `mktemp` looks through what it has made before, which takes longer with each test."""
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder; no setting, credential or cache of whoever runs the tests is seen or touched."""
-    folder = tmp_path_factory.mktemp("home")
+    folder = Path(tempfile.mkdtemp(dir=homes))
     for name in list(os.environ):
         if name.startswith(FOREIGN) and name not in KEPT:
             monkeypatch.delenv(name)

@@ -26,6 +26,13 @@ def some(steps: Sequence[_T], every: int = EVERY) -> list[_T]:
     return [steps[at] for at in chosen] + ([] if chosen[-1] == len(steps) - 1 else [steps[-1]])
 
 
+def following(at: int, end: int) -> int:
+    """The step after `at` that is tried, of those below `end`; `end` after the last."""
+    if is_full() or at >= end - 1:
+        return at + 1
+    return min(at + EVERY, end - 1)
+
+
 def numbers(first: int = 1, every: int = EVERY) -> Iterator[int]:
     """Numbers of steps without an end: each one in a full run, else each seventh."""
     return count(first, 1 if is_full() else every)

@@ -37,6 +37,7 @@ from dsv.store.counting import Counting
 from dsv.store.memory import MemoryStore
 from dsv.store.wrapper import Wrapper
 from tests.api.people import Person, every_store_is
+from tests.exhaustive import examples
 from tests.repo.worlds import DATASET, commit, condemn, create, packs
 
 
@@ -201,7 +202,7 @@ class Branches(RuleBasedStateMachine):
 
 
 TestBranches = Branches.TestCase
-TestBranches.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+TestBranches.settings = settings(max_examples=examples(30), stateful_step_count=15, deadline=None)
 
 
 # --- races
@@ -362,11 +363,13 @@ def test_the_reflog_of_10_000_moves_reads_what_it_shows(world: World) -> None:
         world.store.put_if_absent(keys.branch_key(DATASET, MAIN, number), entry.encode())
     counting = Counting(world.store)
     with every_store_is(counting):
-        shown = list(reflog(world.context, path("main"), 5))
+        with reflog(world.context, path("main"), 5) as moves:
+            shown = list(moves)
         assert [move.number for move in shown] == list(range(many - 1, many - 6, -1))
         # Format 2, listing, the head and what may follow it, six moves less the head, four commits.
         assert counting.counts.requests <= 2 + 1 + 2 + 5 + 4
-        every = list(islice(reflog(world.context, path("main")), many + 1))
+        with reflog(world.context, path("main")) as moves:
+            every = list(islice(moves, many + 1))
     assert len(every) == many
     assert [move.before for move in every] == [move.commit for move in every[1:]] + [None]
 

@@ -13,6 +13,7 @@ from dsv.repo.trees import TreeReader
 from dsv.store.memory import MemoryStore
 from tests.api.people import Person, every_store_is
 from tests.api.test_edits import Edited, change, files
+from tests.exhaustive import examples
 from tests.repo.worlds import commit, create
 
 Model = dict[str, bytes]
@@ -92,7 +93,7 @@ def apply(model: Model, what: Edit) -> None:
         relocate(model, every, what.replace)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.lists(one_edit, max_size=5), min_size=1, max_size=5))
 def test_edits_do_to_a_tree_what_they_do_to_a_dict(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[Edit]]

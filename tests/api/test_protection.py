@@ -81,10 +81,12 @@ def test_an_overridden_rule_is_in_the_log_of_moves(world: World) -> None:
     protect(world)
     forced = replace(world.context, override="the import was wrong")
     reset_branch(forced, MAIN_PATH, world.at(0), "the import was wrong")
-    (move,) = reflog(world.context, MAIN_PATH, 1)
+    with reflog(world.context, MAIN_PATH, 1) as moves:
+        (move,) = moves
     assert (move.action, move.forced, move.message) == ("reset", True, "the import was wrong")
     reset_branch(forced, MAIN_PATH, world.at(3))  # forward again: nothing had to be overridden
-    (move,) = reflog(world.context, MAIN_PATH, 1)
+    with reflog(world.context, MAIN_PATH, 1) as moves:
+        (move,) = moves
     assert (move.action, move.forced) == ("reset", False)
 
 

@@ -16,6 +16,7 @@ from dsv.merge.paths import Choice, ConflictKind, MergeConflict
 from dsv.model.names import Target
 from dsv.model.path_set import PathSet
 from tests.api.people import SCANS, Files, Person
+from tests.exhaustive import some
 from tests.killing import run_killed
 
 TEXT = b"".join(b"line %d\n" % number for number in range(20))
@@ -318,7 +319,7 @@ def test_a_merging_pull_that_is_killed_anywhere_is_finished_by_the_next(ann: Per
     }
     steps = run_killed(lambda: bring(ann, **choices), None, inside=ann.workspace)
     assert steps > 5
-    for step in range(1, steps + 1):
+    for step in some(range(1, steps + 1)):
         shutil.rmtree(ann.home)
         shutil.copytree(saved, ann.home, symlinks=True)
         run_killed(lambda: bring(ann, **choices), step, inside=ann.workspace)

@@ -19,6 +19,7 @@ from dsv.model.names import Target
 from dsv.repo.refs import Refs
 from dsv.repo.repository import Repository
 from tests.api.people import SCANS, Files, Person
+from tests.exhaustive import is_full, some
 from tests.killing import run_killed
 
 FIRST: Files = {"a": b"1", "d/b": b"1", "d/c": b"1"}
@@ -163,7 +164,7 @@ def test_killed_at_any_step_a_pull_finishes_it(
     steps = run_killed(lambda: back_to(ann, first), None, inside=ann.workspace)
     assert steps > 10
     published_only = 0
-    for step in range(1, steps + 1):
+    for step in some(range(1, steps + 1)):
         for name in ("ann", "store"):
             shutil.rmtree(tmp_path / name)
             shutil.copytree(saved / name, tmp_path / name, symlinks=True)
@@ -186,4 +187,4 @@ def test_killed_at_any_step_a_pull_finishes_it(
             0,
         )
         assert ann.read(done.commit) == ann.files()
-    assert published_only, "no step lies between the branch's move and the base's"
+    assert published_only or not is_full(), "no step lies between the branch's move and the base's"

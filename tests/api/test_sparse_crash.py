@@ -20,6 +20,7 @@ from dsv.store.counting import Counting
 from dsv.store.memory import MemoryStore
 from tests.api.people import Files, Person, every_store_is
 from tests.api.test_edits_at_scale import large, segments
+from tests.exhaustive import numbers
 from tests.killing import run_killed
 
 FILES: Files = {
@@ -64,9 +65,7 @@ def team(tmp_path: Path) -> Team:
 
 def killed_everywhere(make: Callable[[], Person], work: Work) -> Iterator[Person]:
     """The work, killed before each of its steps; and in the end done."""
-    step = 0
-    while True:
-        step += 1
+    for step in numbers():
         bob = make()
         if run_killed(lambda bob=bob: work(bob), step, inside=bob.workspace) < step:  # type: ignore[misc]
             return

@@ -20,6 +20,7 @@ from dsv.model.names import MAIN, BranchName, Target
 from dsv.model.sparse_patterns import SparsePatterns
 from dsv.store.memory import MemoryStore
 from tests.api.people import Files, Person, every_store_is
+from tests.exhaustive import examples
 
 SIDE = BranchName.parse("side")
 PATHS = ["a/1", "a/2", "a/x/1", "b/1", "b/x/1", "b/x/2", "c", "d"]
@@ -175,7 +176,7 @@ class World:
         assert {name.decode() for name in found.removed} == {n for n in self.local() if n not in self.disk}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(first=EDITS, texts=st.lists(TEXTS, max_size=2, unique=True), steps=st.lists(STEPS, max_size=14))
 def test_what_is_not_theirs_never_changes(
     first: Files, texts: list[str], steps: list[tuple[str, ...]]

@@ -26,6 +26,7 @@ from dsv.store.probe import prove, prove_data
 from dsv.store.retry import Retrying
 from dsv.store.split import SplitStore
 from tests.api.people import SCANS, Files, Person, every_store_is, read_commit
+from tests.exhaustive import some
 
 RNG = random.Random(7)
 BEFORE: Files = {"a/one": b"1", "a/two.sh": b"2", "old": RNG.randbytes(2 << 20)}
@@ -117,7 +118,7 @@ def test_a_sync_that_dies_at_any_call_is_continued(
 ) -> None:
     calls = count_calls(tmp_path, make)
     assert calls > 10
-    for number in range(1, calls + 1):
+    for number in some(range(1, calls + 1)):
         person, store = prepared(tmp_path / f"{kind.name}-{number}", make)
         failing, faulty = with_faults(store, {number: Fault(kind)})
         with every_store_is(failing):
@@ -148,7 +149,7 @@ def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
     counted, counting = with_faults(in_two_places())
     with every_store_is(counted):
         Person(tmp_path / "count", "memory://unused").init()
-    for number in range(1, counting.calls + 1):
+    for number in some(range(1, counting.calls + 1)):
         person, store = Person(tmp_path / f"{kind.name}-{number}", "memory://unused"), in_two_places()
         failing, _ = with_faults(store, {number: Fault(kind)})
         with every_store_is(failing), suppress(Crash):
@@ -167,7 +168,7 @@ def test_an_init_that_dies_at_any_call_is_finished_by_the_next(
 def test_a_fault_that_passes_is_survived(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv.store.retry.time.sleep", lambda _: None)
     calls = count_calls(tmp_path)
-    for number in range(1, calls + 1):
+    for number in some(range(1, calls + 1)):
         person, store = prepared(tmp_path / f"{kind.name}-{number}")
         with every_store_is(Retrying(Faulty(store, {number: Fault(kind)}))):
             done = person.sync()
@@ -178,7 +179,7 @@ def test_a_fault_that_passes_is_survived(tmp_path: Path, kind: Kind, monkeypatch
 @pytest.mark.parametrize("kind", [Kind.REFUSED, Kind.ERROR_500])
 def test_a_store_that_goes_away_is_an_error_and_loses_nothing(tmp_path: Path, kind: Kind) -> None:
     calls = count_calls(tmp_path)
-    for number in range(1, calls + 1):
+    for number in some(range(1, calls + 1)):
         person, store = prepared(tmp_path / f"{kind.name}-{number}")
         plan = {call: Fault(kind) for call in range(number, calls + 20)}
         with every_store_is(Faulty(store, plan)):

@@ -19,6 +19,7 @@ from dsv.model.ids import CommitId
 from dsv.model.names import Target
 from dsv.store.memory import MemoryStore
 from tests.api.people import Person, every_store_is, read_folder
+from tests.exhaustive import examples
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "x.sh", "d/x.sh"])
 SMALL = st.binary(max_size=4)
@@ -151,6 +152,6 @@ class TwoWorkspaces(RuleBasedStateMachine):
 
 
 TwoWorkspaces.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTwoWorkspaces = TwoWorkspaces.TestCase

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from tests.cache.places import make_root, place, publish
+from tests.exhaustive import examples
 
 from dsv.cache.claims.claims import read_claims
 from dsv.cache.claims.holds import end_lease, own_holds
@@ -179,5 +180,5 @@ class Claims(RuleBasedStateMachine):
             assert len(claims.leases) == model.leases + model.holds and len(claims.pins) == model.pins
 
 
-Claims.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Claims.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestClaims = Claims.TestCase

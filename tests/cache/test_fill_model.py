@@ -314,7 +314,14 @@ def renumbered(world: World) -> World:
 SIZES = [(2, 2, 1, 3), (1, 3, 1, 3), (1, 2, 2, 2)]
 
 
-@pytest.mark.parametrize(("files", "workers", "fills", "generations"), SIZES)
+@pytest.mark.parametrize(
+    ("files", "workers", "fills", "generations"),
+    [
+        SIZES[1],
+        pytest.param(*SIZES[0], marks=pytest.mark.exhaustive),
+        pytest.param(*SIZES[2], marks=pytest.mark.exhaustive),
+    ],
+)
 def test_what_is_visible_is_whole_and_stays_as_it_is(
     files: int, workers: int, fills: int, generations: int
 ) -> None:

@@ -22,6 +22,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import pytest
+
 TAKERS, EVICTORS = ("t1", "t2"), ("e1", "e2")
 Names = frozenset[str]
 NONE: Names = frozenset()
@@ -266,6 +268,7 @@ def both(world: World) -> str | None:
     return nobody_is_hurt(world) or nothing_is_left(world)
 
 
+@pytest.mark.exhaustive
 def test_one_taker_and_two_evictors() -> None:
     states, wrong = explore(begin(takers=("t1",)), frozenset(), both)
     assert wrong is None and states > 5_000, (states, wrong)

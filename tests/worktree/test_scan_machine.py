@@ -15,6 +15,7 @@ from dsv.model.diff import difference
 from dsv.model.entry import Entry, Kind
 from dsv.model.ids import FileId
 from dsv.worktree.status import detect_changes
+from tests.exhaustive import examples
 from tests.worktree.worlds import World, tree_of
 
 NAMES = st.sampled_from(["a", "b", "a-b", "a.b", "ä", "zz"])
@@ -154,7 +155,7 @@ class Workspaces(RuleBasedStateMachine):
 
 TestWorkspaces = Workspaces.TestCase
 TestWorkspaces.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

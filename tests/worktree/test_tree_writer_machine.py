@@ -21,6 +21,7 @@ from dsv.model.progress import NoProgress
 from dsv.worktree.checkout.contents import Pieces
 from dsv.worktree.checkout.settle import NEVER
 from dsv.worktree.checkout.tree_writer import TreeWriter
+from tests.exhaustive import examples
 from tests.worktree.worlds import Tree, World, tree_of
 
 NAMES = st.sampled_from(["a", "b", "a-b", "c"])
@@ -230,5 +231,5 @@ def goal_id(tree: Tree) -> CommitId:
 
 TestPulls = Pulls.TestCase
 TestPulls.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -233,7 +233,7 @@ def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
     job = a_job(annotations={"dsv.run/stopped": "ann on h"}, backoffLimit=1)
     pods = (a_pod(0, 0, code=3), a_pod(0, 1, code=143))
     for done in (ended(JobFacts({**job, "spec": {"completions": 1}}, pods)), gone(JobFacts(job, pods))):
-        assert done is not None and done.cause is EndCause.CANCELLED
+        assert done is not None and (done.cause, done.stopped) == (EndCause.CANCELLED, "ann on h")
         assert [(each.end, each.cancelled_by) for each in done.parts] == [
             (EndCause.EXITED, None),
             (EndCause.CANCELLED, "ann on h"),

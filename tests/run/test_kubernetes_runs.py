@@ -278,16 +278,13 @@ def test_nodes_that_were_done_stay_done_though_one_is_lost_and_the_other_is_drai
     assert (record["parts"][0]["end"], record["parts"][0]["exit_code"]) == ("exited", 0)
 
 
-def test_a_machine_that_is_taken_out_of_the_cluster_is_lost_and_a_pod_that_is_deleted_is_cancelled(
-    site: Site,
-) -> None:
+def test_a_machine_that_is_gone_for_good_is_lost_and_a_pod_that_is_deleted_is_cancelled(site: Site) -> None:
     terminal = site.start(*run_of("--name", "lost"))
     until(lambda: site.has("ready"), "the start")
     run = site.out().name
     until(lambda: _pods_of(site, run)["0"]["status"]["phase"] == "Running", "the cluster's word")
     host = _pods_of(site, run)["0"]["spec"]["nodeName"]
-    site.cluster.stop_kubelet(host)
-    site.cluster.kubectl("delete", "node", host)
+    site.cluster.lose(host)
     out, err = terminal.communicate(timeout=PATIENCE)
     record = site.last()
     assert (record["end"], terminal.returncode) == ("node-lost", 137), out + err

@@ -464,7 +464,7 @@ def ended(job: JobFacts) -> Ended | None:
     over = job.condition("Failed") is not None or (
         (failed is not None or not (job.may_try_again or held_back)) and all_over
     ) or (failed is not None and all(each.is_over or each.is_going for each in last))  # fmt: skip
-    return _failed(job, parts, failed or {}) if over else None
+    return replace(_failed(job, parts, failed or {}), stopped=job.stopped) if over else None
 
 
 def gone(job: JobFacts, *, killed: bool = False) -> Ended:
@@ -479,7 +479,7 @@ def gone(job: JobFacts, *, killed: bool = False) -> Ended:
     return Ended(
         exit_code=code or ((137 if killed else 143) if job.begun else CANNOT_LAUNCH),
         launched=job.begun, reason=reason,
-        cause=EndCause.CANCELLED, parts=parts,
+        cause=EndCause.CANCELLED, parts=parts, stopped=job.stopped,
     )  # fmt: skip
 
 

@@ -136,7 +136,8 @@ def run(
             done = _in_turn(decided, turns, stay)
         if done.problem is None:
             done = replace(done, problem=records.send())
-            if records.is_in_store(done.problem) and done.record.job is not None:
+            whole = records.is_in_store(done.problem) and done.record.state.is_terminal
+            if whole and done.record.job is not None:
                 done.engine.forget(done.record.job)
         lost = done.record.end is EndCause.LOST_SIGHT
         if lost and (known := records.told_by_others(done.record)) is not None:

@@ -217,7 +217,7 @@ def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
     [
         ("nosuch://x", 2, "is not a URL that dsv can read"),
         ("gs://x/y", 9, "gcsfs"),
-        ("s3://out.tar", 2, "names no file in a bucket"),
+        ("s3://out.tar", 2, "is a bucket, not a file in one"),
         ("http://127.0.0.1:9/x.tar", 9, "HTTP export is not supported"),
         ("http://127.0.0.1:9/x", 9, "HTTP export is not supported"),
     ],

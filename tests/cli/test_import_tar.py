@@ -91,7 +91,7 @@ def test_a_tar_that_unpacks_to_absurdly_much_is_refused(
     monkeypatch.setattr(tar_module, "UNPACKED_MIN", 1 << 20)
     make_tar(outside.cwd / "x.tar.xz", [("zeros", bytes(40 << 20))], "w:xz")
     done = outside("import", "x.tar.xz", "pets:raw")
-    assert done.code == 9 and "unpacks to more than 2,000 times its size" in done.err, done
+    assert done.code == 9 and "x.tar.xz unpacks to more than 2,000 times its size" in done.err, done
 
 
 def _flipped(data: bytes, at: int) -> bytes:

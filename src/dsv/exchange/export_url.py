@@ -81,7 +81,7 @@ class UrlExport:
     def __init__(self, place: Place, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
         if place.protocol in HTTP:
             raise Unsupported(
-                "HTTP export is not supported",
+                f"HTTP export is not supported: {place.shown}",
                 subject=place.shown,
                 hint="export to s3:// or sftp://, or to a folder",
             )
@@ -95,7 +95,7 @@ class UrlExport:
         """Writes one tar. Raises `Conflict` if something is there, unless it is a file and `force` is given."""
         if "/" not in self.place.root:
             raise UsageError(
-                f"{self.place.shown} names no file in a bucket",
+                f"{self.place.shown} is a bucket, not a file in one",
                 subject=self.place.shown,
                 hint="s3://bucket/NAME.tar",
             )
@@ -314,7 +314,8 @@ class UrlExport:
         if self._is_store:
             return []
         root = self.place.root
-        clashing = {f"{key}/" for key in keys if key in folders | _folders_above(there, root)}
+        folders = folders | _folders_above(there, root)
+        clashing = {f"{key}/" for key in keys if key in folders}
         return sorted(clashing | (_folders_above(keys, root) & there.keys()))
 
     def _holds(self, key: str, entry: Entry) -> bool:

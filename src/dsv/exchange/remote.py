@@ -30,8 +30,8 @@ S3 = ("s3", "s3a")
 OBJECT_STORES = (*S3, "gs", "gcs", "az", "abfs", "abfss")
 """Protocols in which a file appears when all of it is written, and one request reads one version of it."""
 HTTP = ("http", "https")
-_CACHED = (*OBJECT_STORES, "hf")
-"""Protocols whose file systems remember listings; `refresh` asks again."""
+_CAN_REFRESH = (*S3, "az", "abfs", "abfss", "hf")
+"""Protocols whose file systems remember listings, and take `refresh` to ask again."""
 _ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5", "Content-MD5", "Digest")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
 _KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path.home() / ".ssh/known_hosts")
@@ -101,7 +101,7 @@ class Place:
     def info(self, key: str) -> dict[str, Any]:
         """The server's present information on a file, never from a cache."""
         with self.at_work("read"):
-            if self.protocol in _CACHED:
+            if self.protocol in _CAN_REFRESH:
                 found: dict[str, Any] = self.fs.info(key, refresh=True)
             else:
                 self.fs.invalidate_cache(key.rpartition("/")[0])

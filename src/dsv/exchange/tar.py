@@ -188,14 +188,14 @@ class _Raw:
     """The bytes of the tar as they lie at the URL. Reading them raises dsv's errors."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self.place = place
         self._file: Any = None
         self._position = 0
 
     def read(self, size: int = -1, /) -> bytes:
-        with self._place.at_work("read"):
+        with self.place.at_work("read"):
             if self._file is None:
-                self._file = self._place.fs.open(self._place.root, "rb", block_size=_PIECE)
+                self._file = self.place.fs.open(self.place.root, "rb", block_size=_PIECE)
             data: bytes = self._file.read(size)
         self._position += len(data)
         return data
@@ -205,9 +205,9 @@ class _Raw:
         if position == 0:  # a web server may not be able to seek, but it can be asked again
             self.close()
         elif position != self._position:
-            with self._place.at_work("read"):
+            with self.place.at_work("read"):
                 if self._file is None:
-                    self._file = self._place.fs.open(self._place.root, "rb", block_size=_PIECE)
+                    self._file = self.place.fs.open(self.place.root, "rb", block_size=_PIECE)
                 self._file.seek(position)
         self._position = position
         return position
@@ -242,8 +242,9 @@ class _Unpacking:
         self._position += len(data)
         if self._file is not self._raw and _is_absurd(self._position, self._raw.tell()):
             raise Unsupported(
-                f"the tar unpacks to more than {UNPACKED_TIMES:,} times its size",
-                hint="if that is meant, unpack it by tar, and dsv put the folder",
+                f"{self._raw.place.shown} unpacks to more than {UNPACKED_TIMES:,} times its size",
+                subject=self._raw.place.shown,
+                hint="if this is intended, unpack it with tar, and dsv put the folder",
             )
         return data  # type: ignore[no-any-return]
 

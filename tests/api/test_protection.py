@@ -46,7 +46,18 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def protect(world: World, limits: Limits = FORWARD) -> None:
-    protect_branch(world.context, MAIN_PATH, limits, "agreed")
+    """Forced if there is another rule."""
+    rule = world.fresh.refs.rule(DATASET, MAIN_PATH.branch)
+    replaced = rule is not None and rule.limits is not None
+    context = replace(world.context, override="agreed") if replaced else world.context
+    protect_branch(context, MAIN_PATH, limits, "agreed")
+
+
+def test_a_rule_is_not_replaced_without_force(world: World) -> None:
+    protect(world, Limits(only_merge=True))
+    with pytest.raises(Conflict, match="has a rule already: only merges"):
+        protect_branch(world.context, MAIN_PATH, FORWARD)
+    assert world.fresh.refs.limits(DATASET, MAIN_PATH.branch) == Limits(only_merge=True)
 
 
 def entry(commit_id: CommitId, *, author: str = "ann@lab", action: str = "sync") -> RefEntry:
@@ -262,7 +273,7 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
 ) -> None:
     assert not world.fresh.format.has("protected-branches")
     protect(world)
-    protect_branch(world.context, MAIN_PATH, Limits(only_merge=True))
+    protect(world, Limits(only_merge=True))
     assert [len(entry.features) for entry in world.fresh.format.entries] == [2, 3]
     older = layout.KNOWN_FEATURES - {"protected-branches"}
     monkeypatch.setattr(layout, "KNOWN_FEATURES", older)

@@ -204,3 +204,25 @@ def test_an_argument_changes_what_is_done_or_said(pets: Dsv, line: str, more: st
     with_it = pets(*line.split(), *more.split())
     shown = lambda result: (result.code, result.out, result.err)  # noqa: E731
     assert shown(with_it) != shown(without)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tag", "v9", "--author", "a" * 2000), "the author from --author has 2,000 characters, and 1,024"),
+        (("tag", "v9", "-m", "m" * 90_000), "a text has 90,000 characters, and 65,536 is the most"),
+        (("branch", "--protect", "main", "--who", "w" * 3000), "an author of --who has 3,000 characters"),
+    ],
+)
+def test_a_text_that_no_record_can_hold_is_refused_where_it_is_given(
+    pets: Dsv, words: tuple[str, ...], said: str
+) -> None:
+    refused = pets(*words)
+    assert refused.code == 2 and said in refused.err and "hint: shorten it" in refused.err
+
+
+def test_a_dataset_may_have_a_name_of_one_letter(pets: Dsv) -> None:
+    (pets.cwd / "file").write_text("x")
+    pets.ok("put", "file", "x:", "--create")
+    assert pets.ok("cat", "x:file").out == "x"
+    assert "x" in pets.ok("datasets").out.split()

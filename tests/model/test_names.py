@@ -71,10 +71,9 @@ def test_the_limit_counts_the_encoded_bytes() -> None:
         DatasetName.parse("a/" + "b" * 197)
 
 
-def test_one_letter_is_a_branch_but_no_dataset() -> None:
-    assert BranchName.parse("C") == "C"
-    with pytest.raises(UsageError, match="drive"):
-        Target.parse(r"C:\x")
+def test_one_letter_is_a_name() -> None:
+    assert BranchName.parse("C") == DatasetName.parse("C") == "C"
+    assert Target.parse("C@v1:x") == Target(DatasetName.parse("C"), Rev.parse("v1"), b"x")
 
 
 @pytest.mark.parametrize("text", ["a/b", "a%2fb", "a%2F", "a%252Fb"])

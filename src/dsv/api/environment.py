@@ -16,7 +16,7 @@ from dsv.api.config_file import parse_toml, read_config
 from dsv.api.settings import BUILT_IN, Setting, Settings, Source, read_environment, read_workspace
 from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.process import host_name, user_name
-from dsv.model.text import is_text
+from dsv.model.text import SHORT_MAX, check_length, is_text
 from dsv.model.toml import MAX_BYTES, binding
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
@@ -115,6 +115,7 @@ def author(settings: Settings, flag: str | None) -> Setting:
             subject=found.origin,
             hint="DSV_AUTHOR='Ann Lee <ann@example.org>', or --author",
         )
+    check_length(found.value, SHORT_MAX, f"the author from {found.origin}")
     return found
 
 

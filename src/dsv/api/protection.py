@@ -30,7 +30,8 @@ def protect_branch(context: Context, name: BranchPath, limits: Limits | None, me
     """Gives a branch a rule (None: takes it away), and notes it in the log of the branch's moves.
 
     The note is a move of its own, to the commit where the branch is: anyone who looked at the branch before the rule
-    was there loses the race for it, and looks again. Raises `Conflict` for an author whom the last rule does not name.
+    was there loses the race for it, and looks again. Raises `Conflict` for an author whom the last rule does not name,
+    and for a branch that has another rule, unless rules are overridden.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
@@ -40,6 +41,17 @@ def protect_branch(context: Context, name: BranchPath, limits: Limits | None, me
         if limits == (None if before is None else before.limits):
             return Protected(describe(context, repository, head), changed=False, first=False)
         repository.refs.check_mover(head, context.writer.author, merge=True)
+        if (
+            before is not None
+            and before.limits is not None
+            and limits is not None
+            and context.override is None
+        ):
+            raise Conflict(
+                f"branch {name.branch} of {dataset} has a rule already: {describe_limits(before.limits)}",
+                subject=f"{dataset}@{name.branch}",
+                hint="the same command with --force -m REASON replaces it",
+            )
         first = limits is not None and repository.add_feature(
             Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY),
             author=context.writer.author,

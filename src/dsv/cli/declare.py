@@ -23,7 +23,7 @@ from dsv.cli.catalogue import GLOBAL_OPTIONS
 from dsv.cli.named_options import blamed
 from dsv.cli.words import take_as_typed
 from dsv.errors import UsageError
-from dsv.model.text import is_text
+from dsv.model.text import LONG_MAX, check_length, is_text
 
 Body = Callable[..., int | None]
 Example = tuple[str, str]
@@ -184,6 +184,7 @@ def text(value: str) -> str:
     """A parser of words for people, kept in a store or a file, so UTF-8. Names of files need not be."""
     if not is_text(value):
         raise UsageError(f"{value!r} is not valid UTF-8", subject=value)
+    check_length(value, LONG_MAX, "a text")
     return value
 
 

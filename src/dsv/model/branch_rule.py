@@ -8,6 +8,7 @@ from dsv.errors import UsageError
 from dsv.model import wire
 from dsv.model.ids import Nonce
 from dsv.model.names import BranchName, DatasetName
+from dsv.model.text import LONG_MAX, SHORT_MAX, check_length
 from dsv.model.wire import Buffer, Count, Long, Millis, Raw16, Record, Short
 
 _RULE = Record(
@@ -103,6 +104,9 @@ class BranchRule(msgspec.Struct, frozen=True):
 
 def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int | None) -> Limits:
     """Limits as a person gives them. Raises `UsageError`."""
+    for one in who:
+        check_length(one, SHORT_MAX, "an author of --who")
+    check_length("".join(who), LONG_MAX, "the list of authors of --who")
     limits = Limits(only_merge, tuple(sorted({one.strip() for one in who})), max_removals)
     fault = limits.fault()
     if fault is not None:

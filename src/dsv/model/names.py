@@ -75,12 +75,6 @@ class DatasetName(_Name):
     __slots__ = ()
     what = "dataset"
 
-    @classmethod
-    def _fault(cls, text: str) -> str | None:
-        if len(text) == 1 and text.isalpha():
-            return "one letter alone looks like a drive"
-        return super()._fault(text)
-
 
 class BranchName(_Name):
     __slots__ = ()

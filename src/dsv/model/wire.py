@@ -18,6 +18,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from dsv.errors import IntegrityError, Unsupported, UsageError
+from dsv.model.text import LONG_MAX, SHORT_MAX
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -34,8 +35,8 @@ Raw32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Millis = Annotated[int, Meta(ge=0, lt=1 << 53)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Short = Annotated[str, Meta(max_length=1024)]
-Long = Annotated[str, Meta(max_length=65536)]
+Short = Annotated[str, Meta(max_length=SHORT_MAX)]
+Long = Annotated[str, Meta(max_length=LONG_MAX)]
 
 
 def header(kind: str, version: int = 1) -> bytes:

@@ -87,9 +87,7 @@ def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_is_evicted(
     with Lease.take(root, place(1), "run") as lease:
         assert lease.confirm()
         disk.limit(files=FEW)
-        with pytest.raises(
-            NoRoom, match=r"[0-9]+ files can still be made, 264 are needed; 1 cached"
-        ) as caught:
+        with pytest.raises(NoRoom, match=r"[0-9]+ inodes are free, 264 are needed; 1 cached") as caught:
             cache_it(root, world, commit)
         assert caught.value.exit_code == 7
         assert len(list(root.visible(place(2)).iterdir())) == OLD, "it would not have been enough"
@@ -122,7 +120,7 @@ def test_folders_are_counted_before_anything_is_fetched(
     commit = world.commit(File(f"{number:03}/a/b", 10, str(number)) for number in range(100))
     with Lease.take(root, place(1), "run"), Lease.take(root, place(2), "run"):
         disk.limit(files=300)
-        with pytest.raises(NoRoom, match=r"2[0-9][0-9] files can still be made, 364 are needed"):
+        with pytest.raises(NoRoom, match=r"2[0-9][0-9] inodes are free, 364 are needed"):
             cache_it(root, world, commit)
     assert world.fetched() == []
     assert room.reservations(root) == []

@@ -89,10 +89,10 @@ def test_free_inodes_are_room_too() -> None:
     wish = EvictionRequest(need=Extent(1, 35), dataset="xrays")
     plan = plan_eviction(full, settings(), few, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == full[:3] and plan.exceeded == []
-    assert plan.evicted[0][0].reason == "94 files can still be made, 119 are needed"
+    assert plan.evicted[0][0].reason == "94 inodes are free, 119 are needed"
     used = [replace(one, claim="in use") for one in full]
     refused = plan_eviction(used, settings(), few, NOW, wish)
-    assert refused.exceeded == ["94 files can still be made, 119 are needed"]
+    assert refused.exceeded == ["94 inodes are free, 119 are needed"]
     assert plan_eviction(full, settings(), few, NOW, replace(wish, need=Extent(1, 10))).evicted == []
     untold = replace(few, free_files=None)
     assert plan_eviction(full, settings(), untold, NOW, wish).evicted == []

@@ -324,7 +324,7 @@ def test_what_is_half_removed_is_told(
     undeletable.add("a.txt")
     result = pets("evict", "--all", "--json")
     assert result.code == 8
-    assert "it is half removed, the rest is in the trash, and the next evict goes on" in result.err
+    assert "it is half removed; the next evict deletes the rest from the trash" in result.err
     assert [item["commit"] for item in result.json["evicted"]] == [goes.name]
     assert [(item["commit"], item["half_removed"]) for item in result.json["failed"]] == [(half.name, True)]
     assert result.json["kept"] == [] and not half.exists() and not goes.exists()
@@ -334,7 +334,7 @@ def test_what_is_half_removed_is_told(
     shown = pets.ok("cached", "--json").json
     (left,) = shown["trash"]
     assert left["files"] == 1 and left["bytes"] > 0 and Path(left["path"]).parent == trash
-    assert f"in 1 file of an evicted commit not deleted yet, in {left['path']}" in pets.ok("cached").err
+    assert f"in 1 file of evicted data not deleted yet, in {left['path']}" in pets.ok("cached").err
     # Elsewhere each command is a process of its own.
     monkeypatch.setattr(Owner, "surely_dead", lambda owner: True)
     later = pets("evict", "--all", "--json")

@@ -55,7 +55,7 @@ def test_setting_keeps_what_is_there_and_its_mode(dsv: Dsv) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
     shown = dsv.ok("config")
-    assert f"warning: {path} has future.x, which is no setting of this version" in shown.err
+    assert f"warning: {path} has future.x, which is not a setting of this version" in shown.err
 
 
 def test_a_config_file_that_is_a_symlink_stays_one(dsv: Dsv) -> None:

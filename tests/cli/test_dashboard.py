@@ -46,7 +46,7 @@ def test_a_fill_is_shown_with_who_fills_and_how_far(dsv: Dsv, tmp_path: Path) ->
     (world.folder / "go").touch()
     (broken,) = person.ok("cached", "--json").json["fills"]
     assert (broken["live"], broken["room_left"]) == (False, 0)
-    assert "broken off, the next to ask goes on" in person.ok("cached").out
+    assert "interrupted; the next 'dsv cache' continues it" in person.ok("cached").out
     filler.finish(filler.start(root, world.folder, commit))
     assert person.ok("cached", "--json").json["fills"] == []
 

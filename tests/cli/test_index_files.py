@@ -115,7 +115,7 @@ def test_who_may_not_write_can_not_merge(ann: Dsv) -> None:
     result = ann("--store", "memory://none", "store", "merge-indexes")
     assert result.code == 3 and "there is no dsv store" in result.err
     result = ann("store", "merge-indexes", "--dry-run")
-    assert result.code == 2 and "has no use for --dry-run" in result.err
+    assert result.code == 2 and "does not support --dry-run" in result.err
 
 
 def test_processes_that_merge_and_sync_at_the_same_time(ann: Dsv, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     os.close(answers[1])
     _, told = process.communicate(timeout=60)
     assert process.returncode == 125
-    assert told == "error: the data is no longer held, so the command is ended: pets was evicted\n"
+    assert told == "error: the data is no longer held, so the command was stopped: pets was evicted\n"
     assert lines(heard)[1:] == ["SIGTERM"]
 
 
@@ -242,13 +242,13 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     [
         (("pets@nosuch", "--", "true"), 125, "no branch or tag nosuch"),
         (("nosuch@v1", "--", "true"), 125, "nosuch"),
-        (("pets@v1", "--", "nosuch-command"), 127, "nosuch-command: there is no such command"),
-        (("pets@v1", "--", "/nosuch/command"), 127, "there is no such command"),
+        (("pets@v1", "--", "nosuch-command"), 127, "nosuch-command: command not found"),
+        (("pets@v1", "--", "/nosuch/command"), 127, "command not found"),
         (("pets@v1", "--", "./a.txt"), 126, "./a.txt can't be run: Permission denied"),
-        (("pets@v1", "--"), 2, "there is no command to run"),
-        (("pets@v1",), 2, "there is no command to run"),
+        (("pets@v1", "--"), 2, "no command given"),
+        (("pets@v1",), 2, "no command given"),
         ((" ", "--", "true"), 2, "is a variable unset?"),
-        (("pets@v1", "--json", "--", "true"), 2, "stdout is the command's"),
+        (("pets@v1", "--json", "--", "true"), 2, "the command writes to stdout"),
         (("pets@v1", "--data", "x", "--", "true"), 2, "NAME=TARGET"),
     ],
 )

@@ -152,7 +152,7 @@ def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled |
 
 
 def _unknown(root: CacheRoot, place: Place, dataset: DatasetName) -> CheckedItem:
-    problem = "its record is missing or can't be read, so nothing tells that it is whole, and it was not read"
+    problem = "its record is missing or unreadable, so it was not checked"
     return CheckedItem(root.visible(place), dataset, place.commit, 0, 0, problem=problem)
 
 

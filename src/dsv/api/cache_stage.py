@@ -176,7 +176,7 @@ class Stager:
                     self.targets.show_tags(found, filled=there is None)
                 return result
         raise Unreachable(
-            f"{found.place} goes from {self.root.path} again and again", subject=str(found.place)
+            f"{found.place} is repeatedly evicted from {self.root.path}", subject=str(found.place)
         )
 
     def _make(self, found: Found) -> FillResult:
@@ -248,9 +248,9 @@ def cache(
     raises, and `UsageError` for no target.
     """
     if not targets:
-        raise UsageError("no target is named", hint="dsv cache DATASET@REV")
+        raise UsageError("no target given", hint="dsv cache DATASET@REV")
     if hold is not None and hold <= 0:
-        raise UsageError(f"a hold of {hold:g} seconds is none", hint="--hold 3d")
+        raise UsageError("the hold must be longer than 0 seconds", hint="--hold 3d")
     with Stager(context, CacheRoot(folder), offline=offline, jobs=jobs) as stager:
         return [stager.cache(target, hold=hold, job=job) for target in targets]
 

@@ -78,7 +78,7 @@ class Targets:
         """
         if not str(target):
             raise UsageError(
-                "an empty target is no target",
+                "empty target",
                 hint="dsv cache DATASET, or @REV in a workspace; is a variable unset?",
             )
         selection = PathSet.of([clean_path(target.path)])

@@ -58,7 +58,7 @@ def release(
     if ids and every:
         raise UsageError("name ids or --all, not both", hint="dsv release --id ID")
     if not (targets or ids or every or job is not None):
-        raise UsageError("no hold is named", hint="dsv release TARGET, or dsv release --id ID")
+        raise UsageError("no hold given", hint="dsv release TARGET, or dsv release --id ID")
     chosen: dict[str, Hold] = {}
     with opened_cache(context, folder) as (root, finder):
         for start in ids:
@@ -96,7 +96,7 @@ def pin(
             record = _pins.pin(root, place, why=why, seconds=seconds)
             if record is None:
                 raise NotFound(
-                    f"{place} has just gone from {root.path}",
+                    f"{place} was just evicted from {root.path}",
                     subject=str(place),
                     hint=f"dsv cache {target}",
                 )
@@ -168,7 +168,7 @@ def _the_hold(root: CacheRoot, start: str) -> Hold:
     lease = found[0].lease
     if lease.purpose != "hold":
         raise Conflict(
-            f"{found[0].place} is {lease.describe()}: that is no hold, and ends by itself", subject=start
+            f"{found[0].place} is {lease.describe()}: that is not a hold, and ends by itself", subject=start
         )
     if lease.owner.user != user_name():
         raise Conflict(f"hold {start} is {lease.owner.user}'s, not yours", subject=start, hint="dsv cached")
@@ -180,7 +180,7 @@ def _claimed(root: CacheRoot) -> list[Place]:
 
 
 def _holds_nothing(root: CacheRoot, what: str) -> NotFound:
-    return NotFound(f"you hold nothing of {what} in {root.path}", subject=what, hint="dsv cached")
+    return NotFound(f"you have no hold of {what} in {root.path}", subject=what, hint="dsv cached")
 
 
 def _several(root: CacheRoot, target: Target, holds: Sequence[Hold]) -> Conflict:

@@ -98,7 +98,10 @@ def _settings(context: Context) -> Iterator[Finding]:
     yield _ok("author", context.writer.author)
     for origin, key in context.settings.unknown():
         yield Finding(
-            "config", State.WARN, f"{origin} has {key}, which is no setting of this version", f"edit {origin}"
+            "config",
+            State.WARN,
+            f"{origin} has {key}, which is not a setting of this version",
+            f"edit {origin}",
         )
 
 
@@ -245,7 +248,7 @@ def _proved(store: Store, proof: Proof, *, single_writer: bool) -> Finding:
         )
     if proof.ok:
         order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
-        return _ok("write", f"of many writers of one key one won each time, and was read back by all{order}")
+        return _ok("write", f"Concurrent-write test passed{order}")
     return Finding(
         "write",
         State.FAIL,

@@ -96,7 +96,7 @@ def cache_while(
     `NotFound` if there is no such process.
     """
     if not targets:
-        raise UsageError("no target is named", hint="dsv cache DATASET@REV")
+        raise UsageError("no target given", hint="dsv cache DATASET@REV")
     watched = Watched(pid)
     if not watched.process.start or watched.has_ended():
         raise NotFound(f"there is no process {pid} here", subject=str(pid), hint="ps -e lists them")

@@ -47,7 +47,7 @@ def load_pool(settings: Settings, name: str, origin: str) -> Pool:
     if name not in settings.names("pools"):
         known = ", ".join([*settings.names("pools"), HERE])
         raise NotFound(
-            f"no pool named {name} is configured (asked for by {origin})",
+            f"no pool named {name} is configured (requested by {origin})",
             subject=name,
             hint=f"dsv config pools.{name}.engine ENGINE, or one of {known}",
         )

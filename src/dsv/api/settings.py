@@ -274,7 +274,7 @@ class Settings:
             f"or --{what} ./{setting.value} for a folder of that name"
         )
         return NotFound(
-            f"no {what} named {setting.value} is configured (asked for by {setting.origin})",
+            f"no {what} named {setting.value} is configured (requested by {setting.origin})",
             subject=setting.value,
             hint=hint,
         )

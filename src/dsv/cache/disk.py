@@ -23,7 +23,7 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
     if error.errno == errno.ENOTDIR and _is_below_a_file(Path(path)):
         return NotFound(what, subject=subject)
     if error.errno in GONE:  # others remove folders while they are empty
-        return Unreachable(what, subject=subject, hint="others change this cache now: try again")
+        return Unreachable(what, subject=subject, hint="the cache is being changed by others: try again")
     return Unreachable(what, subject=subject)
 
 
@@ -35,7 +35,7 @@ def free_room(path: Path | str) -> str:
     except OSError as error:
         return f"how much is free is unknown ({error.strerror})"
     free = f"{format_bytes(found.f_bavail * found.f_frsize)} are free"
-    return f"{free} and {found.f_favail} files can still be made" if found.f_files else free
+    return f"{free} and {found.f_favail} inodes are free" if found.f_files else free
 
 
 def _is_below_a_file(path: Path) -> bool:

@@ -49,7 +49,7 @@ def dataset_of(folder: str) -> DatasetName:
     plain = folder.replace("%2E", ".", 1)
     dataset = DatasetName.from_component(plain)
     if folder_name(dataset) != folder:
-        raise UsageError(f"{folder!r} is no folder of a dataset", subject=folder)
+        raise UsageError(f"{folder!r} is not the folder of a dataset", subject=folder)
     return dataset
 
 

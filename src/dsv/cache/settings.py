@@ -176,7 +176,7 @@ def _unreadable(path: Path) -> UsageError:
     return UsageError(
         f"{path} is not a file of at most {format_bytes(_LONGEST)}",
         subject=str(path),
-        hint=f"look what it is (ls -lL {path}), then correct or remove it",
+        hint=f"check what it is (ls -lL {path}), then correct or remove it",
     )
 
 
@@ -194,7 +194,9 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
         }
         return CacheSettings(protocol, _limits(known), _texts(known.get("protected", ())), rules)
     except ValueError as error:
-        raise UsageError(f"{name} is no TOML: {error}", subject=name, hint=f"correct {name}") from error
+        raise UsageError(
+            f"{name} is not valid TOML: {error}", subject=name, hint=f"correct {name}"
+        ) from error
     except UsageError as error:
         hint = error.hint or f"correct {name}"
         raise UsageError(f"{name}: {error.message}", subject=name, hint=hint) from error

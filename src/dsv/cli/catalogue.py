@@ -34,16 +34,16 @@ SECTIONS: dict[str, dict[str, str]] = {
         "revert": "Undo the changes of one commit on a branch",
     },
     "Store": {
-        "store": "Prove a store, merge its index files, or move or mend its names",
+        "store": "Check a store, compact its index, move or repair refs",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",
         "with": "Run a command while its data is held in the cache",
         "cached": "Show what is cached, who uses it, and the free space",
-        "release": "End holds that 'cache --hold' took",
+        "release": "Release holds",
         "pin": "Keep a cached commit from eviction",
-        "unpin": "Let a pinned commit go again",
-        "evict": "Free room in the cache",
+        "unpin": "Remove a pin",
+        "evict": "Free cache space",
     },
     "Runs": {
         "run": "Run a command on a cached commit, in a container",

@@ -110,7 +110,7 @@ class Process:
                 "the process engine has all of the machine's shared memory", hint="leave out --shm-size"
             )
         if not job.command or not job.command[0]:
-            raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
+            raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
         if any("\0" in argument for argument in job.command):
             raise UsageError("an argument holds a NUL byte")
         check_machine(job, facts.machine)
@@ -316,7 +316,7 @@ def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
 
 
 def _not_started(number: int, plan: Plan, environ: Mapping[str, str]) -> Ended:
-    """127 if there is no such command, 126 if it is there and can't be run, as in a shell."""
+    """127 if command not found, 126 if it is there and can't be run, as in a shell."""
     command, why = plan.argv[0], os.strerror(number)
     if number in (errno.ENOENT, errno.ENOTDIR) and not _is_there(command, plan.cwd, environ):
         return Ended(exit_code=NOT_FOUND, launched=False, reason=f"command not found: {command}")

@@ -134,7 +134,7 @@ def check_spec(spec: JobSpec) -> None:
     if spec.image is not None:
         check_image(spec.image)
     elif not spec.command:
-        raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
+        raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
 
 
 def _gpus_text(gpus: int | None) -> str | None:

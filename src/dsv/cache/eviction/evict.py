@@ -306,7 +306,7 @@ class _Executor:
 def _half_removed(place: Place, error: OSError) -> DsvError:
     cause = explain(error, str(place), "delete all of")
     return type(cause)(
-        f"{cause.message}; it is half removed, the rest is in the trash, and the next evict goes on",
+        f"{cause.message}; it is half removed; the next evict deletes the rest from the trash",
         subject=cause.subject,
         hint=cause.hint,
     )

@@ -192,7 +192,7 @@ class Planner:
         if self._request.only is not None:
             return "named" if one.place in self._request.only else None
         if self._request.everything:
-            return "asked for by --all"
+            return "requested by --all"
         age = self._settings.unused_for(one.dataset)
         if self._request.need is None and age is not None and self._now - one.last_use > age:
             return f"unused for {format_duration(self._now - one.last_use)}"
@@ -243,7 +243,7 @@ class Planner:
         if self._request.need not in (None, _NOTHING):
             needed += _OWN_FILES + self._request.folders
         if files is not None and files < needed:
-            found.append(f"{files} files can still be made, {needed} are needed")
+            found.append(f"{files} inodes are free, {needed} are needed")
         return found
 
 

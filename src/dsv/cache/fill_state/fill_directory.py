@@ -242,9 +242,9 @@ def _becomes_visible(directory: FillDirectory) -> bool:
             if lookup(directory.root, directory.place, fresh=True) is not None:
                 return False
             raise Conflict(
-                f"{target} is in the way: it holds files, but is no cached commit",
+                f"{target} is in the way: it has files, but is not a cached commit",
                 subject=str(target),
-                hint=f"look what it is, then: rm -r {shlex.quote(str(target))}",
+                hint=f"check what it is, then: rm -r {shlex.quote(str(target))}",
             ) from error
         raise
     return True

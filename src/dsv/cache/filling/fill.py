@@ -99,7 +99,7 @@ def _fill(context: FillContext) -> FillResult:
         elif done is not None and not done.published:
             time.sleep(min(1.0, 0.01 * attempt))
     raise Unreachable(
-        f"{place} is evicted from {root.path} again and again before it is whole", subject=str(place)
+        f"{place} is repeatedly evicted from {root.path} before it is complete", subject=str(place)
     )
 
 
@@ -223,9 +223,9 @@ def _check_free(root: CacheRoot, place: Place) -> None:
     # In this order, a commit that is being published at this moment is not taken for a foreign folder.
     if visible.is_dir() and join(root, place) is None and lookup(root, place, fresh=True) is None:
         raise Conflict(
-            f"{visible} is in the way: it is no commit that dsv has cached",
+            f"{visible} is in the way: dsv did not cache it",
             subject=str(visible),
-            hint=f"look what it is, then: rm -r {shlex.quote(str(visible))}",
+            hint=f"check what it is, then: rm -r {shlex.quote(str(visible))}",
         )
 
 
@@ -272,7 +272,7 @@ class Retries:
             raise Unreachable(
                 f"cannot fill {root.visible(place)}: folders of {root.path} keep vanishing meanwhile",
                 subject=str(place),
-                hint="others change this cache now: try again",
+                hint="the cache is being changed by others: try again",
             ) from error
         time.sleep(min(_LONGEST_PAUSE, 0.01 * self._vanished**2))
         for folder in (root.fill(place), root.claims(place), root.visible(place)):
@@ -299,4 +299,4 @@ class Retries:
         self._forgotten += 1
         if self._forgotten > _MOST_FORGOTTEN:
             raise error
-        self._context.progress.note(f"{self._context.root.path} had forgotten this host; it joins again")
+        self._context.progress.note(f"{self._context.root.path} lost the state of this host; rejoining")

@@ -224,7 +224,7 @@ class PartWorker:
             raise Unreachable(
                 f"files of {self._directory.place} keep vanishing from {self._directory.tree}",
                 subject=str(self._directory.place),
-                hint="look what else deletes there, then try again",
+                hint="check what else deletes files there, then try again",
             )
         if self._syncer is not None:
             try:

@@ -37,7 +37,7 @@ def lost(directory: FillDirectory, error: OSError) -> DsvError:
         told = Lost(
             f"cannot fill {directory.place}: {directory.root.path} lost what was written to it: {error.strerror}",
             subject=str(directory.place),
-            hint="look at what the kernel says of that disk (dmesg), then try again",
+            hint="check the kernel's log for that disk (dmesg), then try again",
         )
     told.__cause__ = error
     return told

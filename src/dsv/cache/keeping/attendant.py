@@ -60,7 +60,7 @@ class Hold:
             if said.startswith("lost "):
                 return said.removeprefix("lost ")
             if said.startswith(("gone ", "failed ")):
-                return f"{said.partition(' ')[2]} could not be held again"
+                return f"{said.partition(' ')[2]} could not be protected again"
             if said.startswith("held "):
                 self._tries = _TRIES
                 self._order = self._order.after(said)
@@ -128,7 +128,7 @@ def _attend(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
         if not lost and (problem := hold.problem()) is not None:
             lost = True
             deadline = time.monotonic() + GRACE
-            _complain(f"the data is no longer held, so the command is ended: {problem}")
+            _complain(f"the data is no longer held, so the command was stopped: {problem}")
             os.kill(child, signal.SIGTERM)
         if deadline is not None and time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
@@ -148,7 +148,7 @@ def _reap(child: int) -> int | None:
 def _not_started(command: str, error: OSError) -> int:
     is_there = os.path.lexists(command) if "/" in command else shutil.which(command, os.F_OK)
     if error.errno in (errno.ENOENT, errno.ENOTDIR) and not is_there:
-        _complain(f"{command}: there is no such command")
+        _complain(f"{command}: command not found")
         return NO_SUCH_COMMAND
     _complain(f"{command} can't be run: {error.strerror}")
     cannot = (errno.E2BIG, errno.ENOMEM, errno.EAGAIN)

@@ -111,7 +111,7 @@ class Lenders:
         if self._found is not None and one in self._found:
             self._found.remove(one)
             one.away = True
-            self._note(f"the cache {one.shelf.root.path} does not answer, so the store is asked")
+            self._note(f"the cache {one.shelf.root.path} does not answer, so the store is used")
 
     def close(self) -> None:
         for one in self._found or ():
@@ -139,7 +139,7 @@ class Lenders:
                 try:
                     shelf = future.result(max(0.0, end - time.monotonic()))
                 except TimeoutError:
-                    self._note(f"the cache {path} does not answer, so nothing is taken from it")
+                    self._note(f"the cache {path} does not answer, so it is not used")
                     continue
                 if shelf is None:
                     patient.close()

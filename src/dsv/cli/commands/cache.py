@@ -25,7 +25,7 @@ Hold = Annotated[
     typer.Option(
         "--hold",
         metavar="DURATION",
-        help="Keep them from eviction for so long (in a Slurm job: to its end).",
+        help="Protect from eviction for this long (in a Slurm job: until it ends).",
     ),
 ]
 WhilePid = Annotated[
@@ -34,12 +34,12 @@ WhilePid = Annotated[
         "--while",
         parser=whole(1),
         metavar="PID",
-        help="Keep them from eviction for as long as this process of this host lives.",
+        help="Protect from eviction while this local process runs.",
     ),
 ]
 Link = Annotated[
     str | None,
-    typer.Option("--link", metavar="LINK", help="Make this symlink lead to the cached commit."),
+    typer.Option("--link", metavar="LINK", help="Make this symlink point to the cached commit."),
 ]
 
 
@@ -98,9 +98,9 @@ def cache(
     """
     wanted = [Target.parse(text) for text in targets or ()]
     if hold is not None and while_pid is not None:
-        raise UsageError("hold them for a time or while a process lives, not both", hint="dsv cache --help")
+        raise UsageError("--hold and --while exclude each other", hint="dsv cache --help")
     if link is not None and len(wanted) != 1:
-        raise UsageError("--link leads to one target", subject=link, hint="dsv cache TARGET --link LINK")
+        raise UsageError("--link takes one target", subject=link, hint="dsv cache TARGET --link LINK")
     if link is not None:
         check_link(Path(link))
     seconds, job = _hold(hold, call.around.environ)

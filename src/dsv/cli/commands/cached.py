@@ -112,7 +112,11 @@ def cached(
         return
     _write_items(call, report)
     for fill in report.fills:
-        state = f"filled by {', '.join(fill.workers)}" if fill.live else "broken off, the next to ask goes on"
+        state = (
+            f"filled by {', '.join(fill.workers)}"
+            if fill.live
+            else "interrupted; the next 'dsv cache' continues it"
+        )
         call.line(
             f"{fill.dataset}@{str(fill.commit)[:12]}: {format_bytes(fill.bytes_done)} of {format_bytes(fill.bytes)}, "
             f"{fill.files_done:,} of {format_count(fill.files, 'file')}, {state}"
@@ -125,11 +129,11 @@ def cached(
     for trash in report.trash:
         size = f"{format_bytes(trash.room.bytes)} in {format_count(trash.room.files, 'file')}"
         call.warn(
-            f"{'' if trash.counted else 'more than '}{size} of an evicted commit not deleted yet, in {trash.path}: "
-            "'dsv evict' does it, or says what keeps it"
+            f"{'' if trash.counted else 'more than '}{size} of evicted data not deleted yet, in {trash.path}: "
+            "'dsv evict' deletes it, or reports why it can't"
         )
     for name in report.foreign:
-        call.warn(f"{report.folder / name} is not dsv's, and is left alone")
+        call.warn(f"{report.folder / name} was not created by dsv, and is ignored")
 
 
 def _write_items(call: Call, report: CachedReport) -> None:
@@ -173,7 +177,7 @@ def _details(item: CachedItem) -> list[str]:
     if item.protected:
         lines.append("protected by the cache's owner")
     if not item.complete:
-        lines.append("its record is missing: 'dsv evict', then 'dsv cache' make it whole")
+        lines.append("its record is missing: run 'dsv evict', then 'dsv cache' again")
     return [printable(line) for line in lines]
 
 

@@ -77,7 +77,7 @@ def config(
     columns = [Column("key", keep=True), Column("value", keep=True), Column("origin")]
     call.table(columns, [[setting.key, hide_in_urls(setting.value), setting.origin] for setting in settings])
     for origin, unknown in call.settings.unknown():
-        call.warn(f"{origin} has {unknown}, which is no setting of this version")
+        call.warn(f"{origin} has {unknown}, which is not a setting of this version")
 
 
 def _names(settings: Settings) -> Setting | None:
@@ -139,7 +139,7 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
         import tomli_w
 
         after = tomli_w.dumps(changed)
-        call.warn(f"{path} was written anew, and its comments are gone")
+        call.warn(f"{path} was rewritten, and its comments were lost")
     _write(path, after)
     if call.json:
         call.items([] if value is None else [_item(Setting(key, value, str(path)))])
@@ -178,7 +178,7 @@ def _write(path: Path, text: str) -> None:
     real = path.resolve()
     if real.exists() and not real.is_file():
         raise UsageError(
-            f"{path} is no regular file, so it can keep no setting",
+            f"{path} is not a regular file, so settings can't be saved in it",
             subject=str(path),
             hint="DSV_CONFIG=FILE names another file",
         )

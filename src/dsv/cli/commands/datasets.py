@@ -63,4 +63,4 @@ def datasets(call: Call) -> None:
     ]
     call.table(columns, rows)
     if not found:
-        call.say("the store holds no dataset yet; 'dsv init' in a folder makes one")
+        call.say("no datasets yet; run 'dsv init' in a folder to create one")

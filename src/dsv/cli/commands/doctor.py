@@ -19,7 +19,7 @@ _STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.E
     examples=[
         ("dsv doctor", "the store, the cache and the engines in effect here"),
         ("dsv doctor --store s3://lake/dsv", "another store, before it is used"),
-        ("dsv doctor --json | jq -r '.items[] | select(.state != \"ok\")'", "what is not well"),
+        ("dsv doctor --json | jq -r '.items[] | select(.state != \"ok\")'", "what needs attention"),
     ],
     result={
         "items.check": "what was looked at",

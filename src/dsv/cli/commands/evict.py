@@ -57,11 +57,11 @@ def evict(
     targets: Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...")] = None,
     unused_for: Annotated[
         str | None,
-        typer.Option("--unused-for", metavar="DURATION", help="Evict what was not used for so long."),
+        typer.Option("--unused-for", metavar="DURATION", help="Evict what was not used for this long."),
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", metavar="SIZE", help="Evict until the cache takes no more than this."),
+        typer.Option("--max-size", metavar="SIZE", help="Evict until the cache is no larger than this."),
     ] = None,
     max_files: Annotated[
         int | None,
@@ -69,14 +69,14 @@ def evict(
     ] = None,
     min_free: Annotated[
         str | None,
-        typer.Option("--min-free", metavar="SIZE|PERCENT", help="Evict until so much of the disk is free."),
+        typer.Option("--min-free", metavar="SIZE|PERCENT", help="Evict until this much of the disk is free."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Evict all that is not in use, pinned or protected.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Only show what would go.")] = False,
 ) -> int:
-    """Free room in the cache.
+    """Free cache space.
 
     Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
     run or a hold uses, what is pinned and what the owner protects stays. The store is never touched. Prints a
@@ -119,9 +119,7 @@ def _tell(call: Call, report: EvictionReport, *, say_kept: bool) -> None:
     for item in report.evicted:
         if item.foreign:
             named = ", ".join(item.foreign_paths)
-            call.warn(
-                f"{_name(item)} had {format_count(item.foreign, 'file')} that dsv had not put there: {named}"
-            )
+            call.warn(f"{_name(item)} had {format_count(item.foreign, 'file')} not created by dsv: {named}")
     if say_kept:
         for kept in report.kept:
             call.say(f"kept {_name(kept)}: {kept.reason}")

@@ -71,13 +71,13 @@ def node(
     and output, unless somebody else completes it. ORDER may be '-' for stdin.
     """
     if call.json:
-        raise UsageError("stdout is the command's, so no document can go there", hint="leave out --json")
+        raise UsageError("--json is not supported: the command writes to stdout", hint="leave out --json")
     if left is not None:
         if call.words:
             raise UsageError("--left runs no command", subject="--left", hint="leave out CMD, or --left")
         return _complete(call, _read(order), Path(left), NodeSeat(rank=rank, attempt=attempt))
     if not call.words or not call.words[0]:
-        raise UsageError("there is no command to run", hint="dsv node ORDER -- CMD...")
+        raise UsageError("no command given", hint="dsv node ORDER -- CMD...")
     names = tuple(name.strip() for name in (addresses or "").split(",") if name.strip())
     return _run(call, order, NodeSeat(rank=rank, attempt=attempt, addresses=names), jobs)
 

@@ -27,7 +27,7 @@ def pin(
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...")],
     duration: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="How long; without it, until it is unpinned."),
+        typer.Option("--for", metavar="DURATION", help="How long (default: until it is unpinned)."),
     ] = None,
     message: Annotated[
         str, typer.Option("-m", "--message", parser=text, metavar="TEXT", help="Why: shown by 'dsv cached'.")

@@ -38,7 +38,7 @@ def release(
         bool, typer.Option("--all", help="All of your holds: of TARGET, or of all that is cached.")
     ] = False,
 ) -> None:
-    """End holds that 'cache --hold' took.
+    """Release holds.
 
     Only your own. If you have several holds of a TARGET, as two jobs of yours have, nothing is released and the exit
     code is 4: name one with --id. 'dsv cache --hold 3d --json' prints the id of its hold, and 'dsv cached' shows the

@@ -24,15 +24,15 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
     "store",
     unused=["--cache"],
     examples=[
-        ("dsv store check", "prove that the store in effect keeps its promises, as dsv init did"),
+        ("dsv store check", "test the store in effect, as dsv init did"),
         (
             "dsv store merge-indexes",
-            "make the store's index files few, so that a new machine's sync is quick",
+            "merge index files, so that the first sync on a new machine is fast",
         ),
         ("dsv store move-names /nfs/names", "keep the store's names there from now on"),
         ("dsv store move-names s3://lake/dsv", "keep them in the store s3://lake/dsv itself again"),
-        ("dsv store rebuild-names --names /nfs/new-names --dry-run", "what can be found of lost names"),
-        ("dsv store rebuild-names --names /nfs/new-names", "make them anew"),
+        ("dsv store rebuild-names --names /nfs/new-names --dry-run", "show which names can be recovered"),
+        ("dsv store rebuild-names --names /nfs/new-names", "recover them"),
     ],
     result={
         "items.check": "check: what was looked at",
@@ -68,7 +68,7 @@ def store(
         bool, typer.Option("--dry-run", help="Show what would be made, and make nothing.")
     ] = False,
 ) -> int:
-    """Prove a store, merge its index files, or move or mend its names.
+    """Check a store, compact its index, move or repair refs.
 
     check: many writers, in several processes too, race for keys under probe/, read them back and list them; a store in
     two places is proved in each for what it is used for. Index files are read, 1,000 at most. The exit code is 1 if
@@ -82,14 +82,14 @@ def store(
     command finishes it; to name the place where they are takes it back. End commands of older versions of dsv first.
 
     rebuild-names: if the place where a store's names were kept is lost, its commits are still in the bucket. They are
-    listed, and the newest commit of each line becomes the head of a branch at PLACE. Tags are not found again.
+    listed, and the newest commit of each line becomes the head of a branch at PLACE. Tags cannot be recovered.
     """
     if action not in ACTIONS:
         raise UsageError(
             f"dsv store has no action {action}", subject=action, hint=f"one of {', '.join(ACTIONS)}"
         )
     if dry_run and action != "rebuild-names":
-        raise UsageError(f"dsv store {action} has no use for --dry-run", hint=f"dsv store {action}")
+        raise UsageError(f"dsv store {action} does not support --dry-run", hint=f"dsv store {action}")
     if (place is not None) != (action == "move-names"):
         what = "names no place" if place is None else f"has no use for {place}"
         raise UsageError(f"dsv store {action} {what}", hint="dsv store move-names PLACE, dsv store check")
@@ -121,7 +121,7 @@ def _move(call: Call, place: str) -> int:
         return 0
     call.line(done.names)
     if done.taken_back:
-        call.say("the move was taken back: the names are where they were")
+        call.say("the move was undone: the names are where they were")
     elif done.configure is None:
         call.say("the names are there already")
     else:

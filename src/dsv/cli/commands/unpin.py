@@ -26,7 +26,7 @@ def unpin(
     targets: Annotated[list[str], typer.Argument(metavar="TARGET...")],
     everyone: Annotated[bool, typer.Option("--everyone", help="End other people's pins too.")] = False,
 ) -> None:
-    """Let a pinned commit go again."""
+    """Remove a pin."""
     wanted = [Target.parse(each) for each in targets]
     with call.context() as context:
         found = unpin_targets(context, call.settings.cache().path, wanted, everyone=everyone)

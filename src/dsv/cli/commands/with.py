@@ -66,13 +66,11 @@ def with_(
     """
     further = parse_data(data or ())
     if call.json:
-        raise UsageError("stdout is the command's, so no document can go there", hint="leave out --json")
+        raise UsageError("--json is not supported: the command writes to stdout", hint="leave out --json")
     if not target.strip():
-        raise UsageError(
-            "an empty target is no target", hint="is a variable unset? dsv with DATASET[@REV] -- CMD..."
-        )
+        raise UsageError("empty target", hint="is a variable unset? dsv with DATASET[@REV] -- CMD...")
     if not call.words or not call.words[0]:
-        raise UsageError("there is no command to run", hint="dsv with TARGET -- CMD...")
+        raise UsageError("no command given", hint="dsv with TARGET -- CMD...")
     wanted = [Target.parse(target), *further.values()]
     with launching(), call.context() as context:
         held = hold_while(

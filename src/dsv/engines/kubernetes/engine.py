@@ -142,7 +142,7 @@ class Kubernetes:
     def plan(self, job: Job, facts: Facts) -> Plan:
         image = check_image(job.image)
         if not job.command or not job.command[0]:
-            raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
+            raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
         if any("\0" in argument for argument in job.command):
             raise UsageError("an argument holds a NUL byte")
         if job.engine_args:

@@ -271,7 +271,7 @@ def batch_of(job: Job, options: SlurmOptions) -> Batch:
     if job.shm_bytes is not None:
         raise UsageError("a job on Slurm has all of the node's shared memory", hint="leave out --shm-size")
     if not job.command or not job.command[0]:
-        raise UsageError("there is no command to run", hint="dsv run TARGET -- CMD …")
+        raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
     if any("\0" in argument for argument in job.command):
         raise UsageError("an argument holds a NUL byte")
     if job.gpus == ALL_GPUS:

@@ -105,7 +105,7 @@ def test_a_new_branch_begins_where_the_workspace_is(lab: Lab) -> None:
     done = to(bob, "fresh", create=True)
     assert done.made and done.any_change and done.commit == done.before
     assert bob.files() == before and found(bob) == MINE and bound(bob).branch == "fresh"
-    with pytest.raises(Conflict, match="has a branch fresh already"):
+    with pytest.raises(Conflict, match="already has a branch fresh"):
         to(bob, "fresh", create=True)
     published = bob.sync()
     with reflog(bob.context()) as moves:
@@ -151,7 +151,7 @@ def test_killed_at_any_step_it_is_finished_or_undone_by_the_next_switch(lab: Lab
         if bound(bob).branch == "third":  # nothing is written before it is known for which branch
             assert bob.files() == with_mine(THIRD)
         if bound(bob).branch == "second" and bound(bob).base() == base:
-            with pytest.raises(Conflict, match="dsv switch second did not end here") as caught:
+            with pytest.raises(Conflict, match="dsv switch second was interrupted here") as caught:
                 bob.sync()
             assert caught.value.hint == "dsv switch second finishes it"
         if step % 3 == 0:

@@ -179,7 +179,7 @@ def test_a_branch_is_made_by_its_own_option_alone(ann: Person) -> None:
         assert [head.branch for head in Repository.open(store, None).refs.heads(SCANS)] == ["main"]
     assert ann.sync(branch=branch, new_branch=True).branch == branch
     assert not ann.sync(branch=branch).any_change
-    with pytest.raises(Conflict, match="has a branch experiment already"):
+    with pytest.raises(Conflict, match="already has a branch experiment"):
         ann.sync(branch=branch, new_branch=True)
 
 

@@ -31,7 +31,7 @@ def test_a_merge_updates_the_workspace(forked: Dsv) -> None:
     assert (forked.cwd / "new").read_bytes() == b"n"
     assert forked.ok("status", "--json").json["position"] == "up-to-date"
     assert (forked.cwd / "t.txt").read_bytes() == b"one\n2\n3\n4\nfive\n"
-    assert forked.ok("merge", "side").out == "pets@main has everything of side already\n"
+    assert forked.ok("merge", "side").out == "pets@main already has everything of side\n"
 
 
 def test_a_local_change_in_the_way_stays_and_the_workspace_is_left_behind(forked: Dsv) -> None:

@@ -32,7 +32,7 @@ def refused(done: object, code: int, *texts: str) -> None:
 def test_a_clone_says_what_came(pets: Dsv) -> None:
     there = pets.at(pets.cwd.parent)
     done = there.ok("clone", "pets", "part", "--only", "train/", "--only", "a*.txt")
-    assert "it is sparse: 3 paths of train, a*.txt came" in done.out
+    assert "sparse: fetched 3 paths under train, a*.txt" in done.out
     document = there.ok("clone", "pets", "other", "--only", "!test", "--json").json
     assert_documented("clone", document)
     assert document["only"] == ["**", "!test"] and document["created"] == 3 and document["files"] == 4
@@ -41,7 +41,7 @@ def test_a_clone_says_what_came(pets: Dsv) -> None:
 
 def test_the_list_and_its_changes(part: Dsv) -> None:
     assert part.ok("sparse", "list").out == "train\n"
-    assert "1 path came" in part.ok("sparse", "add", "test/*.png").out
+    assert "fetched 1 path" in part.ok("sparse", "add", "test/*.png").out
     done = part.ok("sparse", "remove", "train/1.png", "--json")
     assert_documented("sparse", done.json)
     assert done.json["only"] == ["train", "test/*.png", "!train/1.png"] and done.json["removed"] == 1
@@ -50,7 +50,7 @@ def test_the_list_and_its_changes(part: Dsv) -> None:
     assert "is not sparse: it has everything" in whole.err
     assert part.ok("sparse", "list").out == ""
     part.ok("sparse", "remove", "**")
-    assert names(part.cwd) == [] and "has nothing of its dataset" in part.ok("sparse", "list").err
+    assert names(part.cwd) == [] and "has no files of its dataset" in part.ok("sparse", "list").err
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_list_and_its_changes(part: Dsv) -> None:
         ("sparse add nope/*", 3, ["nothing in commit", "matches nope/*", "dsv ls"]),
         ("sparse remove nope", 3, ["matches nope", "dsv sparse list"]),
         ("restore test", 4, ["is not in this workspace, which is sparse", "dsv sparse add test"]),
-        ("clone pets . --only train", 4, ["is a workspace of pets already"]),
+        ("clone pets . --only train", 4, ["is already a workspace of pets"]),
         ("clone pets ../new --keep --force", 2, ["exclude each other"]),
         ("clone pets ../new --only nope", 3, ["matches nope"]),
         ("sparse-checkout", 2, ["dsv sparse add PATTERN"]),
@@ -78,7 +78,7 @@ def test_what_is_refused(part: Dsv, line: str, code: int, texts: list[str]) -> N
 
 
 def test_outside_of_a_workspace(dsv: Dsv) -> None:
-    refused(dsv("sparse", "list"), 3, "is in no dsv workspace")
+    refused(dsv("sparse", "list"), 3, "is not inside a dsv workspace")
 
 
 def test_local_changes_keep_files_from_going(part: Dsv) -> None:
@@ -88,7 +88,7 @@ def test_local_changes_keep_files_from_going(part: Dsv) -> None:
 
 
 def test_status_says_what_the_workspace_has(part: Dsv) -> None:
-    assert "this workspace is sparse, and has train" in part.ok("status").err
+    assert "sparse workspace: train" in part.ok("status").err
     write_files(part.cwd, {"test": b"a file", "a.txt": b"another"})
     done = part.ok("status")
     assert (
@@ -173,7 +173,12 @@ def test_a_clone_that_was_begun_with_other_patterns(pets: Dsv) -> None:
     there = pets.at(pets.cwd.parent)
     there.ok("clone", "pets", "part", "--only", "train")
     (there.cwd / "part/.dsv/base").unlink()  # as a kill leaves it
-    refused(there("clone", "pets", "part", "--only", "test"), 4, "was begun", "--only train finishes it")
+    refused(
+        there("clone", "pets", "part", "--only", "test"),
+        4,
+        "an interrupted clone",
+        "--only train finishes it",
+    )
     there.ok("clone", "pets", "part", "--only", "train")
 
 

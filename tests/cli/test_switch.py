@@ -13,10 +13,10 @@ def test_there_and_back(pets: Dsv) -> None:
     write_files(pets.cwd, {"a.txt": b"gamma\n", "mine": b"mine"})
     pets.ok("sync", "a.txt")
     back = pets.ok("switch", "@main")
-    assert back.out.startswith("this workspace follows pets@main, at ")
+    assert back.out.startswith("switched to pets@main, at ")
     assert back.err == "0 files added, 1 replaced, 0 removed\n"
     assert (pets.cwd / "a.txt").read_bytes() == b"beta\n" and (pets.cwd / "mine").exists()
-    assert pets.ok("switch", "pets@main").out.endswith(" already\n")
+    assert pets.ok("switch", "pets@main").out.startswith("this workspace already follows pets@main, at ")
     write_files(pets.cwd, {"a.txt": b"in the way\n"})
     refused = pets("switch", "relabel")
     assert (refused.code, refused.out) == (4, "") and "a.txt" in refused.err
@@ -48,7 +48,7 @@ def test_a_branch_that_is_only_read_can_be_followed(pets: Dsv) -> None:
 def test_a_protected_branch_moves_by_force_with_a_reason(pets: Dsv) -> None:
     done = pets.ok("branch", "--protect", "main", "--who", "bob@lab", "--max-removals", "50")
     assert done.out == "pets@main is protected: only bob@lab; at most 50 % removed\n"
-    assert "versions of dsv that know no protected branches" in done.err
+    assert "older versions of dsv, without protected branches" in done.err
     again = pets.ok("branch", "--protect", "main", "--who", "bob@lab", "--max-removals", "50", "--json").json
     assert_documented("branch", again)
     assert again["items"][0]["protected"] == {"only_merge": False, "who": ["bob@lab"], "max_removals": 50}

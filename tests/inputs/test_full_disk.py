@@ -153,7 +153,7 @@ def test_a_workspace_without_room_for_a_clone(scene: Scene, synced: dict[str, by
         disk.limit(free=2 << 20)
         refused(CLONE(person, "set"), 7, "b/large.bin", "No space left on device")
         nothing_partial(person, FILES)
-        refused(person.at(person.cwd / "clone")("sync"), 4, "has commits that this workspace has not")
+        refused(person.at(person.cwd / "clone")("sync"), 4, "has commits that this workspace does not have")
         disk.limit()
         assert CLONE(person, "set").code == 0
         assert read_folder(person.cwd / "clone") == FILES

@@ -254,7 +254,7 @@ def describe(context: Context, repository: Repository, head: Head) -> BranchItem
 def check_not_main(head: Head, what: str) -> None:
     if head.branch == MAIN:
         raise Conflict(
-            f"main of {head.dataset} is never {what}: it is what makes the dataset",
+            f"main of {head.dataset} cannot be {what}",
             subject=f"{head.dataset}@main",
             hint="dsv branch main TARGET --reset moves it",
         )
@@ -318,8 +318,8 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
             f"branch {head.branch} of {head.dataset} has {format_count(alone, 'commit')} that no other branch and no "
             "tag has",
             subject=f"{head.dataset}@{head.branch}",
-            hint=f"dsv tag NAME {head.dataset}@{head.branch} keeps them; with --force it is deleted all the same, and "
-            f"dsv branch --restore {head.dataset}@{head.branch} brings it back",
+            hint=f"dsv tag NAME {head.dataset}@{head.branch} keeps them; --force deletes it all the same, and "
+            f"dsv branch --restore {head.dataset}@{head.branch} restores it",
         )
 
 
@@ -329,7 +329,7 @@ def _exists(head: Head, commit: CommitId) -> Conflict:
     if head.commit != commit:
         hint = f"dsv branch {head.branch} TARGET --reset moves it; {hint}"
     return Conflict(
-        f"{head.dataset} has a branch {head.branch} already{at}",
+        f"{head.dataset} already has a branch {head.branch}{at}",
         subject=f"{head.dataset}@{head.branch}",
         hint=hint,
     )

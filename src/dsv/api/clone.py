@@ -33,7 +33,7 @@ from dsv.worktree.unfinished import read_begun
 from dsv.worktree.workspace import DOT_FOLDER, Workspace, is_vacant
 
 COMMAND = "dsv clone"
-_HINT = "move them away, or remove them"
+_HINT = "move or remove them"
 
 
 class Differing(Enum):
@@ -46,7 +46,7 @@ class Differing(Enum):
     OVERWRITE = "overwrite"
 
 
-_HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as your changes, --force overwrites them"}
+_HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as local changes, --force overwrites them"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +168,11 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, req
         names = [path for path, found in find_paths(tree, names) if found.entry is not None or found.below]
     if not names:
         if not root.is_dir():
-            raise Conflict(f"{root} is there already, and is no folder", subject=str(root), hint=elsewhere)
+            raise Conflict(f"{root} already exists and is not a folder", subject=str(root), hint=elsewhere)
         raise Conflict(
-            f"{root} is there already and not empty",
+            f"{root} already exists and is not empty",
             subject=str(root),
-            hint=f"{elsewhere}; --keep makes a workspace of it as it is",
+            hint=f"{elsewhere}; --keep turns it into a workspace as it is",
         )
 
 
@@ -203,7 +203,7 @@ def _bind(
                 raise _another_choice(root, inside)
             return (inside if inside.branch == branch else inside.follow(branch)), False
         raise Conflict(
-            f"{root} is a workspace of {inside.dataset} already",
+            f"{root} is already a workspace of {inside.dataset}",
             subject=str(root),
             hint=f"dsv -C {shlex.quote(str(root))} pull",
         )
@@ -233,7 +233,7 @@ def _another_choice(root: Path, inside: Workspace) -> Conflict:
         else "".join(f" --only {shlex.quote(x)}" for x in inside.chosen.lines)
     )
     return Conflict(
-        f"a clone was begun in {root} {'with' + only if only else 'without --only'}, and did not end",
+        f"an interrupted clone in {root} was started {'with' + only if only else 'without --only'}",
         subject=str(root),
         hint=f"dsv clone {inside.dataset} {root}{only} finishes it; then dsv sparse add or dsv sparse remove",
     )

@@ -158,7 +158,7 @@ class Context:
         found = Workspace.find(self.cwd)
         if found is None:
             raise NotFound(
-                f"{self.cwd} is in no dsv workspace",
+                f"{self.cwd} is not inside a dsv workspace",
                 subject=str(self.cwd),
                 hint="dsv init, or dsv clone DATASET",
             )

@@ -65,7 +65,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         resumed = inside is not None and inside.store_id == repository.id and inside.base() is None
         if inside is not None and not resumed:
             raise Conflict(
-                f"{folder} is a workspace of {dataset} in {inside.store} already",
+                f"{folder} is already a workspace of {dataset} in {inside.store}",
                 subject=str(folder),
                 hint=f"to bind the files to another store: rm -r {shlex.quote(str(inside.dot))}, then dsv init again",
             )

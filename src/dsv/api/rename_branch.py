@@ -35,7 +35,7 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
     is taken, or if somebody moves the branch meanwhile.
     """
     if old.branch == new:
-        raise UsageError(f"{new} is its name already", subject=new)
+        raise UsageError(f"{new} is already its name", subject=new)
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
         dataset = dataset_of(context, repository, old.dataset)
@@ -62,7 +62,7 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
         made = Action.parse(newest.entry.action)
         if made.verb != RENAME or made.message.partition(";")[0] != _RENAMED_FROM + head.branch:
             raise Conflict(
-                f"{head.dataset} has a branch {new} already",
+                f"{head.dataset} already has a branch {new}",
                 subject=f"{head.dataset}@{new}",
                 hint="choose another name",
             )

@@ -67,7 +67,7 @@ def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
             made = Made()
             if tree is not None:
                 check_tree(tree, workspace.root, held)
-                hint = "move yours away, or remove it; then the same command goes on"
+                hint = "move or remove yours, then run the same command again"
                 made = check_out(opened, baseline, Goal("dsv sparse add", tree.commit_id, changes, hint))
             workspace = _choose(opened, baseline, chosen, base)
         return Sparse(workspace, created=made.created)
@@ -106,7 +106,7 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                     "dsv sparse remove",
                     tree.commit_id,
                     changes,
-                    "publish it with dsv sync, or give it up with dsv restore PATH",
+                    "publish the changes with dsv sync, or give them up with dsv restore PATH",
                     ready=record,
                 )
                 made = check_out(opened, baseline, goal)
@@ -138,7 +138,7 @@ def _choose(
 def _check_ended(baseline: Baseline) -> None:
     if baseline.warning is not None:
         raise Conflict(
-            f"{baseline.begun[-1].command} did not end here",
+            f"{baseline.begun[-1].command} was interrupted here",
             subject=str(baseline.scan.root),
             hint=f"{baseline.begun[-1].finish} finishes it",
         )
@@ -168,7 +168,7 @@ def _check_known(workspace: Workspace, lines: Sequence[str], changes: Iterator[C
             return
     for line in unknown:
         raise NotFound(
-            f"nothing that {workspace.root} has matches {line}",
+            f"no file in {workspace.root} matches {line}",
             subject=line,
             hint="dsv sparse list shows its patterns",
         )

@@ -152,7 +152,7 @@ def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
 
 def _taken(head: Head) -> Conflict:
     return Conflict(
-        f"dataset {head.dataset} has a branch {head.branch} already",
+        f"dataset {head.dataset} already has a branch {head.branch}",
         subject=f"{head.dataset}@{head.branch}",
         hint=f"dsv switch {head.branch} follows it",
     )

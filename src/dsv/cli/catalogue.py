@@ -8,7 +8,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "clone": "Fetch a dataset into a new workspace",
         "pull": "Update the workspace to its branch",
         "restore": "Restore files as a commit has them",
-        "switch": "Follow another branch",
+        "switch": "Switch to another branch",
         "rollback": "Roll the branch back to an earlier commit",
         "sync": "Commit this folder and publish it",
         "status": "Show local changes, and what a sync would do",

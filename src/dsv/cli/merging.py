@@ -79,7 +79,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, 
 COUNT_KEYS = {
     "added": "how many paths are new on the branch",
     "changed": "how many have other content or another mode now",
-    "removed": "how many went",
+    "removed": "how many were removed",
     "merged": "how many files were put together from both sides' contents",
     "settled.path": "a file that was put together from both sides, or a conflict that a choice has settled",
     "settled.choice": "ours, theirs, both or resolved; null if nothing had to be settled",

@@ -99,8 +99,8 @@ class Baseline(msgspec.Struct, frozen=True):
             return None
         last = self.begun[-1]
         return (
-            f"{last.command} did not end here; what it wrote on the way to {str(last.commit)[:12]} is not taken for "
-            f"your change. {last.finish} finishes it"
+            f"{last.command} was interrupted here; what it wrote on the way to {str(last.commit)[:12]} does not count "
+            f"as your change. {last.finish} finishes it"
         )
 
     def entry(self, path: bytes) -> Entry | None:
@@ -151,8 +151,8 @@ class Baseline(msgspec.Struct, frozen=True):
         for path in self.written:
             if path in ways or any(part in mine for part in folders_above(path)):
                 raise Conflict(
-                    f"{show(path)} was written by {self.begun[-1].command}, which did not end, and a change of yours "
-                    "needs it",
+                    f"{show(path)} was written by {self.begun[-1].command}, which was interrupted, and conflicts with "
+                    "a change of yours",
                     subject=path.decode("utf-8", "backslashreplace"),
                     hint=self.begun[-1].finish,
                 )

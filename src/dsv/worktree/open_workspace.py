@@ -60,7 +60,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
             self.workspace.set_base(found)
             goes_on = "" if found is None else f", and the base is now its ancestor {_short(found)}"
             self.progress.note(
-                f"the base {_short(base)} is not in {self.repository.store.url} any more (perhaps an older copy of "
+                f"the base {_short(base)} is no longer in {self.repository.store.url} (perhaps an older copy of "
                 f"the store was put back): its files count as local changes{goes_on}"
             )
         return found
@@ -73,12 +73,12 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
             return Conflict(
                 f"{name} of {workspace.dataset} has no commit, and this workspace has one",
                 subject=f"{workspace.dataset}@{name}",
-                hint="dsv sync --new-branch NAME publishes what is here beside it",
+                hint="dsv sync --new-branch NAME publishes what is here on another branch",
             )
         begun = unfinished(read_begun(workspace.begun_path), base)
         if begun and begun[-1].command == f"{SWITCH}{head.branch}":
             return Conflict(
-                f"{begun[-1].command} did not end here",
+                f"{begun[-1].command} was interrupted here",
                 subject=str(workspace.root),
                 hint=f"{begun[-1].finish} finishes it",
             )
@@ -105,16 +105,16 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         """Where a branch is, seen from a base, and what to do about it."""
         objects, name = self.repository.objects, f"{head.branch} of {self.workspace.dataset}"
         last = f"last: {self.author(head)}"
-        pull = "dsv pull brings them here; dsv sync --new-branch NAME publishes beside them"
+        pull = "dsv pull fetches them; dsv sync --new-branch NAME publishes on another branch"
         if base is None:
-            return f"{name} has commits that this workspace has not ({last})", pull
+            return f"{name} has commits that this workspace does not have ({last})", pull
         ahead = distance(objects, commit, base, _COUNTED)
         if ahead is not None:
             if head.branch == self.workspace.branch and self.workspace.seen() == commit:
                 return (
                     f"{name} is at {_short(commit)}, {format_count(ahead, 'commit')} after this workspace's base "
                     f"{_short(base)}, and has not moved since this workspace was there",
-                    f"dsv pull goes there again; dsv rollback @{_short(base)} takes {head.branch} back to the base",
+                    f"dsv pull updates to it; dsv rollback @{_short(base)} rolls {head.branch} back to the base",
                 )
             return f"{name} has {format_count(ahead, 'newer commit')} ({last})", pull
         back = distance(objects, base, commit, _COUNTED)
@@ -122,7 +122,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
             return (
                 f"{name} is at {_short(commit)}, {format_count(back, 'commit')} before this workspace's base "
                 f"{_short(base)} ({last})",
-                "dsv sync --new-branch NAME publishes what is here beside it",
+                "dsv sync --new-branch NAME publishes what is here on another branch",
             )
         return (
             f"{name} is at {_short(commit)}, which does not descend from the base {_short(base)} here ({last})",

@@ -25,19 +25,17 @@ from dsv.model.units import format_duration
 Listing = Annotated[
     str | None, typer.Option("--list", metavar="DATASET", help="List the branches of this dataset.")
 ]
-Reset = Annotated[bool, typer.Option("--reset", help="Move a branch that is there to TARGET.")]
+Reset = Annotated[bool, typer.Option("--reset", help="Move an existing branch to TARGET.")]
 Move = Annotated[
-    str | None, typer.Option("--move", metavar="OLD", help="Give this branch the name NAME: --move OLD NAME.")
+    str | None, typer.Option("--move", metavar="OLD", help="Rename this branch: --move OLD NAME.")
 ]
 Delete = Annotated[
-    str | None, typer.Option("--delete", metavar="NAME", help="Delete this branch; --restore brings it back.")
+    str | None, typer.Option("--delete", metavar="NAME", help="Delete this branch; --restore undoes that.")
 ]
-Restore = Annotated[
-    str | None, typer.Option("--restore", metavar="NAME", help="Bring a deleted branch back.")
-]
+Restore = Annotated[str | None, typer.Option("--restore", metavar="NAME", help="Restore a deleted branch.")]
 Protect = Annotated[
     str | None,
-    typer.Option("--protect", metavar="NAME", help="Give this branch a rule: it only goes forward."),
+    typer.Option("--protect", metavar="NAME", help="Protect this branch: it only moves forward."),
 ]
 OnlyMerge = Annotated[bool, typer.Option("--only-merge", help="With --protect: only merges move it.")]
 Who = Annotated[
@@ -56,7 +54,7 @@ MaxRemovals = Annotated[
     ),
 ]
 Unprotect = Annotated[
-    str | None, typer.Option("--unprotect", metavar="NAME", help="Take the rule of this branch away.")
+    str | None, typer.Option("--unprotect", metavar="NAME", help="Remove the protection of this branch.")
 ]
 Force = Annotated[
     bool,
@@ -224,7 +222,7 @@ class _Doing:
         path, wanted = BranchPath.parse(name), commit_target(f"branch {name}", target)
         if not reset:
             made = api.create_branch(self._context, path, wanted, self._message)
-            self._tell(made, f"{_name(made)} is at {_short(made.commit)}")
+            self._tell(made, f"created {_name(made)} at {_short(made.commit)}")
             return
         if not target:
             raise UsageError(
@@ -233,18 +231,14 @@ class _Doing:
             )
         moved = api.reset_branch(self._context, path, wanted, self._message)
         if moved.before is None:
-            self._tell(moved, f"{_name(moved)} is at {_short(moved.commit)} already")
+            self._tell(moved, f"{_name(moved)} is already at {_short(moved.commit)}")
             return
-        self._tell(
-            moved, f"{_name(moved)} is at {_short(moved.commit)} now, and was at {_short(moved.before)}"
-        )
-        self._say(
-            f"dsv branch {_name(moved)} {moved.dataset}@{_short(moved.before)} --reset moves it there again"
-        )
+        self._tell(moved, f"moved {_name(moved)} to {_short(moved.commit)} (was {_short(moved.before)})")
+        self._say(f"dsv branch {_name(moved)} {moved.dataset}@{_short(moved.before)} --reset moves it back")
         if moved.followed:
             self._say(
-                f"this workspace follows it, and its files are as they were: dsv restore --from @{moved.branch} brings "
-                "those of the branch"
+                f"this workspace follows it, and its files are unchanged: dsv restore --from @{moved.branch} updates "
+                "them"
             )
 
     def move(self, old: str, new: str | None, more: str) -> None:
@@ -257,22 +251,23 @@ class _Doing:
             )
         renamed = rename_branch(self._context, path, to.branch, self._message)
         self._tell(
-            renamed, f"{renamed.dataset}@{path.branch} is {_name(renamed)} now, at {_short(renamed.commit)}"
+            renamed,
+            f"renamed {renamed.dataset}@{path.branch} to {_name(renamed)}, at {_short(renamed.commit)}",
         )
         if renamed.followed:
-            self._say(f"this workspace follows {renamed.branch} from now on")
+            self._say(f"this workspace now follows {renamed.branch}")
 
     def delete(self, path: BranchPath, *, force: bool) -> None:
         gone = api.delete_branch(self._context, path, self._message, force=force)
-        at = "" if gone.before is None else f", which was at {_short(gone.before)}"
-        self._tell(gone, f"{_name(gone)} is deleted{at}")
-        self._say(f"dsv branch --restore {_name(gone)} brings it back")
+        at = "" if gone.before is None else f" (was {_short(gone.before)})"
+        self._tell(gone, f"deleted {_name(gone)}{at}")
+        self._say(f"dsv branch --restore {_name(gone)} restores it")
         if gone.followed:
             self._say("this workspace followed it: dsv switch BRANCH follows another")
 
     def restore(self, path: BranchPath) -> None:
         item = api.restore_branch(self._context, path, self._message)
-        self._tell(item, f"{_name(item)} is at {_short(item.commit)} again")
+        self._tell(item, f"restored {_name(item)} at {_short(item.commit)}")
 
     def protect(self, path: BranchPath, limits: Limits | None) -> None:
         item, _, first = protect_branch(self._context, path, limits, self._message)
@@ -280,7 +275,7 @@ class _Doing:
         self._tell(item, f"{_name(item)} {said}")
         if first:
             self._say(
-                "versions of dsv that know no protected branches read this store from now on, and don't write to it"
+                "older versions of dsv, without protected branches, can only read this store from now on"
             )
 
     def _tell(self, item: BranchItem, line: str) -> None:

@@ -28,7 +28,7 @@ from dsv.model.units import format_bytes, format_count
             "dsv clone chest-xray --only labels --only '**/*.json'",
             "a part of it; dsv sparse add fetches more",
         ),
-        ("dsv clone chest-xray /data/xrays --keep", "what is there and differs is a change of yours"),
+        ("dsv clone chest-xray /data/xrays --keep", "files there that differ are local changes"),
     ],
     result={
         "workspace": "the new workspace's folder",
@@ -55,19 +55,19 @@ def clone(
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Files in DIR that differ stay, as your changes.")
+        bool, typer.Option("--keep", help="Keep files in DIR that differ, as local changes.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files in DIR that differ.")] = False,
     names: Names = None,
 ) -> None:
     """Fetch a dataset into a new workspace.
 
-    If DIR is left out, it is named like the dataset. Files that are in DIR as the commit has them stay; anything else
-    there ends it with exit code 4 and the list, unless --keep or --force says what to do. The workspace follows the
-    branch that REV names, else main. Interrupted, the same command goes on. Files that a cache on this machine has are
-    copied from there, and checked on the way.
+    By default DIR is named after the dataset. Files in DIR that are as in the commit stay; for anything else there it
+    lists them with exit code 4, unless --keep or --force says what to do. The workspace follows the branch that REV
+    names, else main. If interrupted, run the same command again. Files that a cache on this machine has are copied from
+    there and checked.
 
-    With --only the workspace is sparse: it has what the patterns match, and never takes the rest for removed. Patterns
+    With --only the workspace is sparse: it has what the patterns match, and the rest never counts as removed. Patterns
     are those of 'dsv sparse'.
     """
     if folder == "":
@@ -113,4 +113,4 @@ def _show(call: Call, made: Cloned) -> None:
         size += from_caches(made.cached_files, made.cached_bytes)
         call.line(f"{where} at {str(made.commit)[:12]}: {size}")
     if made.chosen.lines is not None:
-        call.line(f"it is sparse: {format_count(made.created, 'path')} of {patterns_of(made.chosen)} came")
+        call.line(f"sparse: fetched {format_count(made.created, 'path')} under {patterns_of(made.chosen)}")

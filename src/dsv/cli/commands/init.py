@@ -23,11 +23,11 @@ from dsv.model.names import DatasetName
     unused=["--cache"],
     examples=[
         ("cd xrays && dsv init chest-xray --store s3://lake/dsv", "a new dataset in that store"),
-        ("dsv init", "named like the folder, in the store in effect ('dsv config store' shows it)"),
+        ("dsv init", "named after the folder, in the store in effect ('dsv config store' shows it)"),
         ("dsv -C /data/lungs init team-a/lungs", "another folder than this one"),
         (
             "dsv init chest-xray --store s3://grid/dsv --names /nfs/dsv-names",
-            "in a bucket that can't tell which of several writers wins",
+            "in a bucket that lets several writers win",
         ),
     ],
     result={
@@ -59,10 +59,9 @@ def init(
 ) -> None:
     """Bind this folder to a new dataset.
 
-    The dataset is named like the folder where DATASET is left out. A store that is not there yet is made,
-    and has to prove first that of several writers of one key exactly one wins. A bucket that can't may keep the
-    data while its names (branches, tags) lie in a folder or another bucket: --names. No file is read; 'dsv sync'
-    does that.
+    By default the dataset is named after the folder. A store that does not exist yet is created, after a test that of
+    several writers of one key exactly one wins. With --names, a bucket that fails the test can hold the data, while the
+    names (branches, tags) are in a folder or another bucket. No file is read; 'dsv sync' does that.
     """
     call.flags.names = names
     with call.context(writes=True, author=author) as context:
@@ -85,7 +84,7 @@ def init(
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:
         call.say(
-            "this store is your own, in your home: nobody else sees it. To share the data, choose a store first:"
+            "nobody else sees this store, which is in your home. To share the data, choose another store first:"
         )
         binding = shlex.quote(f"{made.root}/.dsv")
         call.say(

@@ -139,7 +139,7 @@ def _json(done: Merged) -> dict[str, object]:
 def _tell(call: Call, done: Merged, source: str) -> None:
     where = f"{done.dataset}@{done.branch}"
     if done.up_to_date:
-        call.line(f"{where} has everything of {source} already")
+        call.line(f"{where} already has everything of {source}")
         return
     would = "would be " if done.commit is None else ""
     at = "" if done.commit is None else f" ({str(done.commit)[:12]})"

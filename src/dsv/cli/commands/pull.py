@@ -42,7 +42,7 @@ from dsv.merge.paths import MergeConflict
         "commit": "the base now",
         "created": "how many paths are new here",
         "replaced": "how many have other content now",
-        "removed": "how many went",
+        "removed": "how many were removed",
         **CACHED_KEYS,
         "any_change": "false if the workspace was up to date",
         "merged.path": "a file that was put together from what is here and what the branch has",
@@ -124,7 +124,7 @@ def _tell(call: Call, done: Pulled) -> None:
     if done.commit is None:
         call.line(f"{where} has no commit yet")
     elif not done.any_change:
-        call.line(f"{where} is at {str(done.commit)[:12]} already")
+        call.line(f"{where} is already at {str(done.commit)[:12]}")
     else:
         counts = path_counts(done.created, done.replaced, done.removed)
         counts += from_caches(done.cached_files, done.cached_bytes)

@@ -30,7 +30,7 @@ from dsv.model.names import Target
         "source": "the commit whose files the branch has now",
         "created": "how many paths are new here",
         "replaced": "how many have other content now",
-        "removed": "how many went",
+        "removed": "how many were removed",
         **CACHED_KEYS,
         "any_change": "false if the branch had these files already",
     },

@@ -20,16 +20,16 @@ ACTIONS = ("list", "add", "remove")
     examples=[
         ("dsv sparse list", "which part of its dataset this workspace has"),
         ("dsv sparse add val 'test/**/*.json'", "fetch a folder, and what a pattern matches; quote it"),
-        ("dsv sparse remove train/raw", "free the room; the dataset keeps the files"),
-        ("dsv sparse add '**'", "everything: the workspace is sparse no more"),
+        ("dsv sparse remove train/raw", "free the space; the dataset keeps the files"),
+        ("dsv sparse add '**'", "everything: the workspace is no longer sparse"),
     ],
     result={
         "workspace": "the workspace's folder",
         "sparse": "whether it has only a part of its dataset",
         "only": "its patterns; the last one that matches a path or a folder above it decides; "
         "one that begins with ! leaves out; none if it is not sparse",
-        "created": "how many paths came",
-        "removed": "how many files and symlinks went",
+        "created": "how many paths were fetched",
+        "removed": "how many files and symlinks were removed here",
     },
 )
 def sparse(
@@ -41,7 +41,7 @@ def sparse(
 
     A PATTERN begins at the top of the dataset: * matches within a name, **/ any folders, ? one character, and [a-f]
     one of these; a folder stands for all that is in it, and a path of exactly that name comes first. 'dsv clone
-    --only PATTERN' makes a workspace of a part. What a workspace does not have is never taken for removed.
+    --only PATTERN' makes a workspace of a part. What a workspace leaves out is never taken for removed.
 
     add: fetches what the patterns match too. remove: removes these files here, not from the dataset; if any of them
     was changed here, it ends with exit code 4 and the list, and nothing is removed. Interrupted, the same command
@@ -74,11 +74,11 @@ def sparse(
     if lines is None:
         call.say(f"{done.workspace.root} is not sparse: it has everything")
     elif not lines:
-        call.say(f"{done.workspace.root} has nothing of its dataset")
+        call.say(f"{done.workspace.root} has no files of its dataset")
     if action == "add":
-        call.line(f"{format_count(done.created, 'path')} came")
+        call.line(f"fetched {format_count(done.created, 'path')}")
     elif action == "remove":
-        call.line(f"{format_count(done.removed, 'file')} went; the dataset keeps what it has")
+        call.line(f"removed {format_count(done.removed, 'file')} here; the dataset is unchanged")
 
 
 def _check(action: str, words: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ def _check(action: str, words: Sequence[str]) -> None:
     for word in words:
         if word.startswith("!"):
             raise UsageError(
-                f"{word} leaves something out, and dsv sparse has a word for that",
+                f"{word} excludes paths, which dsv sparse remove does",
                 subject=word,
                 hint=f"dsv sparse remove {word[1:]}; ./{word} for a path of that name",
             )

@@ -44,20 +44,20 @@ as a whole is one line."""
         "dataset": "the dataset",
         "branch": "the branch that it follows",
         "base": "the commit it is compared with; null if there is none yet",
-        "branch_at": "where the branch was when the store was last asked from here; null if that is not known",
-        "asked": "when that was; null if that is not known",
-        "position": "up-to-date, behind, ahead or diverged: the branch lacks commits of the base, or the base lacks "
-        "commits of the branch, as git counts; elsewhere: not at the base, and more is not known here; no-commit; "
-        "gone: deleted or renamed; unknown: the store was not asked yet",
-        "ahead": "commits that the base has and the branch has not; null if that is not known",
-        "behind": "commits that the branch has and the base has not; null if that is not known",
+        "branch_at": "where the branch was when the store was last asked from here; null if unknown",
+        "asked": "when that was; null if unknown",
+        "position": "up-to-date, behind, ahead or diverged: how the base stands to the branch, as git counts; elsewhere"
+        ": the branch has moved, and more is not known here; no-commit; gone: deleted or renamed; unknown: the "
+        "store was not asked yet",
+        "ahead": "commits that the base has and the branch lacks; null if unknown",
+        "behind": "commits that the branch has and the base lacks; null if unknown",
         "protected": "what the rule of a protected branch says; null if none is known",
         "sync": "what the next sync will do: nothing, publish, or refused",
         "reason": "why it would be refused; null if it would not",
         "next": "the command lines to type next, in this order; none if nothing is to be done. NAME is yours to choose",
         "instead": "the command line that publishes the removal of what next restores; else null",
-        "only": "the patterns of a sparse workspace, which tell what it has; null if it has everything",
-        "collisions.path": "what is new here, and can't be committed together with a path that is not here",
+        "only": "the patterns of a sparse workspace; null if it has everything",
+        "collisions.path": "a new path that can't be committed together with a path that this workspace leaves out",
         "collisions.other": "that path",
         "clean": "true where a sync would find nothing to do, and nothing to complain about",
         "items.path": "a path that differs",
@@ -65,7 +65,7 @@ as a whole is one line."""
         "problems.path": "a path that can't be stored",
         "problems.reason": "why",
         "clashes": "pairs of new paths that are one name where case or Unicode is folded",
-        "unfinished": "what to know of a pull, clone or restore that did not end; null where all did",
+        "unfinished": "a note about an interrupted pull, clone or restore; null if there is none",
         "suspicious": "why a sync would want --allow-removals; null where it wouldn't",
     },
 )
@@ -171,7 +171,7 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
     if not found.workspace.chosen.whole:
-        call.say(f"this workspace is sparse, and has {patterns_of(found.workspace.chosen)}")
+        call.say(f"sparse workspace: {patterns_of(found.workspace.chosen)}")
     if fold:
         call.say("dsv status --all lists every path")
     call.out.publish()  # what to type next is the last thing on a screen

@@ -19,8 +19,8 @@ from dsv.model.names import BranchName
 @command(
     "switch",
     examples=[
-        ("dsv switch relabel", "its files come here, and dsv sync publishes on it from then on"),
-        ("dsv switch relabel --create", "a new branch where this workspace is; no file changes"),
+        ("dsv switch relabel", "fetch its files, and publish on it from then on"),
+        ("dsv switch relabel --create", "a new branch at the base; no file changes"),
         ("dsv switch main", "back again"),
     ],
     result={
@@ -32,7 +32,7 @@ from dsv.model.names import BranchName
         "made": "whether this has made the branch",
         "created": "how many paths are new here",
         "replaced": "how many have other content now",
-        "removed": "how many went",
+        "removed": "how many were removed",
         **CACHED_KEYS,
         "any_change": "false if the workspace was there already",
     },
@@ -50,11 +50,11 @@ def switch(
         ),
     ] = None,
 ) -> None:
-    """Follow another branch.
+    """Switch to another branch.
 
-    BRANCH is one of this workspace's dataset. Its files come here. Local changes stay; if one of them is to a path that
-    would change, it ends with exit code 4 and the list, and nothing is written. If it is killed, the same command
-    finishes it.
+    BRANCH is one of this workspace's dataset. The workspace gets its files, and publishes on it from then on. Local
+    changes stay; if they are to paths that would change, these are listed with exit code 4, and nothing is written. If
+    interrupted, run the same command again.
     """
     with call.context(writes=True, author=author) as context:
         done = follow(context, _branch(context, branch), create=create)
@@ -79,9 +79,9 @@ def switch(
     at = "which has no commit yet" if done.commit is None else f"at {str(done.commit)[:12]}"
     where = f"{done.dataset}@{done.branch}, {at}"
     if not done.any_change:
-        call.line(f"this workspace follows {where} already")
+        call.line(f"this workspace already follows {where}")
     else:
-        call.line(f"this workspace follows {where}")
+        call.line(f"switched to {where}")
         if not done.made:
             came = from_caches(done.cached_files, done.cached_bytes)
             call.say(path_counts(done.created, done.replaced, done.removed) + came)

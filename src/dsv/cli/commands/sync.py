@@ -76,7 +76,7 @@ Author = Annotated[
         "bytes": "their size",
         "added": "how many paths are new",
         "changed": "how many have other content",
-        "removed": "how many went",
+        "removed": "how many were removed",
         "any_change": "false where there was nothing to publish",
         "uploaded_bytes": "bytes written to the store by this sync",
         "uploaded_objects": "objects written to the store by this sync",
@@ -116,9 +116,9 @@ def sync(
     """Commit this folder and publish it.
 
     There is no staging area: the folder is taken as it is, less what .dsvignore names (in gitignore's syntax).
-    Only new content is uploaded. No file here is ever written. If the branch is not at this workspace's base it
-    publishes nothing and ends with exit code 4, even if nothing changed here; 'dsv pull' or 'dsv sync --new-branch
-    NAME' leads on. If it is killed, the next sync goes on where it was.
+    Only new content is uploaded, and no file here is ever written. If the branch has new commits, nothing is published
+    and the exit code is 4, even if nothing changed here: pull first, or publish with 'dsv sync --new-branch NAME'. If
+    interrupted, the next sync resumes.
     """
     name = _one_of(branch, new_branch)
     with call.context(writes=True, author=author, override=override(force, message)) as context:

@@ -92,7 +92,7 @@ class Publisher:
         self._repository.check_remembered()
         if not self._begins_branch and self._new_branch:
             raise Conflict(
-                f"dataset {dataset} has a branch {branch} already",
+                f"dataset {dataset} already has a branch {branch}",
                 subject=branch,
                 hint=f"dsv sync --branch {branch} publishes on it",
             )

@@ -15,7 +15,7 @@ import dsv.cli.commands
 from dsv.cli.anywhere import global_options
 from dsv.cli.app import load, root
 from dsv.cli.call import Session
-from dsv.cli.catalogue import COMMANDS, SECTIONS
+from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
 from dsv.cli.declare import Command
 from dsv.cli.output import Output
 from dsv.cli.reference import reference
@@ -77,12 +77,13 @@ def test_what_returns_a_result_documents_its_keys(command: Command) -> None:
         assert re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", key)
 
 
-def test_the_list_names_every_section_and_command() -> None:
+def test_the_list_names_every_section_and_command_but_the_hidden_ones() -> None:
     shown = root().get_help(typer.Context(root()))
     for section, commands in SECTIONS.items():
         assert f"\n{section}:\n" in shown
         for name, line in commands.items():
-            assert re.search(rf"^  {name} +{re.escape(line)}$", shown, re.MULTILINE)
+            listed = re.search(rf"^  {name} +{re.escape(line)}$", shown, re.MULTILINE)
+            assert (listed is None) == (name in HIDDEN)
 
 
 def _words(line: str) -> list[str]:

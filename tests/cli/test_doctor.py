@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ def test_a_person_reads_it(pets: Dsv) -> None:
     assert shown.code == 0
     assert "\x1b[32mok  \x1b[0m  write:" in shown.out
     assert shown.err == ""
+
+
+def test_no_word_is_broken_on_a_terminal(pets: Dsv) -> None:
+    whole = {word for item in findings(pets).values() for word in item["text"].split()}
+    shown = pets("doctor", terminal=True, width=60)
+    lines = re.sub(r"\x1b[^m]*m", "", shown.out).splitlines()
+    assert {word for line in lines for word in line[23:].split()} >= {
+        word for word in whole if "/" not in word
+    }
+    assert all(len(line) <= 60 or len(line[23:].split()) == 1 for line in lines)
 
 
 def test_nothing_is_set_up_yet(dsv: Dsv) -> None:

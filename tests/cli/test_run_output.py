@@ -266,3 +266,10 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
     first = made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
     assert "there already" in first.err and copies
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_the_configured_author_signs_the_output(made: Made) -> None:
+    dsv = made.dsv.at(made.dsv.cwd, DSV_AUTHOR="Ann Lee <ann@example.org>")
+    item = run(dsv, JOB, "--keep-output")
+    shown = dsv.ok("log", f"pets@{item['output']['tree']}", "--json").json["items"]
+    assert [each["author"] for each in shown] == ["Ann Lee <ann@example.org>"]

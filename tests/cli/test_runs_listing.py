@@ -154,12 +154,54 @@ def test_no_digit_is_cut_in_a_narrow_window(trained: Dsv) -> None:
     text = re.sub(r"\x1b[^m]*m", "", shown.out)
     assert all(len(line) <= 70 for line in text.splitlines()) and "…" not in text
     assert text.splitlines()[0].split() == ["RUN", "NAME", "DATA", "TOOK", "RESULT", "n", "val.loss"]
-    assert "no room for acc" in shown.err
+    assert "Hidden columns: acc (see --csv)" in shown.err
     rows = [line.split() for line in text.splitlines()[1:]]
     assert [row[1] for row in rows] == ["base1", "base2", "base3"] and rows[2][6:8] == ["failed", "(1)"]
     assert {row[2] for row in rows} == {"pets@v1.0"} and all(len(row[0]) == 8 for row in rows)
     stacked = trained("runs", terminal=True, width=40).out
     assert "0.123457" in stacked
+
+
+def test_columns_that_most_runs_lack_make_room_for_metrics(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"a": b"a"})
+    dsv.ok("init", "chest-xray")
+    dsv.ok("sync")
+    script = 'echo "{\\"acc\\": 0.123}" > "$DSV_OUT/metrics.json"'
+    for more in ((), (), ("-p", "a_long_name=1", "-p", "another_long_name=2")):
+        assert dsv.process("run", "chest-xray", "-p", "n=1", *more, "--", "sh", "-c", script).code == 0
+    shown = dsv("runs", terminal=True, width=80)
+    head = re.sub(r"\x1b[^m]*m", "", shown.out).splitlines()[0].split()
+    assert head[-1] == "acc" and "n" in head
+    assert "Hidden columns: another_long_name (see --csv)" in shown.err
+
+
+def test_what_is_known_here_is_told_while_the_store_is_away(pets: Dsv) -> None:
+    """A run whose record waits to be sent, by its id or its end; a run that only the store knows is not told of."""
+    store = pets.home / ".local/share/dsv/store"
+    (only_there, _) = [item["run"] for item in pets.ok("runs", "--json").json["items"]]
+    assert pets.process("run", "pets", "--offline", "--", "sh", "-c", "exit 7").code == 7
+    pets.ok("config", "stores.lake.url", "s3://lake/dsv")
+    pets.ok("config", "stores.lake.endpoint", "http://127.0.0.1:9")
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    away = pets.at(pets.home, **keys, DSV_STORE="lake")
+    listed = away.ok("runs", "--json")
+    (item,) = listed.json["items"]
+    assert (item["exit_code"], item["sent"]) == (
+        7,
+        False,
+    ) and "only the runs that this machine knows" in listed.err
+    assert "exit code" in away.ok("runs", item["run"][-8:]).out
+    waited = away("wait", item["run"][-8:])
+    assert (waited.code, waited.out) == (7, f"{item['run']} 7\n") and "not reachable" in waited.err
+    for words in (
+        ("runs", only_there),
+        ("wait", only_there),
+        ("runs", "--csv"),
+        ("runs", item["run"], "--log"),
+    ):
+        refused = away(*words)
+        assert (refused.code, refused.out) == (6, ""), words
+    assert store.is_dir()
 
 
 def test_runs_are_compared(trained: Dsv) -> None:

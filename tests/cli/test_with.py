@@ -198,6 +198,16 @@ def test_the_data_is_held_while_the_command_lives_also_when_dsv_was_killed(pets:
         assert pets.ok("evict", "--all").out.startswith("evicted pets@")
 
 
+def test_a_lease_names_the_run_that_it_is_part_of(pets: Dsv, tmp_path: Path) -> None:
+    """As on a node of a cluster."""
+    inside = pets.at(pets.cwd, DSV_RUN="20261120-132145-1f2e3d4c", SLURM_JOB_ID="7")
+    with listening(inside, tmp_path / "heard"):
+        (lease,) = leases(pets)
+        assert (lease["run"], lease["job"]) == ("20261120-132145-1f2e3d4c", "7")
+        assert "run 20261120-132145-1f2e3d4c by " in pets.ok("cached").out
+        assert "in use by run 20261120-132145-1f2e3d4c" in pets.ok("evict", "--all", "--json").out
+
+
 def test_a_keeper_that_is_killed_is_started_again(pets: Dsv, tmp_path: Path) -> None:
     with listening(pets, tmp_path / "heard") as (process, pid):
         (keeper,) = keepers(process.pid)

@@ -41,13 +41,16 @@ def hold_while(
     watched: Watched,
     *,
     program: str = "",
+    run: str | None = None,
+    job: str | None = None,
     offline: bool = False,
     jobs: int | None = None,
 ) -> HeldData:
     """Makes every target appear in the cache, and has a process of its own hold them until `watched` has ended.
 
-    It holds them already when this returns. program: what `watched` runs, as people are told. Raises what
-    `Stager.stage` raises, and `Unsupported` if the system can't tell when a process ends.
+    It holds them already when this returns. program: what `watched` runs, as people are told; run, job: the run and the
+    batch job that it is part of. Raises what `Stager.stage` raises, and `Unsupported` if the system can't tell when a
+    process ends.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
@@ -71,6 +74,8 @@ def hold_while(
             pid=watched.process.pid,
             start=watched.process.start,
             program=program,
+            run=run,
+            job=job,
         )
         staged = tuple(found)
         if not order.places:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec import structs
 
 from dsv.api.context import Context
 from dsv.api.output_tree import KeptOutput
@@ -25,6 +28,9 @@ def output_kept(
 ) -> Iterator[Callable[[Repository], RunOutput | None]]:
     """What commits the output, if the run asks for that. gc keeps it until the record names it, which is to be written
     within this."""
+    if order.author is not None:
+        writer = structs.replace(context.writer, author=order.author)
+        context = replace(context, writer=writer)
     kept = KeptOutput(context, offline=False)
 
     def keep(repository: Repository) -> RunOutput | None:

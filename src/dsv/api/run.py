@@ -79,7 +79,7 @@ def run(
             spool, marks = Spool(place.spool, staging.store), Marks(place.state, staging.store)
             return life.run(
                 spec,
-                place=place,
+                place=replace(place, author=context.writer.author),
                 staging=staging,
                 records=RunRecords(spool, None if offline else runs, marks),
                 stdout=stdout,

@@ -51,7 +51,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "pools": "Show the pools that runs may go to, and what is free there",
         "runs": "Show, search, sort and compare the records of runs",
         "logs": "Print what a run writes, or wrote",
-        "stop": "End a run that is under way on this machine, and wait for its end",
+        "stop": "Stop a run and wait for its end",
         "wait": "Wait until runs have ended, and exit with their exit code",
     },
     "This machine": {
@@ -61,6 +61,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "demo": "Take the whole tour in a temporary folder",
     },
 }
+
+HIDDEN = ("node",)
+"""Commands that dsv itself calls, on the nodes of a cluster; the list in the help leaves them out."""
 
 COMMANDS: dict[str, str] = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
@@ -93,7 +96,7 @@ def root_help(width: int = 80) -> str:
     room = max(map(len, COMMANDS)) + 2
     for section, commands in SECTIONS.items():
         lines.append(f"{section}:")
-        lines += [_row(name, line, room, width) for name, line in commands.items()]
+        lines += [_row(name, line, room, width) for name, line in commands.items() if name not in HIDDEN]
         lines.append("")
     lines.append("Options, before or after the command's name:")
     lines += [_row(option, text, 18, width) for option, text in GLOBAL_OPTIONS]

@@ -41,7 +41,7 @@ def launch(call: Call, typed: Typed) -> int:
 
 def _launch(call: Call, typed: Typed) -> RunResult | None:
     """None if it was only shown."""
-    with call.context() as context:
+    with call.context(writes=True) as context:
         place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
         spec = member_spec(call, typed, context, place)
         cache = call.settings.cache().path

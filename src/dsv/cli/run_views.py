@@ -11,6 +11,8 @@ from dsv.cli.call import Call
 from dsv.cli.output import local_time, to_json
 from dsv.cli.run_words import (
     cause_text,
+    code_lines,
+    job_text,
     name_lines,
     output_lines,
     part_text,
@@ -27,6 +29,8 @@ from dsv.runs.listing import RunView
 from dsv.runs.query import as_text, flattened
 from dsv.runs.sweeps import SweepView, grouped
 
+_SHORTENED = 16
+"""Columns that a name or a target keeps on a terminal if parameters and metrics need the room."""
 _WIDEST = 24
 """Columns that a parameter or a metric gets on a terminal, unless it is a number."""
 # fmt: off
@@ -37,8 +41,16 @@ _CSV = (
 # fmt: on
 
 
-def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ()) -> None:
-    """One run a line, and a column for each parameter and metric. first: keys that must be seen.
+def write_table(
+    call: Call,
+    views: Sequence[RunView],
+    first: Sequence[str] = (),
+    *,
+    whole: SweepView | None = None,
+    chosen: bool = False,
+) -> None:
+    """One run a line, and a column for each parameter and metric. first: keys that must be seen. whole: the sweep that
+    these are runs of; chosen: whether these are not all runs, but those that a filter or a limit leaves.
 
     On a terminal the columns that don't fit are left out, never the digits of a number.
     """
@@ -49,7 +61,7 @@ def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ())
         Column("took", right=True, keep=True),
     ]
     columns.append(Column("result", keep=True))
-    groups = grouped(views)
+    groups = grouped(views, chosen=chosen)
     views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
     rows = [_row(call, view) for view in views]
     if not any(view.record.name for view in views):
@@ -64,7 +76,7 @@ def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ())
     titles = {key: _title(key, keys) for key in keys}
     shown = keys
     if call.screen.terminal:
-        room = call.screen.columns - _wide([column.head for column in columns], rows)
+        room = call.screen.columns - _wide(columns, rows)
         fit = _that_fit(_by_interest(keys, cells, first), titles, cells, room)
         shown = [key for key in keys if key in fit]
     for key in shown:
@@ -72,15 +84,19 @@ def write_table(call: Call, views: Sequence[RunView], first: Sequence[str] = ())
         columns.append(Column(titles[key], right=numbers, keep=numbers, exact=True))
         for row, cell in zip(rows, cells[key], strict=True):
             row.append(cell)
-    _write_groups(call, columns, rows, groups)
+    _write_groups(call, columns, rows, groups, whole)
     if hidden := [titles[key] for key in keys if key not in shown]:
-        call.say(f"no room for {', '.join(hidden)}: --csv and --json have all")
+        call.say(f"Hidden columns: {', '.join(hidden)} (see --csv)")
 
 
 def _write_groups(
-    call: Call, columns: Sequence[Column], rows: list[list[str]], groups: Sequence[SweepView | RunView]
+    call: Call,
+    columns: Sequence[Column],
+    rows: list[list[str]],
+    groups: Sequence[SweepView | RunView],
+    whole: SweepView | None,
 ) -> None:
-    """Above the runs of each sweep a row that sums it up."""
+    """Above the runs of each sweep a row that sums it up: all of it, if it is known whole."""
     at = 0
     result = [column.title for column in columns].index("result")
     for each in groups:
@@ -89,7 +105,11 @@ def _write_groups(
             continue
         own = [""] * len(columns)
         own[0] = each.id.short if call.screen.terminal else each.id
-        own[result] = ", ".join(f"{count} {word}" for word, count in each.counts().items())
+        own[result] = ", ".join(f"{count} {word}" for word, count in (whole or each).counts().items())
+        if len(each.members) < len(each.members if whole is None else whole.members):
+            own[result] += f"; {len(each.members)} shown"
+        elif each.chosen and whole is None and len(each.latest) < each.seat.of:
+            own[result] += f" of {each.seat.of}"
         for row in rows[at : at + len(each.members)]:
             row[0] = f"  {row[0]}"
         rows.insert(at, own)
@@ -179,10 +199,12 @@ def _title(key: str, keys: Sequence[str]) -> str:
 
 
 def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:
-    """What was asked for, then what differs, then what is the same in all; parameters and metrics by turns."""
+    """What was asked for, then what differs, then what is the same in all, and last what most runs don't have;
+    parameters and metrics by turns."""
     params = sum(key.startswith("params.") for key in keys)
     turn = {key: number if number < params else number - params for number, key in enumerate(keys)}
-    return sorted(keys, key=lambda key: (key not in first, len(set(cells[key])) == 1, turn[key]))
+    sparse = {key: 2 * cells[key].count("-") > len(cells[key]) for key in keys}
+    return sorted(keys, key=lambda key: (key not in first, sparse[key], len(set(cells[key])) == 1, turn[key]))
 
 
 def _that_fit(
@@ -198,10 +220,13 @@ def _that_fit(
     return shown or keys
 
 
-def _wide(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(width, column)) for column in zip(titles, *rows, strict=True)) + len(GAP) * (
-        len(titles) - 1
-    )
+def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """The room that these columns need, those that may be shortened at their shortest."""
+    needs = [max(map(width, column)) for column in zip([each.head for each in columns], *rows, strict=True)]
+    least = [
+        need if column.keep else min(need, _SHORTENED) for column, need in zip(columns, needs, strict=True)
+    ]
+    return sum(least) + len(GAP) * (len(columns) - 1)
 
 
 def _cell(value: Json) -> str:
@@ -229,7 +254,6 @@ def _write_csv(call: Call, rows: Sequence[Sequence[str]]) -> None:
 
 def _lines(view: RunView) -> list[tuple[str, str | None]]:
     record = view.record
-    code = record.code
     usage = record.usage
     return [
         ("run", record.run),
@@ -251,6 +275,7 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
         ),
         *pool_lines(record),
         ("engine", " ".join(filter(None, (record.engine, record.engine_version)))),
+        ("job", job_text(record)),
         (
             "image",
             None
@@ -259,12 +284,7 @@ def _lines(view: RunView) -> list[tuple[str, str | None]]:
         ),
         ("command", shlex.join(record.command) or None),
         ("parameters", _pairs(record.params) or None),
-        (
-            "code",
-            None
-            if code is None
-            else f"{code.path} {code.commit or ''}{' with changes' if code.dirty else ''}",
-        ),
+        *code_lines(record),
         ("resources", resources_text(record)),
         ("host", f"{record.host}, by {record.user}"),
         ("started", local_time(record.started_ms)),

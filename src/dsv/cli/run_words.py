@@ -40,6 +40,23 @@ def pool_lines(record: RunRecord) -> list[tuple[str, str | None]]:
     return [("pool", record.pool), *passed, ("then", then)]
 
 
+def job_text(record: RunRecord) -> str | None:
+    """The job as its engine calls it, for the engine's own programs: `1234` on Slurm. None for a plain process."""
+    if record.job is None or record.engine == "process":
+        return None
+    return record.job.id.partition(":")[0]
+
+
+def code_lines(record: RunRecord) -> list[tuple[str, str | None]]:
+    """Its folder with git's commit of it, and the commit of the store that has it."""
+    code = record.code
+    if code is None:
+        return []
+    changes = " with changes" if code.dirty else ""
+    kept = None if code.tree is None else f"{record.dataset}@{code.tree}"
+    return [("code", f"{code.path} {code.commit or ''}{changes}"), ("code in the store", kept)]
+
+
 def params_text(params: Mapping[str, Json]) -> str:
     """`lr=0.1 epochs=3`."""
     return " ".join(f"{name}={as_text(value)}" for name, value in params.items())

@@ -41,7 +41,7 @@ def sweep(call: Call, typed: Typed) -> int:
             return detach(call)
     with ExitStack() as held:
         with launching():
-            context = held.enter_context(call.context())
+            context = held.enter_context(call.context(writes=True))
             found = held.enter_context(open_runs(context))
             place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
             plan = _plan(call, typed, context, place, found)

@@ -41,7 +41,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     """data: the target first. code: the commit of the code, if it was committed. out: the output folder, None for one
     that dsv makes on the node; out_at: where the command sees it. nodes: how many there are. retries: how many more
     attempts there may be, for whoever has to know whether the run is over. log: whether what it writes is kept.
-    keep_output: whether the output is committed into the store when the run is over.
+    keep_output: whether the output is committed into the store when the run is over; author: who signs that commit.
     """
 
     version: int = _VERSION
@@ -55,6 +55,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     log: bool = True
     keep_output: bool = False
+    author: str | None = None
 
     def encode(self) -> bytes:
         """A JSON object in one line."""

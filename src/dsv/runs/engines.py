@@ -90,8 +90,8 @@ def engine_of(pool: Pool) -> type[Engine]:
 
 
 _PLAIN: Final = (
-    "without --image the command runs as a plain process: file modes alone keep it from writing to its data "
-    "(this is said once)"
+    "without --image the command runs as a plain process. "
+    "Data protected only by file permissions (shown once)"
 )
 
 

@@ -17,6 +17,8 @@ from dsv.model.run_end import RunPart
 from dsv.model.units import rfc3339
 from dsv.repo.run_spool import Spool
 from dsv.repo.runs import RunStore, StoredRun
+from dsv.runs.marks import under_way
+from dsv.runs.place import SPOOLS
 
 _DAY = re.compile(r"[0-9]{8}-", re.ASCII)
 _SHORTEST: Final = 4
@@ -152,6 +154,27 @@ def waiting_run(folder: Path, text: str) -> RunRecord:
             hint=f"dsv run --again {text}",
         )
     return waiting[only_one(text, waiting.keys())]
+
+
+def runs_known_here(state: Path) -> list[RunView]:
+    """The runs that this machine knows without asking a store, newest first: those that are under way on it, and those
+    whose records wait to be sent. state: the user's folder for dsv's state."""
+    found = {
+        RunKey.of(record): record for each in under_way(state) if (record := each.mark.known()) is not None
+    }
+    for spool in _spools(state / SPOOLS):
+        for record in spool.records(lambda part: True, lambda _: None):
+            if record.state.is_terminal or RunKey.of(record) not in found:
+                found[RunKey.of(record)] = record
+    return [RunView(found[key], sent=False) for key in sorted(found, reverse=True)]
+
+
+def run_known_here(state: Path, text: str) -> RunView | None:
+    """The run among these that a text means by its id or its name. Raises `UsageError` if it means several."""
+    views = {RunKey.of(view.record): view for view in runs_known_here(state)}
+    meant = [key for key in views if matches(key.run, text)]
+    meant = meant or [key for key, view in views.items() if view.record.name == text]
+    return views[only_one(text, meant)] if meant else None
 
 
 def ended_here(folder: Path, text: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:

@@ -40,13 +40,15 @@ _GIT_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """state: the user's folder for dsv's state; host and user: as the record names them."""
+    """state: the user's folder for dsv's state; host and user: as the record names them; author: who signs the commits
+    of code and outputs."""
 
     environ: Mapping[str, str]
     state: Path
     cwd: Path
     host: str
     user: str
+    author: str | None = None
 
     @classmethod
     def here(cls, environ: Mapping[str, str], state: Path, cwd: Path) -> Self:

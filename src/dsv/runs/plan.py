@@ -257,6 +257,7 @@ class Launch:
             retries=self.spec.retries,
             log=self.spec.log,
             keep_output=self.keeps_output,
+            author=self.place.author if self.keeps_output else None,
         )
         try:
             return order.encode().decode()

@@ -16,10 +16,12 @@ NOT_BEGUN = "not begun"
 
 @dataclass(frozen=True, slots=True)
 class SweepView:
-    """members: its runs, as many as are looked at, in the order in which they are shown. Never empty."""
+    """members: its runs, as many as are looked at, in the order in which they are shown. Never empty. chosen: whether
+    they are a choice of its runs, so that they don't tell which have begun."""
 
     seat: SweepSeat
     members: tuple[RunView, ...]
+    chosen: bool = False
 
     @property
     def id(self) -> SweepId:
@@ -53,7 +55,7 @@ class SweepView:
     def counts(self) -> dict[str, int]:
         """How many runs are in which state, in words, those that say most first."""
         words = Counter(_word(view.record) for view in self.latest.values())
-        words[NOT_BEGUN] = len(self.not_begun)
+        words[NOT_BEGUN] = 0 if self.chosen else len(self.not_begun)
         order = ["ok", "failed", "cut off", "not run", "running"]
         known = sorted(
             words, key=lambda word: (word == NOT_BEGUN, order.index(word) if word in order else 9, word)
@@ -61,8 +63,10 @@ class SweepView:
         return {word: words[word] for word in known if words[word]}
 
 
-def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
-    """The runs of each sweep together, where the first of them stands; within a sweep the order stays what it was."""
+def grouped(views: Sequence[RunView], *, chosen: bool = False) -> list[SweepView | RunView]:
+    """The runs of each sweep together, where the first of them stands; within a sweep the order stays what it was.
+
+    chosen: whether these are not all runs, but those that a filter or a limit leaves."""
     members: dict[SweepId, list[RunView]] = {}
     for view in views:
         if view.record.sweep is not None:
@@ -73,7 +77,7 @@ def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
         if seat is None:
             found.append(view)
         elif members[seat.id][0] is view:
-            found.append(SweepView(seat, tuple(members[seat.id])))
+            found.append(SweepView(seat, tuple(members[seat.id]), chosen))
     return found
 
 

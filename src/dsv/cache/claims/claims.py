@@ -62,7 +62,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         where = f" on {self.owner.host}" if self.owner.host else ""
         if self.purpose == "hold":
             return f"held by {who} until {at(self.until)}"
-        if self.process is not None:
+        if self.process is not None and self.run is None:
             return f"in use by {self.program or 'a program'} (process {self.process}) of {who}{where}"
         if self.purpose == "run":
             return f"in use by run {self.run or '?'} of {who}{where}"

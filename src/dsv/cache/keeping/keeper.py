@@ -45,7 +45,9 @@ def _keep(order: Order, held: list[Lease], commands: _Commands) -> int:
     root = CacheRoot(Path(order.root))
     places = [Place(dataset, name) for dataset, name in order.places]
     for place in places:
-        lease = Lease.take(root, place, "run", process=order.pid, program=order.program)
+        lease = Lease.take(
+            root, place, "run", run=order.run, job=order.job, process=order.pid, program=order.program
+        )
         held.append(lease)
         if not lease.confirm():
             _say(f"gone {place}")

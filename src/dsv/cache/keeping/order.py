@@ -28,7 +28,7 @@ PROGRAM = "dsv.cache.keeping.keeper"
 class Order(msgspec.Struct, frozen=True):
     """places: each a dataset's component and a name. pid: the process to watch; it began at tick `start` of its
     kernel, 0 if that is unknown. program: what it runs, as people are told. replaces: ids of the leases of keepers
-    that were killed, which nobody renews."""
+    that were killed, which nobody renews. run, job: the run and the batch job that the process is part of, if any."""
 
     root: str
     places: tuple[tuple[str, str], ...]
@@ -36,6 +36,8 @@ class Order(msgspec.Struct, frozen=True):
     start: int
     program: str
     replaces: tuple[str, ...] = ()
+    run: str | None = None
+    job: str | None = None
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -182,7 +182,7 @@ def _details(item: CachedItem) -> list[str]:
 
 
 def _lease(lease: LeaseItem) -> str:
-    if lease.process is not None:
+    if lease.process is not None and lease.run is None:
         return f"{lease.program} (process {lease.process}) of {lease.user}@{lease.host}"
     what = {"run": f"run {lease.run or ''}".rstrip(), "hold": "held", "stage": "being staged"}
     job = f" in job {lease.job}" if lease.job else ""

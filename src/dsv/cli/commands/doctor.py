@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from textwrap import wrap
 
 from dsv.api.doctor import Finding, State, examine
 from dsv.cli.call import Call
@@ -11,6 +12,7 @@ from dsv.cli.declare import command
 from dsv.cli.output import printable
 from dsv.cli.style import Style
 
+_INDENT = 23
 _STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.ERROR}
 
 
@@ -56,6 +58,19 @@ def show(call: Call, findings: Iterable[Finding]) -> int:
 def _write(call: Call, finding: Finding) -> None:
     ink = call.around.stdout_ink
     state = ink.paint(_STYLES[finding.state], f"{finding.state.value:<4}")
-    call.out.line(f"{state}  {finding.check + ':':<16} {printable(finding.text)}")
+    lines = _wrapped(call, finding.text)
+    call.out.line(f"{state}  {finding.check + ':':<16} {lines[0]}")
     if finding.hint and finding.state is not State.OK:
-        call.out.line(f"      {'':<16} {ink.paint(Style.HINT, 'hint:')} {printable(finding.hint)}")
+        first, *more = _wrapped(call, f"hint: {finding.hint}")
+        lines += [first.replace("hint:", ink.paint(Style.HINT, "hint:"), 1), *more]
+    for line in lines[1:]:
+        call.out.line(f"{'':<{_INDENT}}{line}")
+
+
+def _wrapped(call: Call, text: str) -> list[str]:
+    """In lines that fit on the terminal, broken between words alone; at least one."""
+    text = printable(text)
+    if not call.screen.terminal:
+        return [text]
+    room = max(call.screen.columns - _INDENT, 20)
+    return wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]

@@ -15,11 +15,11 @@ from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import command, whole
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
-from dsv.errors import NotFound, UsageError
+from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.model.names import DatasetName
 from dsv.model.run import RunId, RunState
 from dsv.model.units import format_bytes, format_count
-from dsv.runs.listing import RunView, list_runs
+from dsv.runs.listing import RunView, list_runs, run_known_here, runs_known_here
 from dsv.runs.query import Filter, choose_runs, differences, sort_order
 from dsv.runs.sweeps import SweepView
 
@@ -175,6 +175,48 @@ def runs(
     only = {"--log": log, "--out": out is not None}
     _check(call, ids, compare=compare, as_csv=as_csv, only=only)
     named = None if dataset is None else DatasetName.parse(dataset)
+    if compare or as_csv or any(only.values()):
+        _show(call, ids, named, filters, sort, reverse, limit, compare, as_csv, log, out)
+        return
+    try:
+        _show(call, ids, named, filters, sort, reverse, limit, compare, as_csv, log, out)
+    except Unreachable as error:
+        views = _known_here(call, ids, named, error)
+        views = views if ids else choose_runs(views, filters, sort, reverse, limit)
+        if call.json:
+            call.items(view.item() for view in views)
+        elif ids:
+            _write_each(call, views)
+        else:
+            write_table(call, views, [each.key for each in filters], chosen=True)
+
+
+def _known_here(call: Call, ids: list[str], named: DatasetName | None, away: Unreachable) -> list[RunView]:
+    """What this machine knows while the store is away. Raises `away` if it doesn't know what was asked for."""
+    state = call.settings.state
+    found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
+    views = [view for view in found if view is not None and named in (None, view.record.dataset)]
+    if not views or len(views) < len(ids):
+        raise away
+    call.warn(
+        f"the store is not reachable, so these are only the runs that this machine knows: {away.message}"
+    )
+    return views
+
+
+def _show(
+    call: Call,
+    ids: list[str],
+    named: DatasetName | None,
+    filters: list[Filter],
+    sort: str | None,
+    reverse: bool,
+    limit: int | None,
+    compare: bool,
+    as_csv: bool,
+    log: bool,
+    out: str | None,
+) -> None:
     with call.context() as context, open_runs(context) as found:
         warn_of_cut_off(call, found)
         sweep = found.show_or_sweep(ids[0], named) if len(ids) == 1 else None
@@ -201,7 +243,9 @@ def runs(
             _write_each(call, views)
         else:
             asked = [] if sort is None else [sort_order(sort)[0]]
-            write_table(call, views, [each.key for each in filters] + asked)
+            whole = sweep if isinstance(sweep, SweepView) else None
+            chosen = bool(filters) or limit is not None or len(views) == SHOWN
+            write_table(call, views, [each.key for each in filters] + asked, whole=whole, chosen=chosen)
             if not views:
                 call.say("no run matches" if filters else "there are no runs yet")
         if isinstance(sweep, SweepView) and sweep.not_begun and not call.json:

@@ -57,11 +57,11 @@ Grace = Annotated[
     unused=["--cache"],
 )
 def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: Grace = None) -> None:
-    """End a run that is under way on this machine, and wait for its end.
+    """Stop a run and wait for its end.
 
     RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. The job gets SIGTERM
-    and time to end by itself; its record and its log are kept as always. Ctrl-C ends the waiting alone. A run in a
-    cluster can be ended from any machine that reaches the cluster.
+    and time to end by itself; its record and its log are kept as always. Ctrl-C ends the waiting alone. A run can
+    be stopped on the machine that started it, and one in a cluster from any machine that reaches the cluster.
     """
     seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
     one = find_under_way(call.settings.state, run)

@@ -16,13 +16,13 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import warn_of_cut_off
 from dsv.cli.declare import command
 from dsv.engines.base import CANNOT_LAUNCH
-from dsv.errors import NotFound
+from dsv.errors import NotFound, Unreachable
 from dsv.fs.process import host_name
 from dsv.model.run import RunRecord
 from dsv.model.sweep import names_sweep
 from dsv.model.units import format_count
 from dsv.runs.control import find_under_way, is_here, wait_for_end
-from dsv.runs.listing import ended_here
+from dsv.runs.listing import ended_here, run_known_here
 from dsv.runs.place import SPOOLS
 from dsv.runs.sweep_mark import being_started, driver
 from dsv.runs.sweeps import SweepView
@@ -65,16 +65,31 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
     there = [ended_here(state / SPOOLS, text) for text in ids]
     records = [each[0] for each in there if each is not None]
     if len(records) < len(ids):  # the others are in the store, or will be
-        with call.context() as context, open_runs(context) as found:
-            warn_of_cut_off(call, found)
-            try:
-                records = [_ended(call, found, text) for text in ids]
-            except NotFound as error:
-                if len(run) > 1:
-                    raise
-                return _wait(call, found, found.sweep_instead(run[0], error))
+        try:
+            with call.context() as context, open_runs(context) as found:
+                warn_of_cut_off(call, found)
+                try:
+                    records = [_ended(call, found, text) for text in ids]
+                except NotFound as error:
+                    if len(run) > 1:
+                        raise
+                    return _wait(call, found, found.sweep_instead(run[0], error))
+        except Unreachable as error:
+            records = _ended_here(call, ids, error)
     _write(call, records)
     return next((each.exit_code for each in records if each.exit_code), 0)
+
+
+def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
+    """The records of runs that have ended and are not sent yet. Raises `away` if one of them is not here."""
+    records = []
+    for text in ids:
+        view = run_known_here(call.settings.state, text)
+        if view is None or not view.record.state.is_terminal:
+            raise away
+        records.append(view.record)
+    call.warn(f"the store is not reachable, so this is what this machine has recorded: {away.message}")
+    return records
 
 
 def _write(call: Call, records: Iterable[RunRecord]) -> None:

@@ -79,6 +79,8 @@ def with_(
             wanted,
             Watched(os.getpid()),
             program=Path(call.words[0]).name,
+            run=call.around.environ.get("DSV_RUN") or None,
+            job=call.around.environ.get("SLURM_JOB_ID") or None,
             offline=offline,
             jobs=jobs,
         )

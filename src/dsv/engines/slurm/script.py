@@ -119,6 +119,7 @@ def render(batch: Batch) -> str:
         f"# Run {batch.run}. To submit it: mkdir -p {shlex.quote(str(batch.folder))} && sbatch THIS-FILE",
         f"folder={shlex.quote(str(batch.folder))}",
         f"retries={batch.retries}",
+        f"export DSV_RUN={shlex.quote(batch.run)}" if batch.hold else "",
         f"patience={batch.close_seconds + _HUNG}",
         _complete(batch),
         pieces.PREPARE,

@@ -102,17 +102,27 @@ def test_a_change_of_the_sign_of_zero_is_a_change() -> None:
 
 
 def test_columns_of_other_types_are_compared_by_value() -> None:
-    before = parquet_of({"id": [1, 2, 3], "v": [1, 2, None], "t": ["a", "b", "c"]})
+    before = parquet_of(
+        {
+            "id": [1, 2, 3],
+            "v": [1, 2, None],
+            "t": ["a", "b", "c"],
+            "z": pyarrow.array([0.0] * 3, pyarrow.float32()),
+        }
+    )
     after = parquet_of(
         {
             "id": pyarrow.array([1, 2, 3], pyarrow.int32()),
             "v": [1.0, 2.5, None],
+            "z": [0.0, 0.0, -0.0],
             "t": pyarrow.array(["a", "x", "c"], pyarrow.large_string()),
         }
     )
     made = diff_tables(b"x.parquet", before, after, ["id"])
-    assert [name for name, _, _ in made.columns_retyped] == ["id", "v", "t"]
-    assert cells(made) == [({"id": 2}, (("v", 2, 2.5), ("t", "b", "x")))]
+    assert [name for name, _, _ in made.columns_retyped] == ["id", "v", "t", "z"]
+    assert [str(one) for one in cells(made)] == [
+        "({'id': 2}, (('v', 2, 2.5), ('t', 'b', 'x')))", "({'id': 3}, (('z', 0.0, -0.0),))",
+    ]  # fmt: skip
 
 
 def test_a_long_text_that_many_rows_have_is_held_once() -> None:
@@ -137,17 +147,29 @@ def test_a_long_text_that_many_rows_have_is_held_once() -> None:
     assert pyarrow.default_memory_pool().max_memory() < 1 << 30
 
 
-@pytest.mark.parametrize("name", [b"x.parquet", b"x.arrow"])
+@pytest.mark.parametrize("form", ["parquet", "file", "stream", "dictionary"])
 def test_a_table_that_takes_too_much_memory_is_refused_with_the_limit(
-    name: bytes, monkeypatch: pytest.MonkeyPatch
+    form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv.diff.tables.MOST_DECODED", 1_000_000)
-    table = pyarrow.table({"id": list(range(200_000))})
+    """Before it is decoded."""
+    table = pyarrow.table({"id": [7] * 200_000, "t": ["x"] * 200_000})
+    if form == "dictionary":
+        long = pyarrow.array(["x" * 2_000_000])
+        numbers = pyarrow.array([0] * 10, pyarrow.int32())
+        table = pyarrow.table(
+            {"id": list(range(10)), "t": pyarrow.DictionaryArray.from_arrays(numbers, long)}
+        )
     written = io.BytesIO()
-    if name == b"x.parquet":
+    if form == "parquet":
         parquet.write_table(table, written)
     else:
-        with pyarrow.ipc.new_file(written, table.schema) as file:
+        new = pyarrow.ipc.new_stream if form == "stream" else pyarrow.ipc.new_file
+        with new(written, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(table)
+    name = b"x.parquet" if form == "parquet" else b"x.arrow"
+    assert len(written.getvalue()) < 600_000
+    assert diff_tables(name, written.getvalue(), written.getvalue()).rows == []
+    monkeypatch.setattr("dsv.diff.tables.MOST_DECODED", 1_000_000)
+    monkeypatch.setattr("dsv.diff.tables._gathered", lambda *_: pytest.fail("it was decoded"))
     with pytest.raises(Unsupported, match=r"in memory, and tables of up to 1\.00 MB are read"):
-        diff_tables(name, written.getvalue(), b"", ["id"])
+        diff_tables(name, written.getvalue(), b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -443,7 +444,7 @@ def _read(path: bytes, data: bytes) -> _Table:
 
     try:
         table = _parsed(_format(path), data)
-    except (pyarrow.ArrowException, OSError, TooLarge) as error:
+    except (pyarrow.ArrowException, OSError, TooLarge, struct.error) as error:
         raise _no_table(path, str(error).partition("\n")[0]) from error
     names = Counter(table.typed.schema.names)
     twice = [name for name, count in names.items() if count > 1]
@@ -488,10 +489,46 @@ def _read_arrow(source: Any, *, is_file: bool) -> Any:
     import pyarrow
     from pyarrow import ipc
 
-    reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
+    whole = source.read_buffer()
+    _check_decoded(
+        sum(map(_decompressed, ipc.MessageReader.open_stream(whole.slice(8) if is_file else whole)))
+    )
+    reader = ipc.open_file(whole) if is_file else ipc.open_stream(whole)
     batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
     pieces = (pyarrow.Table.from_batches([batch]) for batch in batches)
     return _gathered(pieces, lambda: reader.schema.empty_table())
+
+
+def _decompressed(message: Any) -> int:
+    """Bytes that the compressed buffers of an Arrow message hold, as they say themselves."""
+    if message.type not in ("record batch", "dictionary"):
+        return 0
+    data, body = memoryview(message.metadata).cast("B"), memoryview(message.body).cast("B")
+
+    def field(table: int, at: int) -> int | None:
+        """Where a field of a flatbuffer's table is; None if the table has no such."""
+        (back,) = struct.unpack_from("<i", data, table)
+        (end,) = struct.unpack_from("<H", data, table - back)
+        (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * at) if 4 + 2 * at < end else (0,)
+        return table + offset if offset else None
+
+    def follow(position: int | None) -> int:
+        if position is None:
+            raise TooLarge("its size in memory is not known")
+        return position + int(struct.unpack_from("<I", data, position)[0])
+
+    batch = follow(field(follow(0), 2))
+    if message.type == "dictionary":
+        batch = follow(field(batch, 1))
+    if field(batch, 3) is None:  # not compressed
+        return 0
+    buffers = follow(field(batch, 2))
+    size = 0
+    for at in range(struct.unpack_from("<I", data, buffers)[0]):
+        start, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * at)
+        if length >= 8:
+            size += max(struct.unpack_from("<q", body, start)[0], 0)
+    return size
 
 
 def _types(schema: Any) -> dict[str, str]:

@@ -64,7 +64,7 @@ Link = Annotated[
         "items.bytes": "their size",
         "items.fetched_bytes": "bytes read from the store by this command",
         "items.linked_files": "files that another cached commit had",
-        "items.hit": "true where all of it was cached already",
+        "items.hit": "true if all of it was cached already",
         "items.hold": "the id of the hold, for 'dsv release --id'; null without one",
         "items.held_until": "when the hold ends; null without one",
     },

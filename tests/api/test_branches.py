@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,11 +24,13 @@ from dsv.api.branches import (
     restore_branch,
 )
 from dsv.api.context import Context
+from dsv.api.protection import protect_branch
 from dsv.api.reflog import reflog
 from dsv.api.rename_branch import rename_branch
 from dsv.api.tags import delete_tag, tag
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.model import keys
+from dsv.model.branch_rule import Limits
 from dsv.model.ids import CommitId, Nonce
 from dsv.model.names import MAIN, BranchName, Rev, TagName, Target
 from dsv.model.records import GcDone, RefEntry
@@ -394,3 +397,30 @@ def test_a_tag_that_goes_no_longer_keeps_a_branch(world: World) -> None:
     delete_tag(world.context, DATASET, TagName.parse("keep"), force=True)
     with pytest.raises(Conflict, match="has 3 commits that no other branch and no tag has"):
         delete_branch(world.context, path("x"))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda world: delete_branch(world.context, path("side"), force=True),
+        lambda world: protect_branch(world.context, path("main"), Limits()),
+        lambda world: delete_tag(world.context, DATASET, TagName.parse("keep"), force=True),
+    ],
+)
+def test_nothing_is_written_once_the_server_lets_everybody_win(
+    world: World, monkeypatch: pytest.MonkeyPatch, work: Callable[[World], object]
+) -> None:
+    create_branch(world.context, path("side"), world.at(0))
+    tag(world.context, TagName.parse("keep"), world.at(0))
+    before = {item.key for item in world.store.list("")}
+    honest = MemoryStore.put_if_absent
+
+    def overwrite(store: MemoryStore, key: str, data: Buffer) -> Put:
+        with suppress(NotFound):
+            store.delete(key)
+        return honest(store, key, data)
+
+    monkeypatch.setattr(MemoryStore, "put_if_absent", overwrite)
+    with pytest.raises(IntegrityError, match="no longer lets one writer win"):
+        work(world)
+    assert {item.key for item in world.store.list("")} == before

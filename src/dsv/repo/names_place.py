@@ -65,18 +65,18 @@ class NamesPlace:
     def look(self) -> None:
         """Reads the format log again, and follows the names if they have moved. Waits while they are on the way."""
         with self._lock:
-            before = self._names
+            before = self.names
             self.layout = self._decided()
-            if self._names is not before:
+            if self.names is not before:
                 self.moves += 1
 
     @property
     def url(self) -> str:
         """Where the names were found last."""
-        return self._names.url
+        return self.names.url
 
     @property
-    def _names(self) -> Store:
+    def names(self) -> Store:
         return self._store if self._places is None else self._places.names
 
     def _changed(self) -> bool:
@@ -85,7 +85,7 @@ class NamesPlace:
             return True
         key = keys.format_key(len(self.layout.entries))
         try:
-            self._names.get(key, RECORD_MAX)
+            self.names.get(key, RECORD_MAX)
         except NotFound:
             return False
         except (Unreachable, Denied, IntegrityError) as error:
@@ -100,13 +100,13 @@ class NamesPlace:
     def _decided(self) -> Format:
         until = time.monotonic() + self._patience
         for attempt in count():
-            before = self._names
+            before = self.names
             layout = read_layout(self._store)
             if not layout.has(NAMES_MOVING) and not layout.has(NAMES_ELSEWHERE):
                 return layout
             if time.monotonic() > until:
                 break
-            if self._places is not None and self._names is not before:
+            if self._places is not None and self.names is not before:
                 self._places.names = before  # it was not complete: from the beginning
             time.sleep(min(2.0, 0.05 * 1.5**attempt))
         raise self._undecided(layout)
@@ -119,7 +119,7 @@ class NamesPlace:
                 "is not known",
                 subject=said.names,
                 hint=f"if that was interrupted: dsv store move-names {said.names} finishes it, and "
-                f"dsv store move-names {self._names.url} takes it back; then run the same command again",
+                f"dsv store move-names {self.names.url} takes it back; then run the same command again",
             )
         return OutcomeUnknown(
             f"the names of {url} have moved and can't be reached, so whether what was just written counts is not known",

@@ -151,6 +151,7 @@ class Repository:
             )
             if not self.format.has(NAMES_MOVING):  # whose next entry decides where they are
                 with may_write(self.store.url):
+                    self.refs.check_one_wins()
                     put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())
                 if put is Put.WON:
                     self.place.layout = replace(self.format, entries=(*entries, later))

@@ -109,6 +109,7 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.repository.refs.again = lambda: None
+        self.repository.refs.proved = False
         self._renewal.stop()
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
@@ -214,6 +215,7 @@ class Session:
         if after is not None and not self.repository.format.single_writer:
             checks.append(partial(self.repository.refs.check_same, after))
         together(checks)
+        self.repository.refs.proved = True
         self.repository.refs.again = self._declare_again
 
     def _declare_again(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -9,7 +10,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, UsageError
 from dsv.model import keys, wire
 from dsv.model.erasure import DatasetErased
 from dsv.model.ids import StoreId
@@ -17,7 +18,7 @@ from dsv.model.names import BranchName, DatasetName, TagName
 from dsv.model.records import TagDeleted, TagValue
 from dsv.model.units import rfc3339
 from dsv.model.wire import RECORD_MAX
-from dsv.repo.damage import read_record
+from dsv.repo.damage import ONE_WINS_AGAIN, read_record
 from dsv.repo.denied import denial_named
 from dsv.repo.erased import gone, tombstone
 from dsv.repo.heard import Heard
@@ -40,6 +41,7 @@ class Tags:
         """Where the names are; None if nobody moves them, as while they are made."""
         self.again: Callable[[], None] = lambda: None
         """To be called before something is written once more, as the names have moved: see `Session`."""
+        self.proved = False  # that one writer still wins, by a session that is about to write a ref
         self.named = False  # until the store's format has said whether its entries carry their names
         self.store_id: StoreId | None = None  # until it has said that
 
@@ -139,10 +141,28 @@ class Tags:
                 won()
             return put
         with denial_named(self._store.url, key, what):
+            self.check_one_wins()
             put_there = self.place.put(key, data, won, since)
         if put_there is None:
             self.forget()
         return put_there
+
+    def check_one_wins(self) -> None:
+        """Raises `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then overwrite what
+        another writer has just put. Asks nothing if a session has proved it.
+        """
+        if self.proved or self.place is None or self.place.layout.single_writer:
+            return
+        names, key = self.place.names, f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
+        puts = [names.put_if_absent(key, data) for data in (b"first", b"second")]
+        with suppress(DsvError):
+            names.delete(key)
+        if puts[1] is Put.WON:
+            raise IntegrityError(
+                f"{self._store.url} no longer lets one writer win: it took {key} twice; nothing was written",
+                subject=key,
+                hint=ONE_WINS_AGAIN,
+            )
 
     def _put_anywhere(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
         """For a key that follows no other: wherever the names are by then."""

@@ -63,6 +63,8 @@ FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_
 
 LONGER = {"real": 900, "exhaustive": 1800}
 """Seconds that tests with these marks may take; the limit of all others is in pyproject.toml."""
+FULL_SECONDS = 600
+"""What any test may take with `--exhaustive`, as some then try each step."""
 END_SECONDS = 300
 """What a worker may take to end after its last test, for instance if it waits for a thread that never ends."""
 
@@ -138,6 +140,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not (shared_by(item.nodeid) or "").startswith(name):
                 raise pytest.UsageError(f"{item.nodeid} uses {name} alone: name its file {EXCLUSIVE[name]}")
         longer = [seconds for mark, seconds in LONGER.items() if item.get_closest_marker(mark)]
+        longer += [FULL_SECONDS] if exhaustive.is_full() else []
         if longer and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(max(longer)))
 

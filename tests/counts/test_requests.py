@@ -160,6 +160,7 @@ class Works:
         self.do("sync of an insertion", zoe, "sync", "-q")
 
 
+@pytest.mark.timeout(600)
 def test_no_work_asks_for_more_than_it_needs(tmp_path: Path) -> None:
     """One test for all: each work needs what the ones before it left.
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from dsv.engines.machine import Machine
 from dsv.engines.output import Output
 from dsv.engines.slurm.engine import Slurm
 from dsv.engines.slurm.left import read_left
+from dsv.engines.slurm.run import Follower
 from dsv.engines.slurm.script import Batch, render
 from dsv.model.run import JobRef
 from tests.waiting import until
@@ -346,3 +348,17 @@ def test_a_job_whose_release_got_no_answer_is_cancelled_or_may_live(tmp_path: Pa
         reason="Slurm does not let the job begin: slurm_update error: Unable to contact slurm controller",
     )  # fmt: skip
     assert "scancel 7" in (tmp_path / "calls").read_text() and (tmp_path / "job" / "stopped").exists()
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_a_log_that_a_full_disk_cut_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    (tmp_path / "out.0").write_text("a whole line\nhalf a l")
+    (tmp_path / "err.0").write_text("")
+    monkeypatch.setattr("dsv.engines.slurm.run.disk_usage", lambda folder: SimpleNamespace(free=free))
+    with (tmp_path / "log").open("wb") as log:
+        for stream in ("out", "err"):
+            Follower(tmp_path, stream, log.fileno()).step(last=True)
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("a whole line\nhalf a l") and ("is full" in said) == (free == 0)

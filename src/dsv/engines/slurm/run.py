@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import NamedTemporaryFile
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -34,6 +35,9 @@ _ASK: Final = (0.5, 15.0)
 LATE: Final = 60.0
 """Seconds for which the folder is looked at again if it lacks what a job must have left there."""
 _PIECE: Final = 1 << 16
+_NO_ROOM: Final = 4096
+"""Bytes: with fewer free ones the nodes can't write to the job's folder any more."""
+_CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last may be missing here]\n"
 
 
 class SlurmRun:
@@ -171,6 +175,8 @@ class Follower:
             for name in [*self._begun]:
                 if self._begun[name]:
                     self._write(name, b"\n")
+            if self.stream == "err" and disk_usage(self.folder).free < _NO_ROOM:
+                self._put(_CUT)
         return total
 
     def _piece(self, path: Path) -> bytes:
@@ -189,6 +195,9 @@ class Follower:
             lines = (self._begun.get(name, b"") + data).split(b"\n")
             self._begun[name] = lines.pop()
             data = b"".join(label + line + b"\n" for line in lines)
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self.sink, view) :]

@@ -94,7 +94,7 @@ def test_of_two_who_stop_a_run_one_is_told_that_it_was_stopped_already(here: Dsv
     await_file(here, "saving")
     second = here.start("stop", run, "--json")
     assert second.stderr is not None
-    assert b"was asked to stop already" in second.stderr.readline()
+    assert b"is being stopped already" in second.stderr.readline()
     (here.cwd / "go").touch()
     said = [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in (first, second)]
     for each in said:

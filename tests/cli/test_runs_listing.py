@@ -113,7 +113,7 @@ def test_runs_are_sorted_and_filtered(trained: Dsv) -> None:
         (["--sort", "metrics.f1"], 3, "these runs have metrics.acc, metrics.val.loss"),
         (["--filter", "exit_code=0", "--sort", "params.zz"], 3, "these runs have params.n"),
         (["--filter", "acc>1"], 2, "did you mean metrics.acc?"),
-        (["--filter", "acc"], 2, "is no filter"),
+        (["--filter", "acc"], 2, "invalid filter"),
         (["--dataset", "nope"], 3, "there is no dataset nope"),
         (["--csv", "--json"], 2, "two formats"),
         (["base1", "--sort", "name"], 2, "for lists"),

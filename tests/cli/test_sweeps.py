@@ -251,7 +251,7 @@ def test_stop_ends_a_whole_sweep(here: Dsv, started: subprocess.Popen[bytes]) ->
     stopped = here.ok("stop", "grid", "--json")
     assert_documented("stop", stopped.json)
     assert (stopped.json["stopped"], stopped.json["exit_code"]) == (True, 7)
-    assert "asked to stop already" not in stopped.err  # that was this command
+    assert "is being stopped already" not in stopped.err  # that was this command
     assert started.wait(PATIENCE) == 7
     assert {item["cancelled_by"] is not None for item in shown(here, "grid")} == {True}
     assert not (here.cwd / "ready3").exists()

@@ -36,7 +36,7 @@ def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pyt
 
     def note(text: str) -> None:
         said.append(text)
-        if "once more" in text:  # a person reads that, and presses Ctrl-C
+        if "send" in text and "again" in text:  # a person reads that, and presses Ctrl-C
             threading.Timer(0.01, signals.send, [signal.SIGINT]).start()
 
     signals.send(signal.SIGINT)
@@ -53,6 +53,6 @@ def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pyt
     assert outcome.may_live and not outcome.seen
     assert handle.kills > 1
     assert [text.rpartition("; ")[2] for text in said] == [
-        "it has 0 s, once more ends it now",
-        "once more leaves it as it is",
+        "send it again to kill it now",
+        "send the signal again to leave it running",
     ]

@@ -99,7 +99,7 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
     monkeypatch.setattr(Foreground, "_is_gone", not_known)
     result = start(shop, "true")
     assert result.exit_code == 125 and result.error is not None
-    assert "nor whether it did: no answer" in result.error.message
+    assert f"could not determine whether run {result.record.run} ended: no answer" == result.error.message
     marks = Marks(shop.place.state, STORE)
     (known,) = marks.known()
     assert (known.run, known.state, known.job is not None) == (result.record.run, RunState.RUNNING, True)

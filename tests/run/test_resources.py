@@ -52,7 +52,7 @@ def test_a_job_that_takes_too_long_is_ended(shop: Shop, at_term: str, code: int)
             break
     assert (record.state, record.end, record.exit_code) == (RunState.ENDED, EndCause.TIME_LIMIT, code)
     assert record.time_seconds == seconds
-    assert any("its time is over" in said for said in shop.notes.said)
+    assert any("its time limit is reached" in said for said in shop.notes.said)
 
 
 def test_a_job_that_ignores_its_time_limit_is_killed(shop: Shop) -> None:

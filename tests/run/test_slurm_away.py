@@ -53,7 +53,7 @@ def test_a_run_outlives_its_terminal(site: Site) -> None:
     record = site.last()
     assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 3)
     assert site.dsv("logs", record["run"]) == "first\nlast\n"
-    assert "the run goes on" in (folder / "dsv.log").read_text()
+    assert "the run continues" in (folder / "dsv.log").read_text()
 
 
 def test_a_run_whose_submitter_is_gone_is_completed_by_any_dsv(site: Site) -> None:

@@ -78,7 +78,8 @@ def _until_end(
         elif number is not None and first is None:
             first, seconds = number, grace()
             note(
-                f"{signal.Signals(number).name} went to the job; it has {seconds:.0f} s, once more ends it now"
+                f"{signal.Signals(number).name} was sent to the job; it has {seconds:.0f} s to exit; "
+                "send it again to kill it now"
             )
             deadline = monotonic() + seconds
             handle.signal(number)
@@ -89,7 +90,7 @@ def _until_end(
         if reason is None and (reason := lost()) is not None:
             note(f"ending the job: {reason}")
         elif timed_out and not told_to_end:
-            note("ending the job: its time is over")
+            note("ending the job: its time limit is reached")
         if (reason is not None or timed_out) and not told_to_end:
             deadline = monotonic() + grace() if deadline is None else deadline
             handle.signal(signal.SIGTERM)
@@ -99,7 +100,9 @@ def _until_end(
             kills += 1
             deadline = monotonic() + _AGAIN
             if kills == 2 and hung_up is not None:
-                note("the job does not end, or its cluster does not answer; once more leaves it as it is")
+                note(
+                    "the job has not ended, or its cluster does not answer; send the signal again to leave it running"
+                )
     if not ended.launched and first is not None:
         ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
     return _judged(ended, first, reason, timed_out)

@@ -444,13 +444,15 @@ def _what_became_of(
         job = find_job(record, engines)
     except Unreachable as error:
         warn(
-            f"the dsv of run {record.run} is gone, and whether its job still runs is not known: {error.message}"
+            f"lost track of run {record.run}: its supervisor died, and the engine does not answer: {error.message}"
         )
         return None
     if job is None:
         return lost(GONE), None
     if job.status.state in (RunState.QUEUED, RunState.RUNNING) and grace is None:
-        warn(f"the dsv of run {record.run} is gone, and its job still runs; end it by: dsv stop {record.run}")
+        warn(
+            f"the supervisor of run {record.run} died, but its job still runs; to end it: dsv stop {record.run}"
+        )
         return None
     ended = job.cancel(grace or 0.0)
     if ended.lives:

@@ -190,7 +190,7 @@ class _Stay:
 
     def _hang_up(self, launch: Launch) -> None:
         leave_terminal(launch.own, self.terminals)
-        self.watcher.note(f"the terminal is gone; the run goes on: dsv logs {launch.run}")
+        self.watcher.note(f"the terminal was closed; the run continues: dsv logs {launch.run}")
 
 
 def _in_turn(decided: Launch, turns: Turns, stay: _Stay) -> RunResult:
@@ -251,7 +251,7 @@ def _error_of(launch: Launch, ended: Ended) -> LaunchError | None:
     engine = launch.chosen.engine
     if not ended.seen:
         return LaunchError(
-            f"how run {launch.run} ended is not known, nor whether it did: {masked(launch, ended.reason)}",
+            f"could not determine whether run {launch.run} ended: {masked(launch, ended.reason)}",
             subject=launch.run,
             hint="dsv runs"
             if engine.queues

@@ -120,7 +120,7 @@ def code_folder(place: RunPlace, asked: Path) -> Path:
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
     if not folder.is_dir():
         raise UsageError(
-            f"{folder} is no folder", subject=str(folder), hint="--code names the folder of the code"
+            f"{folder} is not a folder", subject=str(folder), hint="--code names the folder of the code"
         )
     return folder
 

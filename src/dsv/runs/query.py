@@ -69,7 +69,7 @@ class Filter:
         found = _FILTER.fullmatch(text)
         if found is None:
             raise UsageError(
-                f"{text!r} is no filter",
+                f"invalid filter: {text!r}",
                 subject=text,
                 hint="--filter 'params.lr<0.1', with = != < <= > >= or ~",
             )

@@ -79,7 +79,7 @@ def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[st
         name, equals, value = text.partition("=")
         if _ENV_NAME.fullmatch(name) is None or "\0" in value:
             raise UsageError(
-                f"{name!r} is no name of a variable", subject=name, hint="-e NAME or -e NAME=VALUE"
+                f"{name!r} is not a valid name of a variable", subject=name, hint="-e NAME or -e NAME=VALUE"
             )
         if equals:
             env[name] = value
@@ -122,10 +122,10 @@ def check_spec(spec: JobSpec) -> None:
         if name.startswith("DSV_"):
             raise UsageError(f"{name} is set by dsv itself", subject=name)
         if _ENV_NAME.fullmatch(name) is None:
-            raise UsageError(f"{name!r} is no name of a variable", subject=name)
+            raise UsageError(f"{name!r} is not a valid name of a variable", subject=name)
     for name in spec.data:
         if not is_data_name(name):
-            raise UsageError(f"{name!r} is no name for data", subject=name)
+            raise UsageError(f"{name!r} is not a valid name for data", subject=name)
     check_resources(spec)
     try:
         check_json(spec.params)

@@ -199,7 +199,8 @@ class SweepDriver:
             return
         if self._going:
             patient = (
-                f"nothing more is begun, and what goes on has {GRACE:.0f} s to end; once more ends it now"
+                f"no more runs are started, and those that run have {GRACE:.0f} s to exit; "
+                "send the signal again to kill them now"
             )
             watcher.note("the runs are ended at once" if again else patient)
         for one in self._going.values():

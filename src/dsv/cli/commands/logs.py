@@ -44,7 +44,7 @@ def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow:
     hidden in both.
     """
     if call.json:
-        raise UsageError("a log is no document", hint="leave out --json")
+        raise UsageError("a log can't be printed as JSON", hint="leave out --json")
     one = find_under_way(call.settings.state, run)
     record = None if one is None else one.mark.known()
     if one is not None and is_here(one) and not one.mark.is_dead():

@@ -26,7 +26,7 @@ Code = Annotated[
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", parser=text, metavar="POOL[,POOL]", help="The pools it may go to; 'here' is this machine."
+        "--on", parser=text, metavar="POOL[,POOL]", help="The pools to try; 'here' is this machine."
     ),
 ]
 PreferOption = Annotated[
@@ -35,7 +35,7 @@ PreferOption = Annotated[
         "--prefer",
         parser=text,
         metavar="cached|order",
-        help="Of the pools that can begin now: one with the data, or the first.",
+        help="Of the pools with room now: one with the data, or the first.",
     ),
 ]
 Wait = Annotated[
@@ -56,7 +56,7 @@ Force = Annotated[
 ]
 Out = Annotated[
     str | None,
-    typer.Option("--out", metavar="DIR", help="Where /out lies, instead of a folder of the run's own."),
+    typer.Option("--out", metavar="DIR", help="The folder for /out, instead of one of the run's own."),
 ]
 KeepOutput = Annotated[
     bool, typer.Option("--keep-output", help="Commit what is in /out into the store, at the end.")
@@ -152,7 +152,7 @@ DryRun = Annotated[
 ]
 
 Detach = Annotated[
-    bool, typer.Option("-d", "--detach", help="Print the run's id and return; the run goes on by itself.")
+    bool, typer.Option("-d", "--detach", help="Run in the background: print the run's id and return.")
 ]
 
 

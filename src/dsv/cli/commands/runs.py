@@ -35,9 +35,7 @@ Limit = Annotated[
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        "--filter", metavar="'KEY OP VALUE'", help="Only runs of which this is true; several are and-ed."
-    ),
+    typer.Option("--filter", metavar="'KEY OP VALUE'", help="Only runs that match; several must all match."),
 ]
 Sort = Annotated[
     str | None,
@@ -48,17 +46,15 @@ Sort = Annotated[
     ),
 ]
 Compare = Annotated[
-    bool, typer.Option("--compare", help="Show in what these runs differ, or all that a filter leaves.")
+    bool, typer.Option("--compare", help="Compare these runs, or those that a filter leaves.")
 ]
 Csv = Annotated[bool, typer.Option("--csv", help="Write it as CSV, exact and with all columns.")]
 Log = Annotated[
-    bool, typer.Option("--log", help="Print what the run ID wrote: all of it, or its head and its tail.")
+    bool, typer.Option("--log", help="Print the log of the run ID; of a very long one head and tail.")
 ]
 Out = Annotated[
     str | None,
-    typer.Option(
-        "--out", metavar="DIR", help="Copy the output of the run ID to this folder, which is not there."
-    ),
+    typer.Option("--out", metavar="DIR", help="Copy the output of the run ID to a new folder."),
 ]
 
 
@@ -157,7 +153,7 @@ def runs(
     limit: Limit = None,
     where: Where = None,
     sort: Sort = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order round.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     compare: Compare = False,
     as_csv: Csv = False,
     log: Log = False,

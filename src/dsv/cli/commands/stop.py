@@ -90,7 +90,7 @@ def _end(
         try:
             asked = ask_to_stop(one, seconds)
             if not (asked or again):
-                call.say(f"run {one.run} was asked to stop already")
+                call.say(f"run {one.run} is being stopped already")
             wait_for_end(one, _told_of_silence(call, one.mark.known()))
         except NotFound:  # its supervisor is gone
             pass

@@ -240,7 +240,7 @@ def test_ctrl_c_ends_what_goes_on_and_begins_nothing_more(
 ) -> None:
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=PATIENCE)
-    assert started.returncode == 7 and b"nothing more is begun" in err
+    assert started.returncode == 7 and b"no more runs are started" in err
     assert b"2 failed" in out or b"not begun" in out
     assert (
         states(here, "grid") == {1: "ended", 2: "ended"} and under_way(here.home / ".local/state/dsv") == []

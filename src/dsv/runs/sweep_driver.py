@@ -129,10 +129,10 @@ class SweepDriver:
     def _may_begin(self, watcher: Watcher) -> bool:
         news = self._news()
         if news.stops > self.plan.news.stops:
-            watcher.note("the sweep is being stopped: nothing more is begun")
+            watcher.note("the sweep is being stopped: no more runs are started")
             self._stopping = True
         elif (host := self._successor(news)) is not None:
-            watcher.note(f"the sweep was continued by dsv on {host}: nothing more is begun here")
+            watcher.note(f"the sweep was continued on {host}: no more runs are started here")
             self._stopping = True
         return not self._stopping
 
@@ -175,7 +175,7 @@ class SweepDriver:
         with suppress(DsvError):
             self.known.drop(number)
         self._stopping, self._refused = True, code or CANNOT_LAUNCH
-        watcher.note(f"run {number} could not be started, and nothing more is begun: {why}")
+        watcher.note(f"run {number} could not be started, so no more runs are started: {why}")
 
     def _look(self, watcher: Watcher) -> None:
         for number, one in list(self._going.items()):

@@ -69,7 +69,7 @@ def test_what_is_in_the_folder_stays(ann: Person, tmp_path: Path) -> None:
     (other / "mine").write_bytes(b"m")
     with pytest.raises(Conflict, match="not empty"):
         clone(ann.context(tmp_path), Target.parse("scans"), other)
-    with pytest.raises(Conflict, match="workspace of scans already"):
+    with pytest.raises(Conflict, match="already a workspace of scans"):
         clone(ann.context(tmp_path), Target.parse("scans"), ann.workspace)
     with pytest.raises(Conflict, match="lies in the workspace"):
         clone(ann.context(tmp_path), Target.parse("scans"), ann.workspace / "inside")

@@ -29,7 +29,10 @@ def pets(dsv: Dsv) -> Dsv:
         ("login", "there is nothing to log in to"),
         ("stash", "dsv sync --new-branch NAME"),
         ("branches", "dsv branch\n"),
-        ("rm labels.csv", "in a workspace, change the files and run dsv sync; else DATASET:labels.csv"),
+        (
+            "rm labels.csv",
+            "in a workspace: rm labels.csv, then dsv sync; without a workspace: dsv rm DATASET:PATH",
+        ),
         ("cp a.txt b.txt", "dsv put copies files into a dataset"),
         ("gc", "dsv can't yet remove what nothing names from a store; 'dsv evict'"),
         ("fsck", "dsv can't yet check a whole store; 'dsv cached --check'"),
@@ -82,7 +85,7 @@ def test_a_store_that_nobody_set_up_is_no_missing_mount(dsv: Dsv) -> None:
 
 def test_init_without_a_store_says_that_it_is_private_and_how_to_choose(dsv: Dsv) -> None:
     said = dsv.ok("init", "pets").err
-    assert "choose a store first:\n  rm -r " in said
+    assert "choose another store first:\n  rm -r " in said
     assert "nobody else sees it" in said and f"rm -r {dsv.cwd}/.dsv; dsv init pets --store" in said
     (dsv.home / "birds").mkdir()
     shared = dsv.at(dsv.home / "birds").ok("init", "--store", str(dsv.home / "shared"))

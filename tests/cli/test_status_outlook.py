@@ -200,6 +200,18 @@ def test_what_is_offered_to_restore_never_loses_a_local_change(pets: Dsv) -> Non
     )
 
 
+def test_what_was_renamed_is_not_restored(pets: Dsv) -> None:
+    (pets.cwd / "train").rename(pets.cwd / "val")
+    found = told(pets)
+    assert (found["sync"], found["next"], found["instead"]) == (
+        "refused",
+        ["dsv sync --allow-removals"],
+        None,
+    )
+    (pets.cwd / "val/1.png").unlink()
+    assert told(pets)["next"] == ["dsv restore train", "dsv sync"]
+
+
 def test_a_sparse_workspace_restores_what_was_removed(pets: Dsv, tmp_path: Path) -> None:
     pets.at(tmp_path).ok("clone", "pets", "part", "--only", "train")
     part = pets.at(tmp_path / "part")

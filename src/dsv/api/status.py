@@ -107,7 +107,9 @@ def status(
         baseline.begun[-1].finish if baseline.begun else None,
         len(baseline.collisions),
         len(differences.removed),
-        "" if suspicious is None else _restore(context.cwd, scan, differences),
+        ""
+        if suspicious is None
+        else _restore(context.cwd, scan, differences, frozenset(compared.renamed.values())),
     )
     return Status(
         workspace,
@@ -170,9 +172,15 @@ def _suspicion(baseline: Baseline) -> str | None:
     return None
 
 
-def _restore(cwd: Path, scan: WorkspaceScan, differences: Differences) -> str:
-    """The command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing."""
-    paths = [os.path.relpath(scan.root / os.fsdecode(path), cwd.resolve()) for path in restorable(scan)]
+def _restore(cwd: Path, scan: WorkspaceScan, differences: Differences, renamed: frozenset[bytes]) -> str:
+    """The command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing. Empty if all of
+    it was only renamed.
+    """
+    if renamed.issuperset(scan.missing):
+        return ""
+    paths = [
+        os.path.relpath(scan.root / os.fsdecode(path), cwd.resolve()) for path in restorable(scan, renamed)
+    ]
     if 0 < len(paths) <= _NAMED:
         return "dsv restore " + " ".join(map(shlex.quote, paths))
     return "dsv restore PATH" if differences.changed or differences.retyped else "dsv restore"

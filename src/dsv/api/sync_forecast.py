@@ -37,9 +37,9 @@ class Forecast:
 class Findings:
     """What decides. differences, problems, removed: how many paths. removals: why they need `--allow-removals`.
 
-    restore: the command line that brings back what is missing; given only with `removals`. finish: the command line
-    that finishes one that was interrupted here. collisions: new paths that are in the way of what the dataset has and
-    this workspace does not.
+    restore: the command line that brings back what is missing; given only with `removals`; empty if all was
+    renamed. finish: the command line that finishes one that was interrupted here. collisions: new
+    paths that are in the way of what the dataset has and this workspace does not.
     """
 
     dataset: DatasetName
@@ -73,6 +73,8 @@ def forecast(found: Findings, branch: BranchPosition) -> Forecast:
         if found.differences > found.removed or found.problems:
             steps += [sync, *after]
         instead = f"{sync} --allow-removals"
+        if not found.restore:
+            steps, instead = [*before, instead, *after], None
     else:
         differs = found.differences > 0 or found.problems > 0
         steps = [*before, *([sync] if differs or beside else []), *after]

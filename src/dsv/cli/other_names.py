@@ -35,7 +35,7 @@ OTHER_NAMES: dict[str, str] = {
     "sweep": "dsv run TARGET -p lr=0.1,0.01 --sweep starts a run for each value",
     "jobs": "dsv runs",
     "plot": "dsv runs --csv prints the metrics of runs, for a program that plots them",
-    "report": "dsv runs shows and compares runs; dsv runs --csv and --json print them for a program",
+    "report": "dsv runs shows and compares runs; dsv runs --csv prints them for a program",
     "metrics": "dsv runs shows the metrics of runs",
     "ps": "dsv runs",
     "queue": "dsv runs shows what waits; dsv pools shows where there is room",

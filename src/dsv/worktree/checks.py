@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -63,8 +63,10 @@ def emptied(scan: WorkspaceScan) -> list[bytes]:
     return sorted(tops)
 
 
-def restorable(scan: WorkspaceScan) -> list[bytes]:
-    """What is missing, in few paths: a folder if no file is left in it. To restore these loses no local change."""
+def restorable(scan: WorkspaceScan, renamed: Container[bytes]) -> list[bytes]:
+    """What is missing and not renamed, in few paths: a folder if no file is left in it. To restore these loses no local
+    change.
+    """
     root, tops = os.fsencode(scan.root) + b"/", set(emptied(scan))
     gone: dict[bytes, bool] = {}
 
@@ -76,6 +78,8 @@ def restorable(scan: WorkspaceScan) -> list[bytes]:
 
     found: dict[bytes, None] = {}
     for path in scan.missing:
+        if path in renamed:
+            continue
         above = [*folders_above(path), b""]
         way = next((each for each in reversed(above[:-1]) if is_gone(each)), None)
         if way is None and scan.state.folder(above[0]) is not None and not os.path.lexists(root + path):

@@ -98,7 +98,7 @@ def status(
             rehash=rehash,
             fetch=fetch,
             author=call.author,
-            renames=not call.json,
+            renames=True,
         )
     if call.json:
         call.document(_document(found, typed))

@@ -86,7 +86,7 @@ def test_a_store_that_nobody_set_up_is_no_missing_mount(dsv: Dsv) -> None:
 def test_init_without_a_store_says_that_it_is_private_and_how_to_choose(dsv: Dsv) -> None:
     said = dsv.ok("init", "pets").err
     assert "choose another store first:\n  rm -r " in said
-    assert "nobody else sees it" in said and f"rm -r {dsv.cwd}/.dsv; dsv init pets --store" in said
+    assert "nobody else sees this store" in said and f"rm -r {dsv.cwd}/.dsv; dsv init pets --store" in said
     (dsv.home / "birds").mkdir()
     shared = dsv.at(dsv.home / "birds").ok("init", "--store", str(dsv.home / "shared"))
     assert "nobody else" not in shared.err

@@ -66,6 +66,7 @@ def forecast(found: Findings, branch: BranchPosition) -> Forecast:
         paths = format_count(found.collisions, "path")
         reasons.append(f"{paths} in the way of files that this sparse workspace leaves out")
     before, beside, after = _by_branch(found, branch, reasons)
+    instead: str | None = None
     sync = "dsv sync" + (_BESIDE if beside else "") + options
     if found.removals is not None:
         reasons.append("it would remove too much")
@@ -74,11 +75,10 @@ def forecast(found: Findings, branch: BranchPosition) -> Forecast:
             steps += [sync, *after]
         instead = f"{sync} --allow-removals"
         if not found.restore:
-            steps, instead = [*before, instead, *after], None
+            steps, instead = [*before, f"{sync} --allow-removals", *after], None
     else:
         differs = found.differences > 0 or found.problems > 0
         steps = [*before, *([sync] if differs or beside else []), *after]
-        instead = None
     if found.finish is not None:
         steps, instead = [found.finish], None
     if reasons:

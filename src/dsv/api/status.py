@@ -90,8 +90,9 @@ def status(
             compared = compare(lambda: _local_objects(context, workspace))
         except Unreachable:  # something has no local copy
             compared = compare(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
-    baseline, scan, differences = compared.baseline, compared.baseline.scan, compared.differences
-    suspicious, problems = compared.suspicious, compared.problems
+    baseline, differences = compared.baseline, compared.differences
+    scan, suspicious, problems = baseline.scan, compared.suspicious, compared.problems
+    gone = frozenset(compared.renamed.values())
     note_let_go(scan, context.progress)
     save_news(workspace, scan.state)
     branch = branch_position(context, workspace, base)
@@ -107,9 +108,7 @@ def status(
         baseline.begun[-1].finish if baseline.begun else None,
         len(baseline.collisions),
         len(differences.removed),
-        ""
-        if suspicious is None
-        else _restore(context.cwd, scan, differences, frozenset(compared.renamed.values())),
+        "" if suspicious is None else _restore(context.cwd, scan, differences, gone),
     )
     return Status(
         workspace,

@@ -23,7 +23,6 @@ from dsv.worktree.baseline import Baseline, Trees, find_baseline, load_state, sa
 from dsv.worktree.checks import check_paths, check_removals, note_let_go, restorable
 from dsv.worktree.held import Collision
 from dsv.worktree.scan.problem import Problem
-from dsv.worktree.scan.workspace_scan import WorkspaceScan
 from dsv.worktree.status import Differences, detect_changes, whole_folders
 from dsv.worktree.workspace import Workspace
 
@@ -92,7 +91,6 @@ def status(
             compared = compare(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
     baseline, differences = compared.baseline, compared.differences
     scan, suspicious, problems = baseline.scan, compared.suspicious, compared.problems
-    gone = frozenset(compared.renamed.values())
     note_let_go(scan, context.progress)
     save_news(workspace, scan.state)
     branch = branch_position(context, workspace, base)
@@ -108,7 +106,7 @@ def status(
         baseline.begun[-1].finish if baseline.begun else None,
         len(baseline.collisions),
         len(differences.removed),
-        "" if suspicious is None else _restore(context.cwd, scan, differences, gone),
+        "" if suspicious is None else _restore(context.cwd, compared),
     )
     return Status(
         workspace,
@@ -171,10 +169,12 @@ def _suspicion(baseline: Baseline) -> str | None:
     return None
 
 
-def _restore(cwd: Path, scan: WorkspaceScan, differences: Differences, renamed: frozenset[bytes]) -> str:
+def _restore(cwd: Path, compared: _Compared) -> str:
     """The command line that brings back what is missing, for somebody in `cwd`, and overwrites nothing. Empty if all of
     it was only renamed.
     """
+    scan, differences = compared.baseline.scan, compared.differences
+    renamed = frozenset(compared.renamed.values())
     if renamed.issuperset(scan.missing):
         return ""
     paths = [

@@ -46,7 +46,7 @@ with closing(open_store(url, StoreOptions.from_environment(os.environ))) as stor
         won += [notes.begin(number, turn) is None for number in range(1, runs + 1)]
         print(json.dumps(won), flush=True)
 """
-TOLD = ("which came first", "was continued by dsv", "has taken it", "has no record yet", "runs of sweep-")
+TOLD = ("which came first", "was continued on", "has taken it", "has no record yet", "runs of sweep-")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dsv.api.cache_stage import Stager
@@ -25,16 +25,6 @@ from dsv.runs.node import NodeResult, NodeSeat, run_node
 from dsv.runs.place import RunPlace
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDone:
-    """problem: why what the node left is not in the store; it waits on this machine. finished: this node was the last
-    one, and has completed the record of the run."""
-
-    result: NodeResult
-    problem: DsvError | None = None
-    finished: bool = False
-
-
 def node(
     context: Context,
     cache: Path,
@@ -46,7 +36,7 @@ def node(
     signals: Signals | None = None,
     jobs: int | None = None,
     grace: float = GRACE,
-) -> NodeDone:
+) -> NodeResult:
     """Makes sure of the data in this cache, runs the command with leases on it, and sends the node's part of the
     record.
 
@@ -69,7 +59,7 @@ def node(
 
 def _send(
     context: Context, store: StoreId, order: NodeOrder, seat: NodeSeat, result: NodeResult, place: RunPlace
-) -> NodeDone:
+) -> NodeResult:
     spool, run = Spool(place.spool, store), RunId.parse(order.run)
     try:
         if result.log is not None:
@@ -77,14 +67,14 @@ def _send(
         spool.keep(order.dataset, run, part_name(seat.rank, seat.attempt), encode_part(result.part))
     except OSError as error:
         problem = NoRoom(f"what node {seat.rank} of run {run} left can't be kept: {error}", subject=run)
-        return NodeDone(result, problem)
+        return replace(result, problem=problem)
     try:
         with LateRunStore(context, store) as runs:
             spool.send(runs, only=run)
         with context.repository() as repository:
-            return NodeDone(result, finished=_finish(context, repository, order, run, place))
+            return replace(result, finished=_finish(context, repository, order, run, place))
     except DsvError as error:
-        return NodeDone(result, error)
+        return replace(result, problem=error)
 
 
 def _finish(context: Context, repository: Repository, order: NodeOrder, run: RunId, place: RunPlace) -> bool:

@@ -46,12 +46,20 @@ class NodeSeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """part: for the record; log: what is kept of the output, None if none is. exit_code: of the node's process."""
+    """What a node did for a run. part: for the record; log: what is kept of the output, None if none is. problem: why
+    this is not in the store; it then waits on this machine. finished: this node was the last one, and has completed
+    the record of the run."""
 
     part: RunPart
     log: bytes | None
-    exit_code: int
-    error: str | None = None
+    problem: DsvError | None = None
+    finished: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """Of the node's process."""
+        assert self.part.exit_code is not None  # it has ended
+        return self.part.exit_code
 
 
 def node_variables(order: NodeOrder, seat: NodeSeat, staged: Sequence[Staged], out: Path) -> dict[str, str]:
@@ -127,8 +135,7 @@ def run_node(
             remove_scratch(own)
     part = _described(result, staged, masker)
     kept = None if log is None else log.kept(masker).data
-    assert part.exit_code is not None  # it has ended
-    return NodeResult(part, kept, part.exit_code, part.error)
+    return NodeResult(part, kept)
 
 
 def _supervised(
@@ -179,7 +186,7 @@ def _never_began(seat: NodeSeat, place: RunPlace, began: int, error: DsvError) -
         node=seat.rank, attempt=seat.attempt, host=place.host, started_ms=began, ended_ms=now_ms(),
         end=EndCause.NOT_STARTED, exit_code=CANNOT_LAUNCH, error=told,
     )  # fmt: skip
-    return NodeResult(part, None, CANNOT_LAUNCH, told)
+    return NodeResult(part, None)
 
 
 def _described(part: RunPart, staged: Sequence[Staged], masker: Masker) -> RunPart:

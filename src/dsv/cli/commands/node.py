@@ -96,15 +96,15 @@ def _run(call: Call, order: str, seat: NodeSeat, jobs: int | None) -> int:
             signals=Signals(),
             jobs=jobs,
         )
-    part = done.result.part
+    part = done.part
     call.say(
         f"node {part.node} of run {told.run}, attempt {part.attempt}: exit code {part.exit_code} ({part.end})"
     )
-    if done.result.error is not None:
-        call.warn(done.result.error)
+    if done.part.error is not None:
+        call.warn(done.part.error)
     if done.problem is not None:
         call.warn(f"what this node left is kept here, and sent by the next run: {done.problem.message}")
-    return done.result.exit_code
+    return done.exit_code
 
 
 def _complete(call: Call, order: NodeOrder, left: Path, seat: NodeSeat) -> int:
